@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,17 @@ def test_no_heavy_import(statement):
     check = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["shoal", "shoal.distributors", "shoal.jobs"])
+def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package):
+    """mypy and ruff need the imports and `__all__` as literals, so that they cannot be derived from the modules."""
+    module = import_module(package)
+    block = next(node for node in ast.parse(Path(module.__file__).read_text()).body if isinstance(node, ast.If))
+    imported = {(name.name, statement.module) for statement in block.body for name in statement.names}
+    assert {name for name, _ in imported} | ({"__version__"} & {*module.__all__}) == {*module.__all__}
+    for name, home in imported:
+        assert getattr(module, name) is getattr(import_module(home), name)
 
 
 def test_every_public_name_is_there():

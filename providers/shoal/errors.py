@@ -153,6 +153,10 @@ class CapacityError(ShoalError):
     permanent = True
 
 
+class UnusableGpuError(CapacityError):
+    """The installed library cannot train on the GPU of a node."""
+
+
 class CapacityTimeoutError(CapacityError):
     """The pool has the nodes, CPUs or GPUs that the training requests, but they did not become free in time."""
 

@@ -39,6 +39,10 @@ from shoal.errors import (
     WorkerLostError,
 )
 from shoal.jobs import JobSpec
+from shoal.pool.journal import commands
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.schema import Pool, PoolState
 
 SPEC = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
@@ -131,14 +135,6 @@ WRONG = [
     *((made, {"pool": "local://p"}, "use pool_name=") for made in (train, predict, lease, scale, sensor, clean, block)),
     *((made, {"pool_name": "local://p?max_node=2"}, "did you mean max_nodes") for made in (predict, clean, decorated)),
     # The nodes.
-    (
-        lease,
-        {"size": 9, "pool_name": TWO},
-        r'task lease: size=9 is above max_nodes=2 of pool "p": raise max_nodes in lo',
-    ),
-    (block, {"size": 9, "pool_name": TWO}, "task lease_pool: size=9 is above max_nodes=2"),
-    (scale, {"expected_cluster_size": "9", "pool_name": TWO}, "expected_cluster_size=9 is above max_nodes=2"),
-    (sensor, {"expected_nodes": 9, "pool_name": TWO}, "task nodes: expected_nodes=9 is above max_nodes=2"),
     (lease, {"size": 2.5}, "size=2.5: it has to be a whole number of nodes, 1 or more"),
     (scale, {"expected_cluster_size": "two"}, "expected_cluster_size='two': it has to be a whole number"),
     (sensor, {"expected_nodes": 0}, "expected_nodes=0: it has to be a whole number"),
@@ -149,6 +145,8 @@ WRONG = [
     (scale, {"options": "fast"}, "options='fast': it has to be a dict"),
     # The other operators.
     (predict, {"model": "models:/m"}, 'task predict: model "models:/m" names no version'),
+    (predict, {"model": "models/delays"}, 'task predict: model is the relative path "models/delays", but the working'),
+    (trained, {"tracking": {"uri": "sqlite:///runs.db"}}, 'task train: tracking.uri is the relative path "runs.db"'),
     (predict, {"spec": {"keep_col": ["id"]}}, 'unknown option "keep_col": did you mean keep_cols'),
     (predict, {"spec": {"keep_col": ["id"]}, "model": "models:/m/{{ ds }}"}, "did you mean keep_cols"),
     (predict, {"spec": "more.json"}, "spec='more.json': it has to be a dict"),
@@ -226,6 +224,9 @@ RIGHT = [
     lambda: scale(options="{{ params.options }}"),
     lambda: sensor(expected_nodes=earlier()["nodes"], pool_name=TWO),
     lambda: predict(model="models:/m/{{ ti.xcom_pull('version') }}", output_path="/out/{{ ds }}"),
+    lambda: predict(model="{{ params.folder }}/delays", spec={"tracking": {"uri": "sqlite:////runs.db"}}),
+    lambda: predict(model="/models/delays"),
+    lambda: predict(model="runs:/abc/model"),
     lambda: predict(spec=earlier(), model="models:/m/{{ ds }}", dataset=earlier()),
 ]
 
@@ -319,6 +320,49 @@ def test_no_operator_is_retried_after_a_permanent_error(made, calls, context, fr
     with pytest.raises(AirflowFailException, match=r"^no rows$") as caught:
         getattr(operator, calls)(context)
     assert isinstance(caught.value.__cause__, DataError)
+
+
+ABOVE = [
+    (lease, {"size": 5}, "size=5"),
+    (block, {"size": 5}, "size=5"),
+    (scale, {"expected_cluster_size": "5"}, "expected_cluster_size=5"),
+    (sensor, {"expected_nodes": 5}, "expected_nodes=5"),
+]
+
+
+@pytest.mark.parametrize(("made", "arguments", "named"), ABOVE)
+def test_a_size_above_the_limit_in_the_uri_is_only_warned_about_when_the_dag_is_loaded(made, arguments, named):
+    said = f'{named} is above max_nodes=2 of pool "p": .*unless the pool is up with a higher limit .`shoal pool alter`'
+    with DAG("a_dag", schedule=None), pytest.warns(UserWarning, match=said):
+        made(pool_name=TWO, **arguments)
+
+
+@pytest.mark.parametrize(("made", "arguments", "named"), ABOVE)
+def test_in_a_task_the_limit_of_the_pool_that_is_up_counts(made, arguments, named, fresh_home, in_task):
+    def is_refused(said):
+        with DAG("a_dag", schedule=None), pytest.raises(AirflowFailException, match=f"{named} is above {said}"):
+            made(pool_name=TWO, **arguments)
+
+    is_refused("max_nodes=2")  # there is no such pool yet
+    with Store().transaction() as session:
+        commands.begin_life(session, PoolSpec.parse(TWO), owner=None, now=0.0)
+        commands.alter(session, "p", min_nodes=None, max_nodes=5, now=0.0)
+    with DAG("a_dag", schedule=None):
+        made(pool_name=TWO, **arguments)
+    with Store().transaction() as session:
+        commands.alter(session, "p", min_nodes=None, max_nodes=4, now=0.0)
+    is_refused("MAX_NODES=4")
+    with Store().transaction() as session:
+        session.get_one(Pool, "p").state = PoolState.DOWN
+    is_refused("max_nodes=2")  # as large as the URI says when it comes up
+
+
+def test_the_first_task_of_a_block_checks_the_sizes_of_the_others(requested):
+    with DAG("a_dag", schedule=None) as dag, pool_for_run(size=1, pool_name=TWO), pytest.warns(match="size=5"):
+        scale(expected_cluster_size=5, pool_name=TWO)
+    with pytest.raises(AirflowFailException, match="task scale: expected_cluster_size=5 is above max_nodes=2"):
+        start(dag, rounds=1)
+    assert requested == []
 
 
 def on(pool, **arguments):

@@ -5,6 +5,7 @@ import pytest
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.pool.status import NodeStatus, PoolStatus
 from shoal.state import Store
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, Lease, Pool, PoolState
 from tests.cli.conftest import document
 
@@ -45,6 +46,23 @@ def test_a_pool_that_is_down(shoal, a_pool):
     assert document(shoal("pool", "describe", a_pool, "--json").stdout)["state"] == "down"
     assert "no active node" in shoal("pool", "nodes").stdout
     assert document(shoal("pool", "nodes", "--json").stdout) == {"pool": a_pool, "nodes": []}
+
+
+def test_a_pool_of_a_job_is_listed_as_long_as_it_runs(shoal, a_pool):
+    with Store().transaction() as session:
+        pool = session.get_one(Pool, a_pool)
+        pool.owner = ProcessId.mine().to_json()
+        pool.state = PoolState.UP
+        holder = "job:xgboost-1f"
+        lease = Lease(id="1", pool=a_pool, holder=holder, size=1, epoch=1, ttl=9.0, expires_at=2e9, created_at=1.0)
+        lease.exclusive, lease.waiting, lease.queue_number = False, False, 1
+        session.add(lease)
+    assert "embedded, ends with job xgboost-1f" in " ".join(shoal("pool", "list").stdout.split())
+    assert document(shoal("pool", "list", "--json").stdout)["pools"][0]["embedded_in"] == "job xgboost-1f"
+    assert "embedded, ends with job xgboost-1f" in " ".join(shoal("pool", "describe", a_pool).stdout.split())
+    with Store().transaction() as session:
+        session.get_one(Pool, a_pool).state = PoolState.DOWN
+    assert document(shoal("pool", "list", "--json").stdout) == {"pools": []}
 
 
 def test_the_pool_of_the_environment_is_meant(shoal, a_pool):

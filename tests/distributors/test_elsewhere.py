@@ -21,7 +21,7 @@ from shoal.distributors import as_job, distributed
 from shoal.distributors.embedded_pool import embedded_pool
 from shoal.distributors.pytorch import PyTorchDistributor, Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
-from shoal.errors import DataError, InvalidArgumentError, JobFailedError
+from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
 from shoal.jobs.mlflow.tracking import default_uri
 from shoal.pool.api import list_pools
@@ -286,5 +286,8 @@ def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_hom
         # One worker for each GPU, and each sees all of the node's, as with torchrun.
         seen = distributed(num_cpus=0, run_config=config)(gpus).distributed()
         assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
-        with embedded_pool() as second:
-            assert ComputePool(second).get_nodes()[0]["gpus"] == 0
+        with (
+            pytest.raises(CapacityTimeoutError, match=f"within 0 s .*claimed them: {first}"),
+            embedded_pool(timeout_s=0),
+        ):
+            pass

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,11 +19,19 @@ from sqlalchemy import select
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import attach, distributed, ray_launch, submit_predict
-from shoal.distributors.pytorch import PyTorchDistributor, Response, TorchDistributor
+from shoal.distributors.embedded_pool import gpus_of, pool_of_job
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response, TorchDistributor
 from shoal.distributors.submitted_call import SubmittedCall
-from shoal.distributors.xgboost import XGBEstimator
-from shoal.errors import InvalidArgumentError, JobBusyError, JobCancelledError, JobNotFoundError
-from shoal.jobs import JobHandle, submission
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+from shoal.errors import (
+    CapacityTimeoutError,
+    InvalidArgumentError,
+    JobBusyError,
+    JobCancelledError,
+    JobNotFoundError,
+    StoreUnreachableError,
+)
+from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobTimeoutError
@@ -28,7 +39,10 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import list_pools
+from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.names import is_pool_name
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import JobState, Pool, PoolState
@@ -40,6 +54,7 @@ from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until
 
 FRAME = pd.DataFrame({"x": range(1000), "y": range(1000)})
+TRAINING: dict[str, Any] = {"dataset": {"paths": ["/rows"]}, "input_cols": ("x",), "label_col": "y"}
 ANSWER = FunctionResult(("first", "second"), {"loss": 0.5}, "/model", 2, 0, 1.0, ())
 
 
@@ -59,11 +74,11 @@ def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.Mon
     return RunConfig(pool_name=POOL)
 
 
-def ends(job_id: str) -> None:
+def ends(job_id: str, location: str | None = None) -> None:
     """A driver stores the results of a function, and ends."""
     store, key = Store(), Key(job_id, 1)
-    path, digest = artifacts.save_results(artifacts.folder(key, None), artifacts.claim_of(store, key), ANSWER)
-    result = result_of(job_id=job_id, results_path=path).model_dump(mode="json")
+    path, digest = artifacts.save_results(artifacts.folder(key, location), artifacts.claim_of(store, key), ANSWER)
+    result = result_of(job_id=job_id, results_path=redact_value(path)).model_dump(mode="json")
     assert attempts.end(store, key, JobState.SUCCEEDED, 0.0, result=result, results_digest=digest)
 
 
@@ -93,6 +108,18 @@ def test_a_call_returns_the_same_to_its_process_and_to_any_other(kind, on_pool, 
     assert asyncio.run(_awaited(attach(call.job_id))) == call.result()
 
 
+def test_another_process_gives_the_credentials_of_the_location_to_read_the_result(on_pool):
+    location = "memory://user:s3cret@bucket/models"
+    call = submitted("PyTorchDistributor", on_pool.model_copy(update={"artifact_location": location}))
+    ends(call.job_id, location)
+    with pytest.raises(FileNotFoundError) as caught:
+        attach(call.job_id).result()
+    assert f'call attach("{call.job_id}", artifact_location=...) with it' in caught.value.__notes__[0]
+    with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
+        attach(call.job_id, artifact_location=f"{location}-2")
+    assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)
+
+
 def test_the_kind_of_a_calls_value_is_no_part_of_the_jobs_identity(on_pool):
     call = submitted("TorchDistributor", on_pool)
     document = attempts.load(Store(), Key(call.job_id, 1)).spec
@@ -110,6 +137,51 @@ def test_orphan_after_counts_only_if_it_is_given(on_pool):
     assert submitted("PyTorchDistributor", config).job.attempt == 1  # the same job is found again
     with pytest.raises(JobNotFoundError, match='job "yours" does not exist'):
         attach("yours")
+
+
+def test_a_call_that_waits_and_one_that_does_not_are_the_same_job(on_pool, monkeypatch):
+    monkeypatch.setattr(SubmittedCall, "result", lambda call, **_: call)
+    for number, waits_first in enumerate((True, False)):
+        config = on_pool.model_copy(update={"job_id": f"nightly-{number}"})
+        distributor = PyTorchDistributor(abs, run_config=config)
+        calls = [distributor.run, distributor.submit] if waits_first else [distributor.submit, distributor.run]
+        assert [call(-1).job.attempt for call in calls] == [1, 1]
+        # From then on, the job goes on without a process that polls it.
+        assert attempts.load(Store(), Key(f"nightly-{number}", 1)).orphan_after is None
+
+
+def test_a_job_that_was_recorded_is_returned_or_named(on_pool, monkeypatch):
+    send = JobHandle.send
+
+    def unreachable(*_: Any) -> None:
+        raise StoreUnreachableError("the store is away")
+
+    def away_after_it_was_sent(handle: JobHandle) -> bool:
+        is_sent = send(handle)
+        monkeypatch.setattr(attempts, "load", unreachable)
+        return is_sent
+
+    monkeypatch.setattr(JobHandle, "send", away_after_it_was_sent)
+    with monkeypatch.context() as away:
+        away.setattr(attempts, "load", attempts.load)  # undone at the end
+        call = submitted("PyTorchDistributor", on_pool)
+    assert call.status().state is JobState.PENDING
+
+    monkeypatch.setattr(JobHandle, "send", lambda _: False)
+    monkeypatch.setattr(JobHandle, "settle", unreachable)
+    with pytest.raises(StoreUnreachableError) as caught:
+        submitted("PyTorchDistributor", on_pool.model_copy(update={"job_id": "named"}))
+    assert caught.value.__notes__ == [
+        "job \"named\" was recorded before this error, and may run: shoal.jobs.attach('named') finds it, and "
+        "`shoal jobs cancel named` ends it"
+    ]
+    assert attach("named").job.attempt == 1
+
+
+def test_two_ids_for_one_job_are_refused(on_pool):
+    spec = JobSpec(**TRAINING, run_config=on_pool.model_copy(update={"job_id": "yours"}))
+    with pytest.raises(InvalidArgumentError, match=r'job_id="mine" and run_config\.job_id="yours" differ'):
+        submission.submit(spec, job_id="mine")
 
 
 def test_a_wait_that_ends_early_leaves_the_job_alone(on_pool, monkeypatch):
@@ -222,6 +294,98 @@ def test_a_call_without_a_pool_has_one_that_ends_with_the_job(sent, capsys):
     assert len(node_rows()) == 1
     attempts.end(Store(), Key(call.job_id, 1), JobState.FAILED, 0.0)
     wait_until(lambda: reconcile(Store(), name) and ComputePool(name).describe().state == "down", "the pool's end")
+    nothing_left()
+
+
+def test_a_second_call_waits_until_the_pool_of_the_first_has_released_the_gpus(sent, gpu_machine, monkeypatch, capsys):
+    gpu_machine(2)
+    named = RunConfig(job_id="first")
+    first = distributed(run_config=named)(abs).submit(-1)
+    assert gpus_of_pool(first) == 2
+    assert distributed(run_config=named)(abs).submit(-1).job.pool == first.job.pool  # the same job has its GPUs already
+
+    def first_ends(_: float) -> None:
+        said.append(capsys.readouterr().err)
+        ended_with_its_pool(first)
+
+    said: list[str] = []
+    pauses = SimpleNamespace(monotonic=time.monotonic, sleep=first_ends)
+    monkeypatch.setattr("shoal.pool.backends.local.gpu_turn.time", pauses)
+    plain = XGBEstimator(scaling_config=XGBScalingConfig(use_gpu=False)).submit(FRAME, ["x"], "y")
+    assert (gpus_of_pool(plain), said) == (0, [])  # it uses no GPU, so it does not wait for one
+    second = distributed()(abs).submit(-1)
+    assert len(said) == 1
+    assert "waiting for the GPUs of this machine, which the embedded pools of other calls have claimed: " in said[0]
+    assert first.job.pool in said[0]
+    assert gpus_of_pool(second) == 2
+    assert "WARNING" not in capsys.readouterr().err
+    limited = RunConfig(timeout=1e-9)
+    with pytest.raises(CapacityTimeoutError, match=f"within 1e-09 s .*have claimed them: {second.job.pool}"):
+        distributed(run_config=limited)(abs).submit(-1)
+    ended_with_its_pool(plain)
+    ended_with_its_pool(second)
+    nothing_left()
+
+
+def test_a_call_without_a_gpu_names_the_pool_that_has_them_all(sent, gpu_machine, capsys):
+    gpu_machine(1)
+    ComputePool("local://idle?gpus_per_node=-1").up()
+    call = distributed()(abs).submit(-1)  # does not wait: the pool may stay up for ever
+    assert "WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed (idle)" in (
+        capsys.readouterr().err
+    )
+    ended_with_its_pool(call)
+
+
+def gpus_of_pool(call: SubmittedCall[Any]) -> int:
+    return ComputePool(call.job.pool).get_nodes()[0]["gpus"]
+
+
+def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
+    """Without a reconciler, the test itself takes the pool of a job down."""
+    attempts.end(Store(), Key(call.job_id, call.job.attempt), JobState.FAILED, 0.0)
+    pool = ComputePool(call.job.pool)
+    wait_until(lambda: reconcile(Store(), pool.name) and pool.describe().state == "down", "the pool's end")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus"),
+    [
+        (JobSpec(**TRAINING), ALL),
+        (JobSpec(**TRAINING, scaling_config=XGBScalingConfig(use_gpu=False)), 0),
+        (JobSpec(**TRAINING, params={"device": "cuda"}), ALL),
+        (JobSpec(**TRAINING, framework="lightgbm"), 0),
+        (FunctionJobSpec(train_func="pkg.module:f"), 0),
+        (FunctionJobSpec(train_func="pkg.module:f", scaling_config=PyTorchScalingConfig(num_workers_per_node=-1)), ALL),
+        (PredictJobSpec(model="models:/m/1", dataset=TRAINING["dataset"], output_path="/out"), 0),
+    ],
+)
+def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
+    monkeypatch.setattr("shoal.distributors.embedded_pool.may_be_contended", lambda _: True)
+    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: True)
+    assert gpus_of(request_) == gpus
+    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: False)
+    assert gpus_of(JobSpec(**TRAINING)) == 0
+
+
+def test_jobs_share_no_embedded_pool_and_a_smaller_one_is_replaced(sent):
+    ids = ["a.b", "a_b", "a-b", "A-b", "x" * 60, "x" * 61]
+    names = [pool_of_job(job_id) for job_id in ids]
+    assert len({*names}) == len(ids)
+    assert names[2] == "embedded-a-b"
+    assert all(map(is_pool_name, names))
+
+    def submitted_with(cpus: int) -> SubmittedCall[Any]:
+        return distributed(num_cpus=cpus, remote=True, run_config=RunConfig(job_id="nightly"))(abs).submit(-1)
+
+    first, own = submitted_with(1), len(os.sched_getaffinity(0))
+    assert ComputePool(first.job.pool).get_nodes()[0]["cpus"] == own
+    with pytest.raises(JobBusyError):
+        submitted_with(own + 1)
+    attempts.end(Store(), Key("nightly", 1), JobState.FAILED, 0.0)
+    second = submitted_with(own + 1)  # before the pool of the first attempt has gone down
+    assert (second.job.attempt, ComputePool(first.job.pool).get_nodes()[0]["cpus"]) == (2, own + 1)
+    ended_with_its_pool(second)
     nothing_left()
 
 

@@ -23,7 +23,14 @@ from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
-from shoal.errors import CapacityError, CapacityTimeoutError, StoreError, StoreUnreachableError, TrainingError
+from shoal.errors import (
+    CapacityError,
+    CapacityTimeoutError,
+    StoreError,
+    StoreUnreachableError,
+    TrainingError,
+    UnusableGpuError,
+)
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -41,10 +48,11 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
-from shoal.state.schema import Demand, Job, JobState
+from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
+from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
 from tests.support.postgres import PASSWORD
 from tests.support.waiting import wait_until
@@ -365,14 +373,17 @@ class TestDriver:
         assert log().rstrip().endswith("failed: rank 1: out of memory")
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "FAILED"
 
-    def test_too_few_nodes_are_a_permanent_error_if_the_pool_has_all_its_nodes(self, store, spec):
+    @pytest.mark.parametrize(("workers", "active", "permanent"), [(4, 1, False), (5, 1, True), (4, 0, False)])
+    def test_too_few_nodes_are_a_permanent_error_only_if_the_pool_can_never_have_enough(
+        self, store, spec, workers, active, permanent
+    ):
+        """The pool has at most four nodes with one CPU. One of them may have been lost a moment ago."""
+        spec = spec.model_copy(update={"scaling_config": XGBScalingConfig(num_workers=workers)})
         attempt = driver.Driver(store, Job(id="job", attempt=1, pool=POOL), spec, Secrets())
-        refused, came_late = CapacityError("no room"), CapacityTimeoutError("no room in time")
-        with store.transaction() as session:
-            session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
-        assert [attempt._is_permanent(error) for error in (refused, came_late)] == [False, False]  # its head is missing
-        add_node(store, cpus=1)
-        assert [attempt._is_permanent(error) for error in (refused, came_late)] == [True, False]
+        for _ in range(active):
+            add_node(store, cpus=1)
+        errors = [CapacityError("no room"), CapacityTimeoutError("no room in time"), UnusableGpuError("no CUDA")]
+        assert [attempt._is_permanent(error) for error in errors] == [permanent, False, True]
 
     def test_no_secret_is_in_its_log_or_its_error(self, store, spec, monkeypatch):
         password = "hunter22"

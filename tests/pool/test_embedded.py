@@ -29,7 +29,9 @@ def test_it_goes_when_its_process_goes(tiny):
 def test_down_leaves_no_trace_once_its_process_has_ended(tiny):
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     pool = ComputePool("local://mine").up(owner=ProcessId.of(owner.pid))
+    assert [status.embedded_in for status in list_pools(embedded=True)] == [f"process {owner.pid}"]
     pool.down()
+    assert list_pools(embedded=True) == []
     assert pool.describe().state == "down"
     owner.kill()
     owner.wait()
@@ -47,6 +49,7 @@ def test_it_outlives_its_process_while_a_job_has_a_lease_on_it(tiny):
     assert sweep(Store()) == []
     assert len(node_rows()) == 1
     assert list_pools() == []
+    assert [status.embedded_in for status in list_pools(embedded=True)] == ["job job"]
     lease.leave_to_job()  # there is no such job any more
     wait_until(lambda: sweep(Store()) == [] and not node_rows(), "its end")
     assert not (tiny / "pools" / "mine").exists()

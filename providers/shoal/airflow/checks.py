@@ -6,6 +6,7 @@ Templates and results of other tasks are not known then. They are checked when t
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from shoal.airflow.hooks import ComputePoolHook
 from shoal.data.spec import is_relative
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.training.locations import SQLITE
 from shoal.training.pytorch.train_func import is_name
 
 UNKNOWN = object()
@@ -30,7 +32,15 @@ _SEVERAL_PATHS = ("paths", "code")
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of an operator by name. An argument that is missing is not known yet."""
+    """Arguments of an operator by name. An argument that is missing is not known yet.
+
+    :param given: The arguments.
+    :param in_task: Whether a task of Airflow runs now, which can read the store. False while Airflow loads the DAG.
+    """
+
+    def __init__(self, given: Mapping[str, Any], *, in_task: bool) -> None:
+        super().__init__(given)
+        self.in_task = in_task
 
     def __missing__(self, name: str) -> object:
         return UNKNOWN
@@ -107,7 +117,8 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
         pool: Definition of the pool; None if it is not known.
 
     Raises:
-        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
+        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong. While Airflow loads the
+            DAG, a number above MAX_NODES is only warned about.
     """
     size, options = arguments[name], arguments.get("options") or {}
     if not isinstance(options, Mapping):
@@ -119,9 +130,47 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
         return
     count = node_count(size, name)
     if pool is not None:
-        pool.check_size(count, name)
+        _check_limit(count, name, pool, in_task=arguments.in_task)
     if is_known(options):
         ScaleOptions.for_size(options, count)
+
+
+def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
+    """Check a number of nodes against MAX_NODES.
+
+    While the pool is up, its row in the store counts, which `shoal pool alter` may have changed; else the URI counts.
+    The store is not read while Airflow loads the DAG. A number above that of the URI then gives a warning.
+
+    Args:
+        size: Number of nodes.
+        name: Name of the argument with the number.
+        pool: Definition of the pool in the DAG.
+        in_task: Whether a task of Airflow runs now.
+
+    Raises:
+        InvalidArgumentError: The number is above MAX_NODES.
+    """
+    try:
+        pool.check_size(size, name)
+    except InvalidArgumentError as error:
+        if not in_task:
+            warnings.warn(
+                f"{error}. The task will fail, unless the pool is up with a higher limit (`shoal pool alter`)",
+                stacklevel=2,
+            )
+            return
+        from shoal.state import Store
+        from shoal.state.schema import Pool, PoolState
+
+        with Store().reading() as session:
+            row = session.get(Pool, pool.name)
+        if row is None or row.state is not PoolState.UP:
+            raise
+        if size > row.max_nodes:
+            raise InvalidArgumentError(
+                f'{name}={size} is above MAX_NODES={row.max_nodes} of pool "{pool.name}": raise the limit with '
+                f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {row.max_nodes}"
+            ) from None
 
 
 def node_count(value: Any, name: str) -> int:
@@ -153,6 +202,11 @@ def check_paths(fields: Any, script: Any = None) -> None:
     """
     fields = fields.document() if hasattr(fields, "document") else fields
     found = [*_paths(fields, "")]
+    if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
+        from shoal.jobs.specs.prediction import is_model_folder
+
+        if is_model_folder(model):
+            found.append(("model", model))
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))
     for option, path in found:
@@ -173,6 +227,8 @@ def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
         inner = f"{option}.{name}" if option else str(name)
         if name in _ONE_PATH and isinstance(item, str):
             yield inner, item
+        elif name == "uri" and isinstance(item, str) and item.startswith(SQLITE):
+            yield inner, item.removeprefix(SQLITE)
         elif name in _SEVERAL_PATHS and isinstance(item, list | tuple):
             yield from ((inner, path) for path in item if isinstance(path, str))
         elif name not in _USERS_OWN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -185,13 +186,13 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
     Raises:
         NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.
     """
-    from shoal.distributors.embedded_pool import pool_for
+    from shoal.distributors.embedded_pool import gpus_of, pool_for
     from shoal.pool.selection import which_pool
     from shoal.state import Store
 
     name = job.run_config.pool_name
     if not detach:
-        return pool_for(name)
+        return pool_for(name, gpus=partial(gpus_of, job), timeout_s=job.run_config.timeout)
     try:
         return nullcontext(which_pool(Store(), name))
     except NoPoolError as error:

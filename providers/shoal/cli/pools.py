@@ -57,17 +57,17 @@ def up(
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List all pools in the state store."""
+    """List all pools in the state store, and the embedded pools of jobs and processes that run now."""
     from shoal.pool.api import list_pools
 
-    pools = list_pools()
+    pools = list_pools(embedded=True)
     if as_json:
         print_json({"pools": [pool.to_dict() for pool in pools]})
     elif not pools:
         show("no pools: create one with `shoal pool up local://NAME`")
     else:
         rows = [
-            (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, pool.reason)
+            (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, _note(pool))
             for pool in pools
         ]
         show(table(("POOL", "STATE", "NODES", "LIMITS", "HOST", "NOTE"), rows))
@@ -223,7 +223,7 @@ def _show(status: PoolStatus, as_json: bool) -> None:
                 ("state", status.state),
                 ("nodes", describe_counts(status)),
                 ("limits", f"{status.min_nodes} to {status.max_nodes} nodes"),
-                ("note", status.reason),
+                ("note", _note(status)),
                 (
                     "last operation",
                     last and f"{last.kind} to {last.size} by {last.holder}, {when(last.created_at)}: {last.state}",
@@ -251,6 +251,11 @@ def _show(status: PoolStatus, as_json: bool) -> None:
             for lease in status.leases
         ]
         show("", table(("LEASE OF", "NODES", "KIND", "STATE", "UNTIL"), leased))
+
+
+def _note(status: PoolStatus) -> str | None:
+    belongs = status.embedded_in and f"embedded, ends with {status.embedded_in}"
+    return "; ".join(filter(None, (belongs, status.reason))) or None
 
 
 def _role(node: NodeStatus) -> str:

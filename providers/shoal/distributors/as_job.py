@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import pool_for
+from shoal.distributors.embedded_pool import gpus_of, pool_for
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
@@ -79,18 +79,14 @@ class JobCall(Generic[T]):
 
         The job goes on without a process that polls it, unless the caller has set `orphan_after`.
         """
-        from shoal.jobs import attach, ids, submit
+        from shoal.jobs import ids, submit
 
         given = self.config.job_id
         job_id = ids.new_job_id(self.framework) if given is None else ids.checked(given)
         with self.pool(job_id) as pool_name:
-            spec = self.spec(pool_name)
-            if "orphan_after" not in spec.run_config.model_fields_set:
-                config = spec.run_config.model_copy(update={"orphan_after": None})
-                spec = spec.model_copy(update={"run_config": config})
-            job = submit(spec, returns_model=self.returns_model, job_id=job_id)
-        # Ctrl-C while the caller waits cancels the job of the submitter's handle, but not that of an attached handle.
-        return SubmittedCall(attach(job.job_id, job.attempt), self.read)
+            job = submit(self.spec(pool_name), returns_model=self.returns_model, job_id=job_id, detached=True)
+        job.outlive_interrupts()
+        return SubmittedCall(job, self.read)
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> JobCall[T]:
@@ -124,7 +120,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     def read(result: JobResult) -> T:
         return returned(load_training(result, location))
 
-    return JobCall(config, request.framework, spec, read, partial(_pool, config), returns_model=True)
+    return JobCall(config, request.framework, spec, read, partial(_pool, request), returns_model=True)
 
 
 def function(
@@ -154,7 +150,7 @@ def function(
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(call_values.function_value, location=location, returns=returns)
-    return JobCall(config, FRAMEWORK, spec, read, pool or partial(_pool, config))
+    return JobCall(config, FRAMEWORK, spec, read, pool or partial(_pool, request))
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
@@ -164,13 +160,13 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
         spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or an
             embedded one is used.
     """
-    config = spec.run_config
     read = partial(call_values.prediction, output_path=spec.output_path)
-    return JobCall(config, spec.framework, spec.on_pool, read, partial(_pool, config))
+    return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(_pool, spec))
 
 
-def _pool(config: RunConfig, job_id: str | None) -> AbstractContextManager[str]:
-    return pool_for(config.pool_name, job_id=job_id)
+def _pool(request: TrainRequest | FunctionRequest | PredictJobSpec, job_id: str | None) -> AbstractContextManager[str]:
+    config = request.run_config
+    return pool_for(config.pool_name, gpus=partial(gpus_of, request), job_id=job_id, timeout_s=config.timeout)
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.errors import InvalidArgumentError
+from shoal.redaction import redact_value
+from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult
 
 if TYPE_CHECKING:
@@ -39,20 +42,62 @@ class Response:
         return list(self.result.results)
 
 
-def reader(spec: AnyJobSpec) -> Callable[[JobResult], Any]:
+def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) -> Callable[[JobResult], Any]:
     """Return the function that reads the value of a call from the result of its job.
 
     Args:
-        spec: Spec of the job. The function does not keep it, so that data that were staged for the job are not kept.
+        spec: Spec of the job, from the store. The function does not keep it, so that data that were staged for the job
+            are not kept.
+        job_id: Id of the job, for messages.
+        artifact_location: The job's `artifact_location` with its credentials, which the store does not keep.
+
+    Raises:
+        InvalidArgumentError: `artifact_location` is not that of the job.
     """
     from shoal.jobs import FunctionJobSpec, PredictJobSpec
 
-    location = spec.run_config.artifact_location
+    location = _location(spec.run_config.artifact_location, job_id, artifact_location)
     if isinstance(spec, PredictJobSpec):
         return partial(prediction, output_path=spec.output_path)
+    read: Callable[[JobResult], Any] = partial(_booster, location=location)
     if isinstance(spec, FunctionJobSpec):
-        return partial(function_value, location=location, returns=spec.returns)
-    return partial(_booster, location=location)
+        read = partial(function_value, location=location, returns=spec.returns)
+    may_lack_credentials = artifact_location is None and location is not None and "://" in location
+    return partial(_with_advice, read) if may_lack_credentials else read
+
+
+def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
+    """Return a job's `artifact_location` with its credentials, as far as they are known.
+
+    Args:
+        stored: The location in the store, without credentials.
+        job_id: Id of the job, for the message.
+        given: The location that the user has given; None: the stored one.
+
+    Raises:
+        InvalidArgumentError: Both locations are given, and differ in more than their credentials.
+    """
+    if given is None:
+        return stored
+    location = resolved(given)
+    if stored is None or redact_value(location).rstrip("/") != stored.rstrip("/"):
+        raise InvalidArgumentError(
+            f"artifact_location={redact_value(location)!r} is not that of job {job_id}, whose files are in "
+            f"{stored or 'the folder jobs of $SHOAL_HOME'}: give the location with which the job was submitted"
+        )
+    return location
+
+
+def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
+    """Read the value of a call from a URI; if this fails, add a note about the credentials, which may be missing."""
+    try:
+        return read(result)
+    except Exception as error:
+        error.add_note(
+            f"The store keeps no credentials: if the artifact_location of job {result.job_id} contains some, call "
+            f'attach("{result.job_id}", artifact_location=...) with it'
+        )
+        raise
 
 
 def prediction(result: JobResult, *, output_path: str) -> PredictResult:

@@ -104,15 +104,17 @@ class Site:
         """
         from shoal.distributors.embedded_pool import embedded_pool, pool_for
 
+        timeout_s = self.run_config.timeout
         if not self.remote:
-            return embedded_pool(job_id=job_id)
+            return embedded_pool(job_id=job_id, timeout_s=timeout_s)
         each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers
         return pool_for(
             self.run_config.pool_name,
             cpus=workers * each.num_cpus,
-            gpus=workers * each.num_gpus,
+            gpus=lambda: workers * each.num_gpus,
             size_on=lambda pool: self._size(pool.describe()),
             job_id=job_id,
+            timeout_s=timeout_s,
         )
 
     def _size(self, pool: PoolStatus) -> int:

@@ -5,23 +5,34 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from importlib.util import find_spec
 
-from shoal.errors import JobError, NoPoolError
+from shoal.errors import JobError, NoPoolError, PoolNotFoundError
+from shoal.jobs.capacity import Gang
 from shoal.jobs.journal import attempts
+from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.backends.local.gpu_turn import gpu_turn
+from shoal.pool.backends.local.gpus import ALL, Gpu, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.names import pool_name_of
+from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ENDED
+from shoal.state.schema import JOB_ENDED, PoolState
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.xgboost.gpu import has_cuda
 
 _numbers = itertools.count(1)
+
+_DIGEST_LENGTH = 8
+"""Hexadecimal digits of the hash in a pool's name, of at most 40 characters."""
 
 
 @contextmanager
@@ -29,9 +40,10 @@ def pool_for(
     name: str | None,
     *,
     cpus: int = 0,
-    gpus: int = 0,
+    gpus: Callable[[], int] = lambda: ALL,
     size_on: Callable[[ComputePool], int] | None = None,
     job_id: str | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. Otherwise
     start an embedded pool, and print why.
@@ -39,14 +51,16 @@ def pool_for(
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
         cpus: Number of CPUs that an embedded pool needs at least.
-        gpus: Number of GPUs that an embedded pool needs.
+        gpus: Returns how many GPUs an embedded pool needs, such as `gpus_of`; `ALL` for all that are free.
         size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
             leased.
         job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
             which the block submits. None: they last as long as the block.
+        timeout_s: Longest time in seconds to wait for GPUs that other embedded pools have claimed. None: no limit.
 
     Raises:
         PoolNotFoundError: No pool has this name.
+        CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     selected, why = None, ""
     try:
@@ -54,8 +68,8 @@ def pool_for(
     except NoPoolError as error:
         why = str(error)
     if selected is None:
-        print(f"{why}. This call uses an embedded pool", file=sys.stderr, flush=True)
-        with embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id) as embedded:
+        _say(f"{why}. This call uses an embedded pool")
+        with embedded_pool(cpus=cpus, gpus=gpus(), job_id=job_id, timeout_s=timeout_s) as embedded:
             yield embedded
     elif size_on is None:
         yield selected
@@ -71,43 +85,118 @@ def pool_for(
             yield selected
 
 
+def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
+    """Return the number of GPUs that an embedded pool needs for a job: `ALL` if its workers may use GPUs, else 0."""
+    gang = Gang.of(spec)
+    if isinstance(spec, FunctionRequest):
+        return ALL if gang.gpus or gang.per_gpu else 0
+    # XGBoost uses GPUs by default, unless its wheel has no CUDA. To find this out, XGBoost is imported, which takes a
+    # second. It makes no difference where there are no GPUs.
+    if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
+        return 0
+    return ALL if gang.gpus else 0
+
+
 @contextmanager
-def embedded_pool(*, cpus: int = 0, gpus: int = 0, job_id: str | None = None) -> Iterator[str]:
+def embedded_pool(
+    *, cpus: int = 0, gpus: int = ALL, job_id: str | None = None, timeout_s: float | None = None
+) -> Iterator[str]:
     """Start a pool with one node for this process or for a job, and yield its name.
+
+    If other embedded pools have claimed the GPUs that the pool needs, first wait until they have released them.
 
     Args:
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
-        gpus: Number of GPUs that the node offers. 0: all GPUs that this process may use and that no other node has
-            claimed.
+        gpus: Number of GPUs that the node offers. By default, it offers all GPUs that this process may use and that no
+            other node has claimed.
         job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
             ended. None: the pool goes down at the end of the block, or with this process.
+        timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
 
     Raises:
         InvalidArgumentError: This machine has fewer GPUs.
+        CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     own = len(os.sched_getaffinity(0))
     spec = PoolSpec(
         # If the same job is submitted again, it has the same pool, and is recognised.
-        name=pool_name_of(f"embedded-{job_id}") if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
+        name=pool_of_job(job_id) if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
         max_nodes=1,
         cpus_per_node=max(own, cpus),
-        gpus_per_node=gpus or ALL,
+        gpus_per_node=gpus,
     )
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
-    if job_id is None:
-        print(f"running on a pool that is embedded in this process, {spec.uri}{few}", file=sys.stderr, flush=True)
-        pool = ComputePool(spec)
-        pool.up(owner=ProcessId.mine())
-        try:
-            yield pool.name
-        finally:
+    if job_id is not None:
+        _end_pool_of_earlier_attempt(spec, job_id)
+    with ExitStack() as turn:
+        found = turn.enter_context(gpu_turn(spec, timeout_s, _say))
+        if job_id is None:
+            _say(f"running on a pool that is embedded in this process, {spec.uri}{few}")
+            pool = ComputePool(spec)
+            pool.up(owner=ProcessId.mine())
+            try:
+                turn.close()
+                _warn_without_gpus(pool, found)
+                yield pool.name
+            finally:
+                pool.down()
+        else:
+            ends = "which goes down when the job has ended, even if this process has ended before"
+            _say(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
+            pool = ComputePool(spec, holder=job_holder(job_id))
+            with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
+                turn.close()
+                _warn_without_gpus(pool, found)
+                yield pool.name
+
+
+def pool_of_job(job_id: str) -> str:
+    """Return the name of the embedded pool of a job. No two jobs have the same.
+
+    If the job's id contains characters that a pool's name cannot have, or is too long, the name ends with a hash of it.
+    """
+    name = f"embedded-{job_id}"
+    if is_pool_name(name):
+        return name
+    digest = sha256(job_id.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{pool_name_of(name)[: 39 - _DIGEST_LENGTH].rstrip('-')}-{digest}"
+
+
+def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
+    """Take down the pool of an earlier attempt of a job, which is just about to end, if it has another size than the
+    new attempt needs.
+
+    Args:
+        spec: Definition of the pool for the new attempt.
+        job_id: Id of the job.
+    """
+    pool = ComputePool(spec)
+    with suppress(PoolNotFoundError):
+        status = pool.describe()
+        is_reusable = status.state != PoolState.UP.value or PoolSpec.parse(status.uri) == spec
+        # The attempt that has not ended stays: either it is the same job, or the submission is refused.
+        if not is_reusable and not _is_unfinished(job_id):
             pool.down()
-    else:
-        ends = "which goes down when the job has ended, even if this process has ended before"
-        print(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}", file=sys.stderr, flush=True)
-        pool = ComputePool(spec, holder=job_holder(job_id))
-        with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
-            yield pool.name
+
+
+def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
+    """Print a warning if a pool that was started with `gpu_turn` has no GPU, although this machine has some.
+
+    Args:
+        pool: The pool.
+        found: The GPUs of this machine.
+    """
+    if not found or any(node["gpus"] for node in pool.get_nodes()):
+        return
+    claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
+    _say(
+        f"WARNING: this call has no GPU, and runs on the CPUs: all GPUs of this machine are claimed ({claimants}). To "
+        "use them, name the pool that has claimed them with pool_name=, or take it down"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class SubmittedCall(Generic[T]):
         return await asyncio.to_thread(self._read, await self.job)
 
 
-def attach(job_id: str) -> SubmittedCall[Any]:
+def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCall[Any]:
     """Return the handle of a call that was submitted before, by this process or another one.
 
     Its :meth:`~SubmittedCall.result` is the same as that of the handle that `submit` returned: the booster of an
@@ -106,9 +106,12 @@ def attach(job_id: str) -> SubmittedCall[Any]:
 
     Args:
         job_id: Id of the job.
+        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
+            store does not keep them.
 
     Raises:
         JobNotFoundError: There is no such job.
+        InvalidArgumentError: `artifact_location` is not that of the job, apart from its credentials.
 
     Example:
         >>> from shoal.distributors import attach
@@ -122,4 +125,4 @@ def attach(job_id: str) -> SubmittedCall[Any]:
 
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
-    return SubmittedCall(job, call_values.reader(spec))
+    return SubmittedCall(job, call_values.reader(spec, job.job_id, artifact_location))

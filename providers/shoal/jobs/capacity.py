@@ -11,14 +11,18 @@ There is room for a job if both conditions hold:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
-from shoal.jobs.specs.training import JobSpec
-from shoal.training.pytorch.scaling import PyTorchScalingConfig
-from shoal.training.scaling import gpu_wish
+from shoal.errors import CapacityError
+from shoal.jobs.specs.function import AnyJobSpec
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.capacity import Node
+from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.pytorch.scaling import PyTorchScalingConfig, lay_out
+from shoal.training.scaling import gpu_wish, resolve_size
 
 DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
@@ -52,14 +56,14 @@ class Gang:
     per_gpu: bool = False
 
     @classmethod
-    def of(cls, spec: AnyJobSpec) -> Self:
-        """Return the group of workers that a job's spec asks for."""
-        if isinstance(spec, FunctionJobSpec):
+    def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
+        """Return the group of workers that a job's spec, or the request from which it is built, asks for."""
+        if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
         # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
         # use GPUs, and LightGBM uses GPUs only if its options ask for them.
         wish: bool | None = False
-        if isinstance(spec, JobSpec):
+        if isinstance(spec, TrainRequest):
             device = spec.params.get("device")
             wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
             if wish is None and spec.framework == "lightgbm":
@@ -68,7 +72,7 @@ class Gang:
         return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
 
     @classmethod
-    def _of_function(cls, spec: FunctionJobSpec) -> Self:
+    def _of_function(cls, spec: FunctionRequest) -> Self:
         # If the function starts further workers itself, the spec's `room_for` gives their number and size. Only these
         # further workers are counted then, because the workers that call the function need almost no resources: they
         # only wait for the further workers.
@@ -103,6 +107,34 @@ class Gang:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
         cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
+    """Return whether a job's workers fit on a pool that has as many nodes as it can have.
+
+    Args:
+        spec: Spec of the job.
+        node: Size of each node.
+        max_nodes: MAX_NODES of the pool.
+    """
+    nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _fit(spec, nodes, clamp=spec.run_config.clamp)
+    except CapacityError:
+        return False
+    return True
+
+
+def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
+    """Raise CapacityError if a job's workers do not fit on some nodes."""
+    if isinstance(spec, FunctionRequest):
+        for config in (spec.scaling_config, spec.room_for):
+            if config is not None:
+                lay_out(config, nodes, clamp=clamp)
+        return
+    use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
+    resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,10 @@ class JobHandle:
         """Return a sentence about the driver if it still ran when :meth:`cancel` returned; None if it did not."""
         return self._left
 
+    def outlive_interrupts(self) -> None:
+        """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, whoever has submitted it."""
+        self._cancel_on_interrupt = False
+
     def status(self) -> JobStatus:
         """Return the attempt's present status.
 
@@ -227,7 +231,8 @@ class JobHandle:
     ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
-        Ctrl-C cancels the job if plain Python or the CLI submitted it. Any other job goes on.
+        Ctrl-C cancels the job if plain Python or the CLI submitted it, unless `outlive_interrupts` was called. Any
+        other job goes on.
 
         Args:
             timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.

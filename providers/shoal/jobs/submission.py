@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from shoal.errors import DataAccessError, DataError, InvalidArgumentError, JobNotFoundError, shown
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError, JobNotFoundError, StoreError, shown
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -46,6 +47,7 @@ def submit(
     clock: Callable[[], float] = time.time,
     returns_model: bool = False,
     job_id: str | None = None,
+    detached: bool = False,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
@@ -66,26 +68,37 @@ def submit(
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of its library.
-        job_id: Id of the job if ``run_config.job_id`` is not set. None: an id is made.
+        job_id: Id of the job if ``run_config.job_id`` is not set. None: an id is made. Unlike ``run_config.job_id``,
+            this id is no part of the stored spec, so that `prune_jobs` may remove all attempts of the job.
+        detached: Whether the job goes on without a process that polls it, unless the spec sets ``orphan_after``. The
+            stored spec does not change, so that the job is the same with and without it.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
-        InvalidArgumentError: A job of this id is pending or running with another spec; or a path in `code` does not
-            exist. Only for a new attempt: a database connection or a secret variable is not known, the pool runs
-            another version of Python or shoal, or the pool cannot reach the file of this process's MLflow.
+        InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
+            ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database
+            connection or a secret variable is not known, the pool runs another version of Python or shoal, or the pool
+            cannot reach the file of this process's MLflow.
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
+    config = spec.run_config
+    if job_id is not None and config.job_id not in (None, job_id):
+        raise InvalidArgumentError(
+            f'job_id="{job_id}" and run_config.job_id="{config.job_id}" differ: give only one of them'
+        )
+    orphan_after = config.orphan_after
+    if detached and "orphan_after" not in config.model_fields_set:
+        orphan_after = None
     holder = storable(holder or python_holder())
     store = Store()
     for dataset in spec.datasets():
         if dataset.staged_copy is not None:
             dataset.staged_copy.submitted()
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
-    pool = which_pool(store, spec.run_config.pool_name)
+    pool = which_pool(store, config.pool_name)
     library = spec.framework if returns_model else None
-    config = spec.run_config
     config = config.model_copy(update={"code": code.stored(config.code, config.artifact_location)})
     given = spec.model_copy(update={"run_config": config})
     digest = fingerprint(given.identifying(pool, os.environ))
@@ -100,7 +113,7 @@ def submit(
             holder,
             document,
             address(endpoint),
-            spec.run_config.orphan_after,
+            orphan_after,
             spec.run_config.priority,
             Gang.of(spec).to_json(),
         )
@@ -122,13 +135,31 @@ def submit(
             endpoint_of=endpoint_of,
             clock=clock,
         )
-        # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
-        # were staged for this submission are then not used, so the attempt does not claim them.
-        if job.state is JobState.PENDING:
-            _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
-        if _is_usable(handle, job, order):
-            return handle
+        with _naming_job_that_goes_on(store, job):
+            # If the job was submitted before, its attempt uses the data that were staged for that submission. The data
+            # that were staged for this submission are then not used, so the attempt does not claim them.
+            if job.state is JobState.PENDING:
+                _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
+            if _is_usable(handle, job, order):
+                return handle
         # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
+
+
+@contextmanager
+def _naming_job_that_goes_on(store: Store, job: Job) -> Iterator[None]:
+    """Add a note with the job's id to an error in the block, unless the attempt has ended."""
+    try:
+        yield
+    except BaseException as error:
+        state = None
+        with suppress(StoreError):
+            state = attempts.state(store, Key(job.id, job.attempt))
+        if state not in JOB_ENDED:
+            error.add_note(
+                f'job "{job.id}" was recorded before this error, and may run: shoal.jobs.attach({job.id!r}) finds it, '
+                f"and `shoal jobs cancel {job.id}` ends it"
+            )
+        raise
 
 
 def _secrets(spec: AnyJobSpec, uris: dict[str, str], connection_url: Callable[[str], str | None] | None) -> Secrets:

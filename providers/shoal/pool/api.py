@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import (
     InvalidArgumentError,
+    PoolNotFoundError,
     PoolStoppingError,
     ScaleError,
     StoreError,
@@ -612,12 +613,22 @@ def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int |
     ComputePool(pool_name).alter(min_nodes=min_nodes, max_nodes=max_nodes)
 
 
-def list_pools(store: Store | None = None) -> list[PoolStatus]:
-    """Return the status of every pool in the store, except embedded pools (pools that belong to one process)."""
+def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolStatus]:
+    """Return the status of every pool in the store.
+
+    Args:
+        store: The state store.
+        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+    """
     store = store or Store()
     with store.reading() as session:
-        names = rows.pool_names(session)
-    return [ComputePool(name, store=store).describe() for name in names]
+        names = rows.pool_names(session, embedded=embedded)
+    found = []
+    for name in names:
+        # An embedded pool may be removed at any time.
+        with suppress(PoolNotFoundError):
+            found.append(ComputePool(name, store=store).describe())
+    return [status for status in found if status.embedded_in is None or status.state != PoolState.DOWN.value]
 
 
 def sweep(store: Store | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here
+from shoal.pool.holder import is_here, job_of
 from shoal.pool.lease_rules import leased, queue, queue_note
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.snapshot import Snapshot
@@ -108,6 +108,8 @@ class PoolStatus:
         last_operation: The newest request to change the pool's size; None if there is none.
         reason: Reason why the pool does not have `target` nodes; None if no reason is known.
         leased: Number of nodes that the granted leases take: the largest shared lease plus all exclusive leases.
+        embedded_in: The jobs or the process to which the pool belongs if it is embedded, such as ``job xgboost-1f`` or
+            ``process 4711``: the pool ends with them. None: the pool is not embedded.
     """
 
     name: str
@@ -126,6 +128,7 @@ class PoolStatus:
     last_operation: OperationStatus | None
     reason: str | None
     leased: int = 0
+    embedded_in: str | None = None
 
     def progress(self, holder: str | None = None) -> str:
         """Return a text about the pool's active nodes, such as ``2 of 3 nodes active``.
@@ -196,7 +199,15 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or _reason(snapshot, now),
         leased=leased(snapshot),
+        embedded_in=_embedded_in(snapshot),
     )
+
+
+def _embedded_in(snapshot: Snapshot) -> str | None:
+    if snapshot.pool.owner is None:
+        return None
+    jobs = [f"job {job_id}" for lease in snapshot.leases if (job_id := job_of(lease.holder)) is not None]
+    return ", ".join(jobs) or f"process {snapshot.pool.owner['pid']}"
 
 
 def head_endpoint(snapshot: Snapshot) -> Endpoint:

@@ -111,14 +111,14 @@ class Supervisor:
         if claimed is None:
             log.info("node %s is not started: its row was deleted or changed, or has another supervisor", self._id)
             return 0
-        node, spec, gcs = claimed
+        node, spec, gcs, embedded = claimed
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # The inherited TMPDIR may be the folder of another node, which may have been removed in the meantime. So this
         # node uses its own folder.
         os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
-            member = self._bring_up(node, spec, gcs)
+            member = self._bring_up(node, spec, gcs, embedded=embedded)
             self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
@@ -135,12 +135,13 @@ class Supervisor:
             self._take_down(member)
         return 0
 
-    def _claim(self) -> tuple[Node, PoolSpec, str | None] | None:
+    def _claim(self) -> tuple[Node, PoolSpec, str | None, bool] | None:
         """Claim the node's row: record this process as the node's supervisor, and set the node's state to starting.
 
         Returns:
-            The row, the pool's spec, and the head's address (None if the node is the head). The whole result is None if
-            the row is gone, already claimed or no longer planned, or if the head is gone.
+            The row, the pool's spec, the head's address (None if the node is the head), and whether the pool is
+            embedded. The whole result is None if the row is gone, already claimed or no longer planned, or if the head
+            is gone.
         """
         with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
@@ -152,9 +153,10 @@ class Supervisor:
                 return None
             node.supervisor = self._me.to_json()
             node.state = NodeState.STARTING
-            return node, PoolSpec.model_validate(pool.spec), head.endpoint["gcs"] if head and head.endpoint else None
+            gcs = head.endpoint["gcs"] if head and head.endpoint else None
+            return node, PoolSpec.model_validate(pool.spec), gcs, pool.owner is not None
 
-    def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None) -> Member:
+    def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None, *, embedded: bool) -> Member:
         """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
 
         The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
@@ -162,7 +164,7 @@ class Supervisor:
         done before, without a turn.
         """
         start = self._load()
-        self._claim_gpus(node, spec.gpus_per_node)
+        self._claim_gpus(node, spec.gpus_per_node, embedded=embedded)
         looked = -SUPERVISOR_PERIOD
         while True:
             # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU
@@ -177,12 +179,12 @@ class Supervisor:
                         return start(node, spec, gcs, self._folder)
             time.sleep(0.05)
 
-    def _claim_gpus(self, node: Node, wanted: int) -> None:
+    def _claim_gpus(self, node: Node, wanted: int, *, embedded: bool) -> None:
         """Claim the node's GPUs, and hide all others from its processes. Wait for a node that is just ending."""
         until = time.monotonic() + GPU_PATIENCE
         while self._gpus is None:
             try:
-                self._gpus = gpus.claim(wanted, node, self._folder)
+                self._gpus = gpus.claim(wanted, node, self._folder, embedded=embedded)
             except CapacityError:
                 if time.monotonic() > until:
                     raise

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shoal.errors import CapacityError, MissingExtraError, ShoalError
+from shoal.errors import CapacityError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
+from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
@@ -39,6 +40,8 @@ from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.api import ComputePool
+from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
@@ -171,17 +174,27 @@ class Driver:
         """Return whether a further attempt would fail with the same error."""
         if not isinstance(error, ShoalError) or not error.permanent:
             return False
-        return not isinstance(error, CapacityError) or self._pool_is_complete()
+        if not isinstance(error, CapacityError) or isinstance(error, UnusableGpuError):
+            return True
+        return not self._could_fit()
 
-    def _pool_is_complete(self) -> bool:
-        """Return whether the pool has all its nodes. While nodes are missing, such as one that was lost, the pool may
-        have too few CPUs only for the moment."""
+    def _could_fit(self) -> bool:
+        """Return whether the workers would fit if the pool had MAX_NODES nodes.
+
+        The nodes that are active now do not decide: one may have been lost just before, or the pool may grow.
+        """
         try:
             status = ComputePool(self._job.pool, store=self._store).describe()
         except ShoalError as unknown:
-            print(f"the nodes of the pool could not be counted: {unknown}", flush=True)
-            return False
-        return len(status.active) >= status.target
+            print(f"the largest size of the pool is not known: {unknown}", flush=True)
+            return True
+        spec = PoolSpec.parse(status.uri)
+        if spec.gpus_per_node == ALL and not status.active:
+            return True  # only a node that is active has counted its GPUs
+        # The nodes of an existing Ray cluster may be larger than the spec says.
+        cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
+        gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])
+        return could_fit(self._spec, NodeSize(cpus, gpus), status.max_nodes)
 
     def _expiry_hint(self, cause: str) -> str:
         """Return a sentence about credentials that may have expired while the job waited; empty if that is unlikely."""

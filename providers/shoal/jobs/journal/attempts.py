@@ -62,6 +62,8 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
     its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
 
+    If the order has no `orphan_after`, an attempt that is pending or running loses its own.
+
     Args:
         store: Store that has the rows.
         order: The fields of the new attempt's row.
@@ -81,7 +83,7 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
                     f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            found = _poll_active(store, Key(newest.id, newest.attempt), now)
+            found = _poll_active(store, Key(newest.id, newest.attempt), now, detach=order.orphan_after is None)
         elif newest is not None and same and newest.state is JobState.SUCCEEDED and newest.collected_at is None:
             found = newest
         elif refusal is not None:
@@ -93,13 +95,22 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
             return found
 
 
-def _poll_active(store: Store, key: Key, now: float) -> Job | None:
-    """Record that a process has attached to a pending or running attempt; return its row, or None if it has ended."""
+def _poll_active(store: Store, key: Key, now: float, *, detach: bool) -> Job | None:
+    """Record that a process has attached to a pending or running attempt; return its row, or None if it has ended.
+
+    Args:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        now: Seconds since the epoch.
+        detach: Whether the attempt goes on from now on if no process polls it.
+    """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state in JOB_ENDED:
             return None
         note_polled(job, now)
+        if detach:
+            job.orphan_after = None
         if job.submitter is not None:
             job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         return job

@@ -24,6 +24,11 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Start of a model's URI, such as ``runs:/`` or ``s3://``. All other models are folders."""
 
 
+def is_model_folder(model: str) -> bool:
+    """Return whether the text that names a model is the path of a folder, and not a URI."""
+    return not _URI.match(model)
+
+
 class PredictJobSpec(AnySpec):
     """Spec of a job that predicts every row of a dataset with a model from MLflow.
 
@@ -82,7 +87,7 @@ class PredictJobSpec(AnySpec):
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
-        return model if _URI.match(model) else resolved(model)
+        return resolved(model) if is_model_folder(model) else model
 
     @field_validator("output_path")
     @classmethod

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
-from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError
+from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
@@ -306,7 +306,7 @@ class _Training:
         problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self._restarts.timeout)
         for worker, problem in zip(gang.workers, problems, strict=True):
             if problem is not None:
-                raise CapacityError(f"the training cannot use the GPU of node {worker.node}: {problem}")
+                raise UnusableGpuError(f"the training cannot use the GPU of node {worker.node}: {problem}")
 
     def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""

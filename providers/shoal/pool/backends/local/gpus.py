@@ -84,6 +84,52 @@ def check_number(per_node: int, nodes: int, environment: Mapping[str, str]) -> N
         warnings.warn(f"the pool needs GPUs that other users' processes use: {users}", stacklevel=2)
 
 
+@dataclass(frozen=True)
+class Claimant:
+    """The node that has claimed a GPU, as the GPU's lock file names it.
+
+    Args:
+        node: Id of the node.
+        pool: Name of the node's pool.
+        embedded: Whether the pool is embedded, so that it ends with a call or a job. False for a node that an earlier
+            version has started.
+    """
+
+    node: str
+    pool: str
+    embedded: bool
+
+
+def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
+    """Return how many of some GPUs no node has claimed, and the nodes that have claimed the others.
+
+    Args:
+        found: The GPUs.
+    """
+    claimants: list[Claimant] = []
+    # While this process tries a lock, a node would find the GPU claimed. So no node chooses meanwhile.
+    with file_lock(gpu_lock("choosing")):
+        for gpu in found:
+            with open_locked(gpu.lock, wait=False) as is_free:
+                if is_free and not _is_used(gpu.lock):
+                    continue
+            holder = _holder(gpu.lock)
+            pool = holder.get("pool") or holder.get("name", "of another process")
+            claimants.append(Claimant(holder.get("node", ""), pool, bool(holder.get("embedded"))))
+    return len(found) - len(claimants), claimants
+
+
+def may_be_contended(environment: Mapping[str, str]) -> bool:
+    """Return quickly whether nodes may compete for GPUs: there are GPUs of NVIDIA, or a node has claimed one.
+
+    Args:
+        environment: Variables of a process, which may limit the GPUs.
+    """
+    if _nvidia(environment.get(CUDA_DEVICES)):
+        return True
+    return any(path.stat().st_size for path in gpu_lock("choosing").parent.glob("*.lock"))
+
+
 class GpuClaim:
     """The GPUs that a node has claimed. The claim ends with :meth:`release`, or when this process ends.
 
@@ -114,13 +160,14 @@ class GpuClaim:
         self._locks.close()
 
 
-def claim(wanted: int, node: Node, folder: Path) -> GpuClaim:
+def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> GpuClaim:
     """Claim GPUs of this machine for a node, first those that no process of another user uses.
 
     Args:
         wanted: Number of GPUs; `ALL` for all that no other node has claimed.
         node: The node's row.
         folder: The node's folder.
+        embedded: Whether the node's pool is embedded, for `look`.
 
     Raises:
         CapacityError: Fewer GPUs are free.
@@ -147,11 +194,10 @@ def claim(wanted: int, node: Node, folder: Path) -> GpuClaim:
                 f"claimed. Claimed by nodes of this user: {'; '.join(holders) or 'none'}. Take down a pool that uses "
                 "them, or request fewer GPUs"
             )
-        supervisor = ProcessId.mine().to_json()
+        claimant = {"node": node.id, "name": node.name, "pool": node.pool, "embedded": embedded}
+        content = json.dumps({**claimant, "folder": str(folder), "supervisor": ProcessId.mine().to_json()})
         for gpu in taken:
-            gpu.lock.write_text(
-                json.dumps({"node": node.id, "name": node.name, "folder": str(folder), "supervisor": supervisor})
-            )
+            gpu.lock.write_text(content)
             if gpu.strangers:
                 log.warning("GPU %s is used by processes of other users: %s", gpu.id, gpu.strangers)
         return GpuClaim(taken, locks.pop_all())
