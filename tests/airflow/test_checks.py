@@ -135,6 +135,14 @@ WRONG = [
     *((made, {"pool": "local://p"}, "use pool_name=") for made in (train, predict, lease, scale, sensor, clean, block)),
     *((made, {"pool_name": "local://p?max_node=2"}, "did you mean max_nodes") for made in (predict, clean, decorated)),
     # The nodes.
+    (
+        lease,
+        {"size": 9, "pool_name": TWO},
+        r'task lease: size=9 is above max_nodes=2 of pool "p": raise max_nodes in lo',
+    ),
+    (block, {"size": 9, "pool_name": TWO}, "task lease_pool: size=9 is above max_nodes=2"),
+    (scale, {"expected_cluster_size": "9", "pool_name": TWO}, "expected_cluster_size=9 is above max_nodes=2"),
+    (sensor, {"expected_nodes": 9, "pool_name": TWO}, "task nodes: expected_nodes=9 is above max_nodes=2"),
     (lease, {"size": 2.5}, "size=2.5: it has to be a whole number of nodes, 1 or more"),
     (scale, {"expected_cluster_size": "two"}, "expected_cluster_size='two': it has to be a whole number"),
     (sensor, {"expected_nodes": 0}, "expected_nodes=0: it has to be a whole number"),
@@ -324,17 +332,9 @@ def test_no_operator_is_retried_after_a_permanent_error(made, calls, context, fr
 
 ABOVE = [
     (lease, {"size": 5}, "size=5"),
-    (block, {"size": 5}, "size=5"),
     (scale, {"expected_cluster_size": "5"}, "expected_cluster_size=5"),
     (sensor, {"expected_nodes": 5}, "expected_nodes=5"),
 ]
-
-
-@pytest.mark.parametrize(("made", "arguments", "named"), ABOVE)
-def test_a_size_above_the_limit_in_the_uri_is_only_warned_about_when_the_dag_is_loaded(made, arguments, named):
-    said = f'{named} is above max_nodes=2 of pool "p": .*unless the pool is up with a higher limit .`shoal pool alter`'
-    with DAG("a_dag", schedule=None), pytest.warns(UserWarning, match=said):
-        made(pool_name=TWO, **arguments)
 
 
 @pytest.mark.parametrize(("made", "arguments", "named"), ABOVE)
@@ -355,14 +355,6 @@ def test_in_a_task_the_limit_of_the_pool_that_is_up_counts(made, arguments, name
     with Store().transaction() as session:
         session.get_one(Pool, "p").state = PoolState.DOWN
     is_refused("max_nodes=2")  # as large as the URI says when it comes up
-
-
-def test_the_first_task_of_a_block_checks_the_sizes_of_the_others(requested):
-    with DAG("a_dag", schedule=None) as dag, pool_for_run(size=1, pool_name=TWO), pytest.warns(match="size=5"):
-        scale(expected_cluster_size=5, pool_name=TWO)
-    with pytest.raises(AirflowFailException, match="task scale: expected_cluster_size=5 is above max_nodes=2"):
-        start(dag, rounds=1)
-    assert requested == []
 
 
 def on(pool, **arguments):

@@ -6,7 +6,6 @@ Templates and results of other tasks are not known then. They are checked when t
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -117,8 +116,7 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
         pool: Definition of the pool; None if it is not known.
 
     Raises:
-        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong. While Airflow loads the
-            DAG, a number above MAX_NODES is only warned about.
+        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
     """
     size, options = arguments[name], arguments.get("options") or {}
     if not isinstance(options, Mapping):
@@ -138,8 +136,8 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
 def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
     """Check a number of nodes against MAX_NODES.
 
-    While the pool is up, its row in the store counts, which `shoal pool alter` may have changed; else the URI counts.
-    The store is not read while Airflow loads the DAG. A number above that of the URI then gives a warning.
+    The URI counts while Airflow loads the DAG, because the store is not read then. In a task, the row of the pool in the
+    store counts if the pool is up, because `shoal pool alter` may have changed the limit.
 
     Args:
         size: Number of nodes.
@@ -152,13 +150,9 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
     """
     try:
         pool.check_size(size, name)
-    except InvalidArgumentError as error:
+    except InvalidArgumentError:
         if not in_task:
-            warnings.warn(
-                f"{error}. The task will fail, unless the pool is up with a higher limit (`shoal pool alter`)",
-                stacklevel=2,
-            )
-            return
+            raise
         from shoal.state import Store
         from shoal.state.schema import Pool, PoolState
 
