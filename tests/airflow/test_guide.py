@@ -10,6 +10,8 @@ import pendulum
 import pytest
 from airflow.sdk import Asset
 
+from tests.support import reference
+
 GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
 README = GUIDE.parents[1] / "README.md"
 
@@ -71,3 +73,7 @@ def test_every_option_of_the_example_configuration_exists():
     for section in example.sections():
         for option in example.options(section):
             assert conf.has_option(section, option), f"[{section}] {option}"
+
+
+def test_the_reference_has_the_arguments_and_fields_that_there_are():
+    assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.support.reference`"
