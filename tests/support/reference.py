@@ -25,19 +25,19 @@ SET_BY_SHOAL = {"fingerprint", "user_code", "program", "arguments", "returns", "
 
 HEAD = """# Reference
 
-All arguments of the [Airflow operators](#airflow), and all fields of a [job's spec](#specs-of-jobs). This page is written by
-`python -m tests.support.reference` from the docstrings and descriptions in the code.
+All arguments of the [Airflow operators](#airflow), and all fields of a [job's spec](#specs-of-jobs). This page is
+written by `python -m tests.support.reference` from the docstrings and descriptions in the code.
 
 ## Airflow
 
-The guide is [airflow.md](airflow.md). Every operator and sensor also takes the arguments of Airflow's `BaseOperator`, such as
-`retries` and `execution_timeout`. Arguments marked as templated are rendered by Jinja.
+The guide is [airflow.md](airflow.md). Every operator and sensor also takes the arguments of Airflow's `BaseOperator`,
+such as `retries` and `execution_timeout`. Arguments marked as templated are rendered by Jinja.
 """
 
 SPECS = """## Specs of jobs
 
-The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Prefect's `distributed_train` and `shoal.jobs.submit` take
-the same specs. A field without a default is required.
+The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Prefect's `distributed_train` and
+`shoal.jobs.submit` take the same specs. A field without a default is required.
 """
 
 
@@ -57,8 +57,7 @@ def page() -> str:
     from shoal.airflow.sensors import NodesSensor
     from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec
 
-    parts = [HEAD, _arguments("pool_for_run", [pool_for_run])]
-    for operator in (
+    operators = (
         DistributedTrainOperator,
         BatchPredictOperator,
         LeasePoolOperator,
@@ -67,11 +66,11 @@ def page() -> str:
         CleanupPoolOperator,
         SweepPoolsOperator,
         CheckModelsOperator,
-    ):
-        parts.append(_arguments(operator.__name__, _own_classes(operator)))
-    parts.append(
-        _arguments("@task.distributed", [DistributedDecoratedOperator, *_own_classes(DistributedTrainOperator)])
     )
+    decorated = [DistributedDecoratedOperator, *_own_classes(DistributedTrainOperator)]
+    parts = [HEAD, _arguments("pool_for_run", [pool_for_run])]
+    parts += [_arguments(operator.__name__, _own_classes(operator)) for operator in operators]
+    parts.append(_arguments("@task.distributed", decorated))
     parts.append(SPECS)
     parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec)
     return "\n".join(parts)

@@ -136,8 +136,8 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
 def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
     """Check a number of nodes against MAX_NODES.
 
-    The URI counts while Airflow loads the DAG, because the store is not read then. In a task, the row of the pool in the
-    store counts if the pool is up, because `shoal pool alter` may have changed the limit.
+    While Airflow loads the DAG, the URI counts, because the store is not read then. In a task, the row of the pool in
+    the store counts if the pool is up, because `shoal pool alter` may have changed the limit.
 
     Args:
         size: Number of nodes.
