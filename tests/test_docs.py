@@ -7,12 +7,16 @@ Ray is started once for them all.
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from shoal import ComputePool
+from shoal.pool.api import list_pools
 from tests.support.guides import EXAMPLE, GUIDES, ROOT, examples, one_side, run
+from tests.support.homes import new_home
 
 PAGES = sorted({*ROOT.glob("*.md"), *GUIDES})
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
@@ -46,10 +50,35 @@ for file in files:
 
 ON_A_POOL = "on a pool that is up"
 
+CONNECTED = [
+    "training.md:estimator",
+    "training.md:lightgbm",
+    *(f"pytorch.md:{name}" for name in ("pytorch", "distributed", "ray-launch")),
+]
+"""Of the examples on this pool, those that run connected to its Ray cluster, without a job each."""
+
+CONNECT = """
+import os
+from shoal import ComputePool
+os.environ.update(ComputePool("guides").endpoint().driver_environment())
+import ray
+ray.init(log_to_driver=False)
+"""
+DISCONNECT = "import ray; ray.shutdown()"
+
+ON_TINY_NODES = [f"pools.md:{name}" for name in ("scaling", "notebook-name", "leases", "exclusive-leases")]
+"""Examples of sizes and leases, which need no Ray: they run on tiny nodes, in the process of the tests."""
+
 MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir())
 """Guides of which the first example brings up a pool, which all others use, and the last one takes it down."""
 
-AFTER = {"prefect.md": "jobs.md", "pytorch.md": "airflow.md", "ray.md": "databricks.md"}
+AFTER = {
+    "prefect.md": "jobs.md",
+    "pytorch.md": "airflow.md",
+    "ray.md": "databricks.md",
+    "snowflake.md": "databricks.md",
+    "pools.md": "databricks.md",
+}
 """Pages whose examples run after those of another page, which imports the same: they name their pools wherever they use
 one, or have the only one that is up, so that it does not matter which other pools the store has."""
 
@@ -62,11 +91,22 @@ def sessions() -> dict[str, list[str]]:
     bring up their own pools.
     """
     found: dict[str, list[str]] = {}
-    for name in FOUND.keys() - DAGS:
+    for name in FOUND.keys() - {*DAGS, *ON_TINY_NODES}:
         page = name.partition(":")[0]
         own = page in ("README.md", "prefect.md", *MIGRATING) or "local://" in FOUND[name]
         found.setdefault(AFTER.get(page, page) if own else ON_A_POOL, []).append(name)
     return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
+
+
+def programs(session: str) -> dict[str, str]:
+    """What a session runs, one after the other, by names of files."""
+    names = sessions()[session]
+    files = {name: {f"{name.replace(':', '-')}.py": FOUND[name]} for name in names}
+    if session != ON_A_POOL:
+        return {file: code for name in names for file, code in files[name].items()}
+    connected = {file: code for name in CONNECTED for file, code in files.pop(name).items()}
+    jobs = {file: code for each in files.values() for file, code in each.items()}
+    return {"connect.py": CONNECT, **connected, "disconnect.py": DISCONNECT, **jobs}
 
 
 def test_no_python_block_is_left_out():
@@ -98,8 +138,31 @@ def test_links_between_the_pages_resolve(page):
     assert not missing
 
 
+@pytest.mark.parametrize("name", ON_TINY_NODES)
+def test_examples_of_pools(name, tiny, tmp_path):
+    file = tmp_path / "example.py"
+    file.write_text(FOUND[name])
+    runpy.run_path(str(file), run_name="__main__")
+    assert {pool.state for pool in list_pools()} <= {"down"}  # each example ends its pools
+
+
+@pytest.fixture(scope="module")
+def home_of_a_reader():
+    """One home for the readers of all guides: the first job makes MLflow's database, which takes seconds."""
+    with new_home() as folder:
+        yield folder
+
+
 @pytest.fixture
-def guides_pool(empty_home):
+def no_pool_is_up(home_of_a_reader):
+    """The home of a reader without a pool, also after a test that failed."""
+    for pool in list_pools():
+        ComputePool(pool.name).down()
+    return home_of_a_reader
+
+
+@pytest.fixture
+def guides_pool(no_pool_is_up):
     """The only pool there is, and so the one that every training is meant for."""
     pool = ComputePool("local://guides?max_nodes=1&cpus_per_node=2").up()
     yield
@@ -107,22 +170,22 @@ def guides_pool(empty_home):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)  # eight examples in one process
+@pytest.mark.timeout(1200)  # the examples of three guides in one process
 @pytest.mark.parametrize("session", sessions())
-def test_examples(session, flights, empty_home, tmp_path, request):
-    if session == ON_A_POOL:
-        request.getfixturevalue("guides_pool")
+def test_examples(session, flights, tmp_path, request):
+    own = {"README.md": "empty_home", ON_A_POOL: "guides_pool"}
+    request.getfixturevalue(own.get(session, "no_pool_is_up"))
     (tmp_path / "flights").symlink_to(flights)
-    files = {f"{name.replace(':', '-')}.py": FOUND[name] for name in sessions()[session]}
+    files = programs(session)
     for file, code in files.items():
         (tmp_path / file).write_text(code)
-    said = run(tmp_path, "-c", SESSION, *files)
+    said = run(tmp_path, "-c", SESSION, *files, timeout=1100)
     assert [line.removeprefix("--- ") for line in said.splitlines() if line.startswith("--- ")] == [*files]
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # Airflow's own start, a database, a pool and a training
-def test_the_dags_of_the_readme_and_of_the_guide_run(flights, empty_home, tmp_path):
+def test_the_dags_of_the_readme_and_of_the_guide_run(flights, no_pool_is_up, tmp_path):
     (tmp_path / "flights").symlink_to(flights)
     (tmp_path / "dags").mkdir()
     for name, file in DAGS.items():
@@ -131,5 +194,7 @@ def test_the_dags_of_the_readme_and_of_the_guide_run(flights, empty_home, tmp_pa
     # A test run that fails ends with 0, too.
     ended = re.findall(r"DagRun Finished: dag_id=(\w+),.* state=(\w+)", said)
     assert ended == [("retrain", "success"), ("delays", "success")], said
-    assert "model trained on 23611 rows" in said, said  # README: February's flights that arrived
-    assert "model trained on 26483 rows" in said, said  # the guide: January's
+    # The DAG of the README trains on February, and the guide's on January.
+    for month in ("2013-02", "2013-01"):
+        rows = pq.read_metadata(flights / f"{month}.parquet").num_rows
+        assert f"model trained on {rows} rows" in said, said

@@ -57,13 +57,6 @@ def test_version(shoal):
     assert document(shoal("--version", "--json").stdout) == {"version": __version__}
 
 
-def test_the_command_loads_nothing_heavy():
-    heavy = ["ray", "xgboost", "lightgbm", "mlflow", "pandas", "pyarrow", "torch", "sqlalchemy"]
-    code = f"import shoal.cli, sys; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 WRONG = [
     (["pool", "scale"], "Missing argument"),
     (["pool", "scale", "many"], "integer"),

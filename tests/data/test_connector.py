@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -376,15 +373,3 @@ def test_get_shard(write: Write) -> None:
     assert sorted(seen) == list(range(95))
     with pytest.raises(InvalidArgumentError, match="from 0 to 2 in a gang of 3, not 3"):
         GangPosition(3, 3)
-
-
-def test_importing_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from shoal.data import *; DataConnector.from_parquet('x').to_spec();"
-        "heavy = 'ray torch xgboost lightgbm pandas pyarrow mlflow numpy sqlalchemy'.split();"
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, check=True
-    )
-    assert result.stdout.strip() == "[]"

@@ -20,7 +20,7 @@ from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import DataError
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     row_groups=st.lists(st.integers(1, 80), min_size=1, max_size=12),

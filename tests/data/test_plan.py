@@ -25,7 +25,7 @@ PINNED = [
 sizes = st.lists(st.lists(st.integers(0, 400), max_size=6), min_size=1, max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sizes=sizes, workers=st.integers(1, 9), seed=st.integers(0, 2**31), data=st.data())
 def test_every_row_once_even_and_repeatable(
     sizes: list[list[int]], workers: int, seed: int, data: st.DataObject

@@ -18,7 +18,7 @@ from .conftest import Write
 weights_ = st.lists(st.floats(0.001, 10), min_size=1, max_size=5).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(groups=st.lists(st.integers(0, 300), max_size=8), weights=weights_, seed=st.integers(0, 99))
 def test_every_row_is_in_exactly_one_part(groups: list[int], weights: tuple[float, ...], seed: int) -> None:
     keys = [str(i) for i in range(len(groups))]
@@ -30,7 +30,7 @@ def test_every_row_is_in_exactly_one_part(groups: list[int], weights: tuple[floa
         assert sorted(np.concatenate(chosen).tolist()) == list(range(rows))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(groups=st.lists(st.integers(0, 300), min_size=1, max_size=8), weights=weights_)
 def test_parts_have_their_share_however_the_rows_are_grouped(groups: list[int], weights: tuple[float, ...]) -> None:
     befores = [0, *accumulate(groups)]

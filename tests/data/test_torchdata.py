@@ -426,7 +426,7 @@ def test_resume_at_the_end_of_an_epoch(numbers: DataConnector) -> None:
     assert other.state_dict()["epoch"] == 1
 
 
-def test_positions_elsewhere_are_refused(numbers: DataConnector, brief_end: None) -> None:
+def test_positions_elsewhere_are_refused(numbers: DataConnector) -> None:
     dataset = numbers.to_torch_dataset(8, shuffle=True)
     next(iter(dataset))
     state = dataset.state_dict()
@@ -440,11 +440,18 @@ def test_positions_elsewhere_are_refused(numbers: DataConnector, brief_end: None
             other.load_state_dict(state)
     with pytest.raises(InvalidArgumentError, match="must be a result of"):
         dataset.load_state_dict({"step": 1})
-    dataset.load_state_dict(state)
+
+
+@pytest.mark.processes
+def test_a_position_is_not_for_workers(numbers: DataConnector, brief_end: None) -> None:
+    dataset = numbers.to_torch_dataset(8, shuffle=True)
+    next(iter(dataset))
+    dataset.load_state_dict(dataset.state_dict())
     with pytest.raises(InvalidArgumentError, match="called in the main process"):
         next(iter(loader(dataset, 1)))
 
 
+@pytest.mark.processes
 def test_only_its_loader_knows_where_workers_are(numbers: DataConnector) -> None:
     dataset = numbers.to_torch_dataset(8, shuffle=True)
     list(loader(dataset, 2))
@@ -618,6 +625,7 @@ def test_vanished_and_changed_files(write: Write, num_workers: int, brief_end: N
 # Beside it
 
 
+@pytest.mark.processes
 def test_ray_does_not_read_in_workers(numbers: DataConnector, brief_end: None) -> None:
     connector = DataConnector(numbers.source, RayDataIngester)
     with pytest.raises(InvalidArgumentError, match="num_workers=0"):

@@ -1,4 +1,4 @@
-"""Fixtures: a driver for each module of this package, and a store with a pool whose head is an HTTP server."""
+"""Fixtures: one driver for all modules of this package, and a store with a pool whose head is an HTTP server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.two_node_cluster import TwoNodes, connected
 __all__ = ["driver", "head", "store"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
-    """This process as a driver of the two nodes; for a module, so that no other's tests find it connected."""
+    """This process as a driver of the two nodes. Tests of calls from a process that is not connected use `outside`."""
     with connected(two_nodes):
         yield two_nodes

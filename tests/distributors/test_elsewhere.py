@@ -19,7 +19,7 @@ from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
 from shoal.distributors.embedded_pool import embedded_pool
-from shoal.distributors.pytorch import PyTorchDistributor, Response, get_context
+from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
@@ -75,7 +75,9 @@ class StopAfter:
 
 
 @pytest.mark.ray
-def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, frame, capsys):
+def test_a_fit_is_a_job_on_the_pool_and_a_connector_is_used_for_several(outside, pool, frame, tmp_path, capsys):
+    frame["broken"] = frame["y"].where(frame.index != 7, np.inf)
+    connector = DataConnector.from_dataframe(frame)
     estimator = XGBEstimator(
         n_estimators=20,
         objective="reg:squarederror",
@@ -83,7 +85,7 @@ def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, fra
         scaling_config=XGBScalingConfig(num_workers=2),
         run_config=RunConfig(pool_name=pool.name),
     )
-    booster = estimator.fit(frame, ["a", "b", "c"], "y", eval_set={"train": frame}, verbose_eval=5)
+    booster = estimator.fit(connector, ["a", "b", "c"], "y", eval_set={"train": frame}, verbose_eval=5)
     said = capsys.readouterr().out
     assert "[5]" in said  # the rounds were printed where the caller is
     assert booster.feature_names == ["a", "b", "c"]
@@ -93,6 +95,14 @@ def test_a_fit_is_a_job_on_the_pool_and_its_result_comes_back(outside, pool, fra
     predictions = estimator.predict(frame)
     assert np.sqrt(np.mean((predictions - frame["y"]) ** 2)) == pytest.approx(losses[-1], rel=1e-3)
     assert np.allclose(estimator.to_sklearn().predict(frame[["a", "b", "c"]]), predictions)
+    assert [str(folder) for folder in (home() / "staging").iterdir()] == [connector.staging]  # the frame's is gone
+
+    another = RunConfig(pool_name=pool.name, artifact_location=str(tmp_path))
+    with pytest.raises(JobFailedError, match='the label "broken" is null, NaN or infinite in 1 of'):
+        XGBEstimator(n_estimators=2, run_config=another).fit(connector, ["a", "b"], "broken")
+    assert list_jobs(pool.name)[0].state == "failed"
+    assert Path(connector.staging).exists()
+    assert connector.discard_staging() is True
     assert list((home() / "staging").iterdir()) == []
 
 
@@ -121,16 +131,6 @@ def test_an_objective_and_a_metric_travel_with_the_job(outside, pool, frame):
     share = np.mean(frame["y"] < estimator.predict(frame))
     assert share == pytest.approx(0.9, abs=0.05)
     assert estimator.get_eval_results()["eval"]["share-below"][-1] == pytest.approx(share, abs=1e-5)
-
-
-@pytest.mark.ray
-def test_a_job_that_fails_says_why_here(outside, pool, frame):
-    frame.loc[7, "y"] = np.inf
-    connector = DataConnector.from_dataframe(frame)
-    with pytest.raises(JobFailedError, match='the label "y" is null, NaN or infinite in 1 of'):
-        XGBEstimator(n_estimators=2, run_config=RunConfig(pool_name=pool.name)).fit(connector, ["a", "b"], "y")
-    assert connector.discard_staging() is True
-    assert list_jobs(pool.name)[0].state == "failed"
 
 
 @pytest.mark.parametrize(
@@ -205,26 +205,6 @@ def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, c
     assert [pool.name for pool in list_pools()] == ["old"]
 
 
-def rows_of(columns):
-    """Of this module, too."""
-    from shoal.distributors.pytorch import get_context
-
-    return get_context().get_dataset_map()["train"].to_arrow().select(columns).num_rows
-
-
-@pytest.mark.ray
-def test_a_connector_is_used_for_several_jobs(outside, pool, frame, tmp_path):
-    connector = DataConnector.from_dataframe(frame)
-    trainer = PyTorchDistributor(rows_of, run_config=RunConfig(pool_name=pool.name))
-    for location in (None, str(tmp_path)):
-        response = trainer.run(["a"], dataset_map={"train": connector}, artifact_location=location)
-        assert response.get_results() == [len(frame)]
-    folder = Path(connector.staging)
-    assert folder.exists()
-    del connector
-    assert not folder.exists()
-
-
 @pytest.mark.ray
 def test_a_call_runs_without_any_pool(outside, fresh_home):
     double = distributed(num_workers=2, remote=True)(lambda number: number * 2)
@@ -270,8 +250,19 @@ def test_a_remote_call_grows_the_pool_is_tracked_and_gives_it_back(
         large.distributed()
 
 
+def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_machine):
+    gpu_machine(2)
+    with embedded_pool() as first:
+        assert ComputePool(first).get_nodes()[0]["gpus"] == 2
+        said = f"within 0 s .*claimed them: {first}"
+        with pytest.raises(CapacityTimeoutError, match=said), embedded_pool(timeout_s=0):
+            pass
+    with embedded_pool(timeout_s=0) as second:
+        assert ComputePool(second).get_nodes()[0]["gpus"] == 2
+
+
 @pytest.mark.ray
-def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_home, gpu_machine, monkeypatch):
+def test_a_call_on_this_node_has_a_worker_for_each_gpu(outside, fresh_home, gpu_machine, monkeypatch):
     """On a machine that NVML's fake makes up: no GPU has seen it."""
     a, b, c, _ = gpu_machine(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
@@ -279,15 +270,6 @@ def test_an_embedded_pool_has_the_gpus_that_no_other_pool_has(outside, fresh_hom
     def gpus():
         return os.environ["CUDA_VISIBLE_DEVICES"].split(","), int(os.environ["LOCAL_RANK"])
 
-    with embedded_pool() as first:
-        assert ComputePool(first).get_nodes()[0]["gpus"] == 3
-        config = RunConfig(pool_name=first)
-        monkeypatch.setattr("shoal.distributors.embedded_pool.embedded_pool", lambda **_: nullcontext(first))
-        # One worker for each GPU, and each sees all of the node's, as with torchrun.
-        seen = distributed(num_cpus=0, run_config=config)(gpus).distributed()
-        assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
-        with (
-            pytest.raises(CapacityTimeoutError, match=f"within 0 s .*claimed them: {first}"),
-            embedded_pool(timeout_s=0),
-        ):
-            pass
+    # Each worker sees all of the node's GPUs, as with torchrun.
+    seen = distributed(num_cpus=0)(gpus).distributed()
+    assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]

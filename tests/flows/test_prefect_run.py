@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from shoal.examples import prefect_run
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
 from shoal.state.home import home
@@ -65,9 +66,9 @@ def test_an_interrupt_leaves_nothing(fresh_home, stage):
     assert all(job.state == "cancelled" for job in list_jobs())
 
 
-def test_a_wrong_month_is_refused_before_anything_starts(fresh_home):
-    process = start("--month", "13")
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "error: the month must be from 2 to 12, not 13" in said
+def test_a_wrong_month_is_refused_before_anything_starts(fresh_home, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["prefect_run", "--month", "13"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process has handlers of its own
+    assert prefect_run.main() == 1
+    assert "error: the month must be from 2 to 12, not 13" in capsys.readouterr().out
     nothing_left()

@@ -128,7 +128,7 @@ def empty(store: Store) -> Store:
     return store
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=pool_rows())
 def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
     """The look without a lock leaves nothing undone that a reconciliation would do."""

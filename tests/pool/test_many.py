@@ -19,8 +19,11 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.crash
 
 MAX_NODES = 4
-WANTS = [("lease" if number % 3 == 2 else "scale", 1 + (number * 5) % 6) for number in range(20)]
-"""Sizes of 1 to 6, leases among them: some are above MAX_NODES."""
+
+
+def wants(many: int) -> list[tuple[str, int]]:
+    """Sizes of 1 to 6, leases among them: some are above MAX_NODES."""
+    return [("lease" if number % 3 == 2 else "scale", 1 + (number * 5) % 6) for number in range(many)]
 
 
 def contend(what: str, size: int, go: Event, told: Connection) -> None:
@@ -46,15 +49,17 @@ def contend(what: str, size: int, go: Event, told: Connection) -> None:
         told.send(f"refused: {error}")
 
 
-@pytest.mark.timeout(600)  # 112 s here on 2 CPUs, beside the other half of the tests
-def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(either_tiny):
+@pytest.mark.timeout(600)  # 20 take 112 s here on 2 CPUs, beside the other half of the tests
+@pytest.mark.parametrize("many", [12, pytest.param(20, marks=pytest.mark.long)])
+def test_many_processes_at_once_each_end_with_success_or_a_clear_refusal(either_tiny, many):
+    asked = wants(many)
     pool = ComputePool(f"local://tiny?max_nodes={MAX_NODES}").up()
     context = multiprocessing.get_context("fork")
     go = context.Event()
-    pipes = [context.Pipe(duplex=False) for _ in WANTS]
+    pipes = [context.Pipe(duplex=False) for _ in asked]
     processes = [
         context.Process(target=contend, args=(what, size, go, telling))
-        for (what, size), (_, telling) in zip(WANTS, pipes, strict=True)
+        for (what, size), (_, telling) in zip(asked, pipes, strict=True)
     ]
     try:
         for process in processes:
@@ -65,7 +70,7 @@ def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(eithe
         for process in processes:
             process.kill()
             process.join()
-    for (what, size), out in zip(WANTS, said, strict=True):
+    for (what, size), out in zip(asked, said, strict=True):
         if size > MAX_NODES:
             assert f"of {size} is above MAX_NODES={MAX_NODES}" in out
         elif what == "lease":
@@ -84,7 +89,7 @@ def test_twenty_processes_at_once_each_end_with_success_or_a_clear_refusal(eithe
         assert session.get_one(Operation, demand.operation_id).state is OperationState.SUCCEEDED
         operations = session.query(Operation).all()
     assert [row.id for row in operations if row.state is OperationState.OPEN] == []
-    assert len(operations) == 1 + sum(size <= MAX_NODES for _, size in WANTS)
+    assert len(operations) == 1 + sum(size <= MAX_NODES for _, size in asked)
     assert pool.describe().leases == ()
     assert len(node_rows()) == demand.size
     assert folders() == sorted(node.id for node in node_rows())

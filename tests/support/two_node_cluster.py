@@ -47,6 +47,8 @@ class TwoNodes:
                     "node_name": "a-head",
                     "temp_dir": str(self.folder),
                     "include_dashboard": False,
+                    "include_log_monitor": False,
+                    "no_monitor": True,
                     "_system_config": _NOTICE,
                 },
             )

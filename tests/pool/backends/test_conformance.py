@@ -6,6 +6,7 @@ A new backend adds a case here (`cases.py`): how to have a pool of two nodes, ho
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -16,18 +17,24 @@ from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from tests.pool.backends.cases import Foreign, Local, backend
+from tests.pool.backends.cases import Case, Foreign, Local, backend
 from tests.support.pool_processes import node_rows
 from tests.support.waiting import wait_until
 
+Guarantee = Callable[[Case, ComputePool], None]
 
-@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)])
-def case(request):
-    if request.param == "tiny":
-        request.getfixturevalue("tiny")
-        return Local()
-    request.getfixturevalue("alone")
-    return Foreign(request.getfixturevalue("static_cluster"))
+GUARANTEES: list[Guarantee] = []
+"""The tests of all guarantees, in the order of this file: each takes a pool with one node."""
+
+
+def guarantee(test: Guarantee) -> Guarantee:
+    GUARANTEES.append(test)
+    return test
+
+
+@pytest.fixture
+def case(tiny):
+    return Local()
 
 
 @pytest.fixture
@@ -47,6 +54,7 @@ def names(pool):
     return [node["name"] for node in pool.get_nodes()]
 
 
+@guarantee
 def test_nodes_are_listed_with_what_they_have_and_the_head_first(case, pool):
     assert pool.scale(2) is True
     assert pool.get_nodes() == [{"name": f"conform-{number}", "cpus": 1, "gpus": 0} for number in range(2)]
@@ -54,6 +62,7 @@ def test_nodes_are_listed_with_what_they_have_and_the_head_first(case, pool):
     assert pool.endpoint().api.startswith("http://")
 
 
+@guarantee
 def test_starting_again_starts_nothing_more(case, pool):
     pool.scale(2)
     before = {node.id: node.endpoint for node in node_rows()}
@@ -64,6 +73,7 @@ def test_starting_again_starts_nothing_more(case, pool):
     assert len(names(pool)) == 2
 
 
+@guarantee
 def test_two_that_act_at_once_make_one_set_of_nodes(case, pool):
     pool.scale(2, is_async=True)
     both = [threading.Thread(target=reconcile, args=(Store(), pool.name)) for _ in range(2)]
@@ -75,6 +85,7 @@ def test_two_that_act_at_once_make_one_set_of_nodes(case, pool):
     assert len({tuple(sorted(node.endpoint.items())) for node in node_rows()}) == 2
 
 
+@guarantee
 def test_looking_changes_nothing(case, pool):
     before = [(node.id, node.state, node.endpoint) for node in node_rows()]
     assert backend(case).look(PoolSpec.parse(case.uri), refs()) == Seen()
@@ -82,6 +93,7 @@ def test_looking_changes_nothing(case, pool):
     assert [(node.id, node.state, node.endpoint) for node in node_rows()] == before
 
 
+@guarantee
 def test_a_lost_node_is_noticed_and_replaced_while_its_demand_lives(case, pool):
     pool.scale(2)
     victim = next(node for node in node_rows() if not node.is_head)
@@ -97,6 +109,7 @@ def test_a_lost_node_is_noticed_and_replaced_while_its_demand_lives(case, pool):
     wait_until(replaced, "the replacement")
 
 
+@guarantee
 def test_an_end_is_confirmed_and_may_be_asked_for_again(case, pool):
     pool.scale(2)
     worker = next(node for node in node_rows() if not node.is_head)
@@ -108,12 +121,14 @@ def test_an_end_is_confirmed_and_may_be_asked_for_again(case, pool):
     assert names(pool) == ["conform-0"]
 
 
+@guarantee
 def test_a_node_that_never_was_has_ended(case, pool):
     never = NodeRef("0123456789", "never", pool.name, 1, None)
     assert backend(case).end(ref(case, 1), [never]) == {never.id: None}
     assert backend(case).look(PoolSpec.parse(case.uri), refs()) == Seen()
 
 
+@guarantee
 def test_what_is_left_over_is_found_and_cleared(case, pool):
     if not case.leave_behind("ffffffffff"):
         assert backend(case).existing() == []
@@ -125,6 +140,7 @@ def test_what_is_left_over_is_found_and_cleared(case, pool):
     assert backend(case).clear("ffffffffff") is None
 
 
+@guarantee
 def test_what_is_refused_changes_nothing(case, pool):
     before = pool.describe().last_operation
     with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
@@ -135,6 +151,7 @@ def test_what_is_refused_changes_nothing(case, pool):
     assert pool.describe().target == 1
 
 
+@guarantee
 def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
     pool.scale(2)
     leaving = node_rows()
@@ -146,12 +163,20 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
 
 
 @pytest.mark.ray
+def test_a_ray_cluster_keeps_every_guarantee(alone, static_cluster):
+    """On one pool: to attach one takes a Ray job, which takes seconds."""
+    case = Foreign(static_cluster)
+    pool = ComputePool(case.uri).up()
+    for test in GUARANTEES:
+        pool.scale(1)
+        test(case, pool)
+
+
+@pytest.mark.ray
 @pytest.mark.long
-def test_the_same_with_real_ray_nodes_on_this_machine(alone):
+def test_ray_nodes_on_this_machine_keep_every_guarantee(alone):
     case = Local()
     pool = ComputePool(case.uri).up()
-    test_nodes_are_listed_with_what_they_have_and_the_head_first(case, pool)
-    test_starting_again_starts_nothing_more(case, pool)
-    test_looking_changes_nothing(case, pool)
-    test_an_end_is_confirmed_and_may_be_asked_for_again(case, pool)
-    test_what_is_left_over_is_found_and_cleared(case, pool)
+    for test in GUARANTEES:
+        pool.scale(1)
+        test(case, pool)

@@ -21,6 +21,7 @@ from shoal.training.claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.shared import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
 from shoal.training.progress import OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints
@@ -164,6 +165,9 @@ class _Run:
         each = layout.each
         shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
         left = self._restarts.left(WAIT_SECONDS)
+        # An idle gang of an earlier boosting run in this process reserves CPUs that the workers, or the tasks that the
+        # function starts, may need.
+        end_gangs()
         gang = Gang.start(shape, timeout=min(WAIT_SECONDS, left), env=self._env)
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
