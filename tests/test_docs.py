@@ -7,12 +7,13 @@ Ray is started once for them all.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from shoal import ComputePool
-from tests.support.guides import EXAMPLE, GUIDES, ROOT, examples, one_side, run
+from tests.support.guides import EXAMPLE, GUIDES, MIGRATED, ROOT, examples, one_side, run
 
 PAGES = sorted({*ROOT.glob("*.md"), *GUIDES})
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
@@ -30,16 +31,6 @@ for file in sys.argv[1:]:
     runpy.run_path(file, run_name="__main__")
 """
 """What runs files one after the other, each as a program of its own, in one process."""
-
-
-MIGRATED = """
-import runpy, sys
-from airflow.__main__ import main
-file, sys.argv = sys.argv[1], ["airflow", "db", "migrate"]
-main()
-runpy.run_path(file, run_name="__main__")
-"""
-"""What runs a file after `airflow db migrate`, in one process: Airflow takes seconds to import."""
 
 
 ON_A_POOL = "on a pool that is up"
@@ -94,6 +85,17 @@ def test_links_between_the_pages_resolve(page):
     missing = [file for file, _ in targets if not file.exists()]
     missing += [(file.name, anchor) for file, anchor in targets if anchor and anchor not in anchors(file)]
     assert not missing
+
+
+def test_the_readme_of_the_package_has_no_relative_links():
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    text = (ROOT / "README.md").read_text()
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert "https://shoal.readthedocs.io/en/latest/migrating/ray/" in links
+    assert "https://shoal.readthedocs.io/en/latest/CONTRIBUTING/" in links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
-UI_FIELDS: dict[str, Any] = {
-    "hidden_fields": ["login", "password", "port", "extra"],
+_UI_FIELDS: dict[str, Any] = {
+    "hidden-fields": ["login", "password", "port", "extra"],
     "relabeling": {"host": "Pool name", "schema": "Backend"},
     "placeholders": {"host": "retrain", "schema": "local"},
 }
@@ -36,7 +36,7 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": CONNECTION_TYPE,
                 "hook-class-name": "shoal.airflow.hooks.ComputePoolHook",
                 "hook-name": HOOK_NAME,
-                "ui-field-behaviour": {name.replace("_", "-"): value for name, value in UI_FIELDS.items()},
+                "ui-field-behaviour": _UI_FIELDS,
                 "conn-fields": {
                     name: {"label": name, "description": description, "schema": {"type": ["string", "null"]}}
                     for name, description in pool_options().items()
