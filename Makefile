@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-gpu soak lint format bench clean lock
+.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -123,6 +123,9 @@ test-computing: install
 test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
+test-versions: install  ## Install the built wheel with the oldest and the newest Airflow, and train on a remote pool
+	@$(BIN)/python -m pytest -m long tests/airflow/test_versions.py
+
 test-gpu: install  ## Run the tests that need a GPU; skipped with the reason where there is none
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
@@ -155,9 +158,9 @@ $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	@touch $@
 
 lock:  ## Pin the development environment again (no index address, no local path; torch is installed separately)
-	@uv pip compile --quiet --upgrade pyproject.toml --group dev --python-version 3.11 --no-emit-index-url \
+	@uv pip compile --quiet --upgrade pyproject.toml --extra data --group dev --python-version 3.11 --no-emit-index-url \
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
-	@uv pip compile --quiet --upgrade pyproject.toml --extra prefect --group prefect-newest --python-version 3.11 \
+	@uv pip compile --quiet --upgrade pyproject.toml --extra data --extra prefect --group prefect-newest --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
 	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.results import training_results
+from shoal.airflow.retries import no_retry_of_permanent_errors
 
 POOL = "{{ var.value.get('shoal_many_models_pool', 'local://many-models?max_nodes=4') }}"
 NODES = 3
@@ -95,7 +96,9 @@ def many_models() -> None:
         context = get_current_context()
         run, params = context["dag_run"], context["params"]
         moment = run.logical_date or run.run_after  # A run that was triggered by hand may have no logical date.
-        return for_each(spec_of_the_night(moment.date(), params["rounds"]), COLUMN, min_rows=params["min_rows"])
+        spec = spec_of_the_night(moment.date(), params["rounds"])
+        with no_retry_of_permanent_errors():
+            return for_each(spec, COLUMN, min_rows=params["min_rows"])
 
     @task(trigger_rule="all_done", retries=0)
     def report(specs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import pytest
 
 from shoal import ComputePool
 from shoal.pool.api import list_pools
-from tests.support.guides import EXAMPLE, GUIDES, ROOT, examples, one_side, run
+from tests.support.guides import EXAMPLE, GUIDES, MIGRATED, ROOT, examples, one_side, run
 from tests.support.homes import new_home
 
 PAGES = sorted({*ROOT.glob("*.md"), *GUIDES})
@@ -35,17 +36,6 @@ for file in sys.argv[1:]:
     runpy.run_path(file, run_name="__main__")
 """
 """What runs files one after the other, each as a program of its own, in one process."""
-
-
-MIGRATED = """
-import runpy, sys
-from airflow.__main__ import main
-files, sys.argv = sys.argv[1:], ["airflow", "db", "migrate"]
-main()
-for file in files:
-    runpy.run_path(file, run_name="__main__")
-"""
-"""What runs files after `airflow db migrate`, in one process: Airflow takes seconds to import."""
 
 
 ON_A_POOL = "on a pool that is up"
@@ -136,6 +126,17 @@ def test_links_between_the_pages_resolve(page):
     missing = [file for file, _ in targets if not file.exists()]
     missing += [(file.name, anchor) for file, anchor in targets if anchor and anchor not in anchors(file)]
     assert not missing
+
+
+def test_the_readme_of_the_package_has_no_relative_links():
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    text = (ROOT / "README.md").read_text()
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert "https://shoal.readthedocs.io/en/latest/migrating/ray/" in links
+    assert "https://shoal.readthedocs.io/en/latest/CONTRIBUTING/" in links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 @pytest.mark.parametrize("name", ON_TINY_NODES)

@@ -18,7 +18,7 @@ from tests.cli.conftest import document
 def test_help_lists_every_command_and_the_exit_codes(shoal):
     result = shoal("--help")
     assert result.exit_code == 0
-    for word in ("pool", "train", "jobs", "models", "sweep", "doctor", "init", "Exit codes", "130"):
+    for word in ("pool", "train", "jobs", "models", "sweep", "doctor", "init", "check-dags", "Exit codes", "130"):
         assert word in result.stdout
 
 

@@ -17,6 +17,7 @@ import ray
 from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.backends.versions import TESTED_RAY
 from shoal.state.process import ProcessId
 from tests.support.pool_processes import node_processes, node_rows
 from tests.support.waiting import wait_until
@@ -131,12 +132,12 @@ def test_a_refused_size_changes_nothing(pool):
 
 
 def test_the_private_api_is_the_one_that_was_tested():
-    """`raylet` builds on `ray._private.node.Node`: a new minor of Ray has to be looked at before it is allowed."""
+    """`raylet` builds on `ray._private.node.Node`: look at a new minor before `TESTED_RAY` names it."""
     import inspect
 
     from ray._private.node import Node
 
-    assert ray.__version__.startswith("2.60.")
+    assert ray.__version__.startswith(f"{TESTED_RAY}.")
     assert {"head", "shutdown_at_exit", "spawn_reaper"} <= set(inspect.signature(Node.__init__).parameters)
     for name in ("gcs_address", "webui_url", "node_id", "dead_processes", "kill_all_processes", "get_gcs_client"):
         assert hasattr(Node, name)

@@ -16,6 +16,17 @@ EXAMPLE = re.compile(r"<!-- example( that needs a GPU)?: ([a-z-]+) -->\n```(pyth
 """An example: a program, or a diff from a program for another product to one for shoal."""
 
 
+MIGRATED = """
+import runpy, sys
+from airflow.__main__ import main
+files, sys.argv = sys.argv[1:], ["airflow", "db", "migrate"]
+main()
+for file in files:
+    runpy.run_path(file, run_name="__main__")
+"""
+"""What runs files after `airflow db migrate`, in one process: Airflow takes seconds to import."""
+
+
 def one_side(language: str, code: str, sign: str) -> str:
     """Of a diff, the program whose own lines have this sign; any other code as it is."""
     if language != "diff":

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, get_args
 
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
-UI_FIELDS: dict[str, Any] = {
+_UI_FIELDS: dict[str, Any] = {
     # A connection URI such as compute-pool://retrain/local writes the backend into the schema. The form has a field of
     # its own for it, because that field can list the backends.
-    "hidden_fields": ["login", "port", "schema", "extra"],
+    "hidden-fields": ["login", "port", "schema", "extra"],
     "relabeling": {"host": "Pool name", "password": "Token of the Ray cluster"},
     "placeholders": {"host": "retrain", "password": "only for the backend ray"},
 }
@@ -38,7 +38,7 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": CONNECTION_TYPE,
                 "hook-class-name": "shoal.airflow.hooks.ComputePoolHook",
                 "hook-name": HOOK_NAME,
-                "ui-field-behaviour": {name.replace("_", "-"): value for name, value in UI_FIELDS.items()},
+                "ui-field-behaviour": _UI_FIELDS,
                 "conn-fields": {
                     field.name: {"label": field.label, "description": field.description, "schema": field.schema()}
                     for field in pool_fields()

@@ -16,7 +16,7 @@ from shoal.airflow.checks import is_known
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-_OF_THE_RUN = frozenset(
+OF_THE_RUN = frozenset(
     {
         "conn",
         "dag",
@@ -104,7 +104,7 @@ def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOpera
 
     environment = task.get_template_env()
     names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
-    return names <= _OF_THE_RUN and ("params" not in names or task.params == setup.params)
+    return names <= OF_THE_RUN and ("params" not in names or task.params == setup.params)
 
 
 def _has_ended(value: XComArg, setup: BaseOperator) -> bool:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.airflow import CONNECTION_TYPE, HOOK_NAME, UI_FIELDS, pool_fields
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from shoal.airflow import CONNECTION_TYPE, HOOK_NAME
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.token_file import keep_token
 from shoal.pool.spec import PoolSpec, is_uri
-
-try:
-    from airflow.sdk.exceptions import AirflowNotFoundException
-except ImportError:  # In Airflow 3.0, the class is in another module.
-    from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]
-try:
-    from airflow.sdk import BaseHook
-except ImportError:  # In Airflow 3.0, the class is in another module.
-    from airflow.hooks.base import BaseHook  # type: ignore[attr-defined,no-redef]
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -100,35 +94,6 @@ class ComputePoolHook(BaseHook):
                 return True, f"{self.spec.uri} does not exist yet: the first run that leases nodes creates it"
             return False, str(error)
         return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"
-
-    @classmethod
-    def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return the settings of the form in which users edit a connection. Only Airflow before 3.2 calls this method.
-
-        Later versions read the settings from the provider info (`shoal.airflow.get_provider_info`).
-        """
-        return UI_FIELDS
-
-    @classmethod
-    def get_connection_form_widgets(cls) -> dict[str, Any]:
-        """Return the additional fields of the form in which users edit a connection. Only Airflow before 3.2 calls this
-        method.
-
-        Later versions read the fields from the provider info (`shoal.airflow.get_provider_info`).
-        """
-        from flask_appbuilder.fieldwidgets import BS3TextFieldWidget  # type: ignore[import-not-found]
-        from wtforms import StringField  # type: ignore[import-untyped]
-        from wtforms.validators import AnyOf, Optional  # type: ignore[import-untyped]
-
-        return {
-            field.name: StringField(
-                field.label,
-                [Optional(), *([AnyOf(field.values)] if field.values else [])],
-                description=field.description,
-                widget=BS3TextFieldWidget(),
-            )
-            for field in pool_fields()
-        }
 
 
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 
 from shoal.airflow.operators import SweepPoolsOperator
+from shoal.airflow.retries import no_retry_of_permanent_errors
 
 
 @dag(
@@ -64,13 +65,14 @@ def retention() -> None:
         from shoal.jobs import retain
 
         params = get_current_context()["params"]
-        did = retain(
-            versions_older_than=timedelta(days=params["versions_older_than_days"]),
-            keep_last=params["keep_last"],
-            jobs_older_than=timedelta(days=params["jobs_older_than_days"]),
-            tracking_uri=params["tracking_uri"],
-            dry_run=params["dry_run"],
-        )
+        with no_retry_of_permanent_errors():
+            did = retain(
+                versions_older_than=timedelta(days=params["versions_older_than_days"]),
+                keep_last=params["keep_last"],
+                jobs_older_than=timedelta(days=params["jobs_older_than_days"]),
+                tracking_uri=params["tracking_uri"],
+                dry_run=params["dry_run"],
+            )
         print(*did, sep="\n")
         return did
 

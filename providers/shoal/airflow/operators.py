@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from shoal.airflow._base import PoolOperator
@@ -171,31 +172,10 @@ class _JobOperator(PoolOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result."""
 
     def prepare_template(self) -> None:
-        """Warn if no task of the DAG leases nodes of this task's pool. Airflow calls this when the DAG is complete.
-
-        A pool that is always up needs no lease. So there is no warning if the task has only the name of a pool, and is
-        in no block of `pool_for_run`.
-        """
-        name, dag = self.pool_name, self.get_dag()
-        if dag is None or not isinstance(name, str) or not (self.lease or is_uri(name)):
-            return
-        claims = [task for task in dag.tasks if isinstance(task, LeasePoolOperator | ScaleClusterOperator)]
-        # Without the name of a pool, it is not known yet which pool a task leases.
-        if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in claims)]):
-            return
-        pool, leased = pool_of(vars(self)), [pool_of(vars(claim)) or "" for claim in claims]
-        if pool is None or pool in leased:
-            return
-        near = difflib.get_close_matches(pool, leased, n=1)
-        warnings.warn(
-            f"task {self.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: "
-            + (
-                f"did you mean {near[0]}?"
-                if near
-                else "use pool_for_run, or, if the pool is always up, only its name as pool_name"
-            ),
-            stacklevel=2,
-        )
+        """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
+        the DAG is complete."""
+        if (message := missing_lease(self)) is not None:
+            warnings.warn(message, stacklevel=2)
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
@@ -229,6 +209,38 @@ class _JobOperator(PoolOperator):
                     self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
                 raise
             return result.result()
+
+
+def is_job(task: BaseOperator | MappedOperator) -> bool:
+    """Return whether a task, mapped or not, submits a job."""
+    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), _JobOperator)
+
+
+def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
+    """Return what is wrong if no task of the DAG leases nodes of the pool on which a task runs its job, else None.
+
+    A pool that is always up needs no lease. So nothing is wrong if the task has only the name of a pool, and is in no
+    block of `pool_for_run`.
+
+    :param task: Task of a complete DAG that submits a job.
+    """
+    arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
+    name, dag = arguments.get("pool_name"), task.get_dag()
+    if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
+        return None
+    claims = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
+    # Without the name of a pool, it is not known yet which pool a task leases.
+    if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in claims)]):
+        return None
+    pool, leased = pool_of(arguments), [pool_of(vars(claim)) or "" for claim in claims]
+    if pool is None or pool in leased:
+        return None
+    near = difflib.get_close_matches(pool, leased, n=1)
+    return f"task {task.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: " + (
+        f"did you mean {near[0]}?"
+        if near
+        else "use pool_for_run, or, if the pool is always up, only its name as pool_name"
+    )
 
 
 class DistributedTrainOperator(_JobOperator):

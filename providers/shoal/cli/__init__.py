@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,14 @@ from shoal.errors import ShoalError
 _UsageError: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+
+def _other_commands() -> dict[str, EntryPoint]:
+    """Return the commands of adapters, such as ``check-dags`` of the Airflow provider, by name.
+
+    An entry point of the group ``shoal.commands`` names a `typer.Typer` with one command.
+    """
+    return {entry.name: entry for entry in entry_points(group="shoal.commands")}
 
 
 class _ShoalGroup(TyperGroup):
@@ -56,6 +65,17 @@ class _ShoalGroup(TyperGroup):
             if as_json:
                 print_error(error, as_json=True)
             raise
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *sorted(_other_commands())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        # Only the help and the commands of adapters read the entry points, which takes as long as the whole import.
+        if command is None and (entry := _other_commands().get(cmd_name)) is not None:
+            command = typer.main.get_command(entry.load())
+            command.name = cmd_name
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import resource
 import shutil
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shoal.errors import ShoalError, StoreError
+from shoal.pool.backends.versions import untested_ray
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
@@ -103,9 +103,8 @@ def _ray() -> Check:
         return Check("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
         return Check("ray", "broken", f"{found}, without its dashboard, which receives the jobs", install)
-    tested = _tested_ray()
-    if tested and not f"{found}.".startswith(f"{tested}."):
-        return Check("ray", "broken", f"{found}, but this release of shoal is tested with {tested}", install)
+    if (warning := untested_ray()) is not None:
+        return Check("ray", "note", found, warning)
     return Check("ray", "ok", found)
 
 
@@ -121,19 +120,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _tested_ray() -> str | None:
-    """Return the minor release of Ray that shoal's package metadata requires, such as "2.55".
-
-    The result is None if the metadata cannot be found or does not name a release.
-    """
-    try:
-        needed = importlib.metadata.requires("shoal") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = (re.match(r"ray\b.*>=\s*(\d+\.\d+)", line) for line in needed)
-    return next((match[1] for match in found if match), None)
 
 
 def _proc() -> Check:

@@ -10,6 +10,7 @@ from shoal.data.column_names import check_present
 from shoal.data.filter_syntax import columns_of, parse_filters
 from shoal.data.gang_position import current_position
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
+from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning.groups import plan_groups
@@ -442,6 +443,7 @@ class DataConnector:
         """
         if limit is not None and limit < 0:
             raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
+        need("pandas")
         frame: pd.DataFrame = self._read(limit).to_pandas()
         return frame
 

@@ -129,7 +129,8 @@ class Supervisor:
             return 0
         except Exception as error:
             log.exception("%s failed", node.name)
-            self._fail(f"{type(error).__name__}: {error}")
+            untested = versions.untested_ray()
+            self._fail(f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else ""))
             return 1
         finally:
             self._take_down(member)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from shoal.data.libraries import need
 from shoal.data.parquet.filesystems import resolve, split_query
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
@@ -46,7 +47,9 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
     Raises:
         DataError: If a path does not exist, contains or matches no file, or cannot be listed.
         InvalidArgumentError: If two of the paths name the same file.
+        MissingExtraError: If the libraries of the extra ``data`` are not installed.
     """
+    need("pyarrow", "numpy")
     found: dict[str, DataFile] = {}
     for path in paths:
         for file in _expand(path):

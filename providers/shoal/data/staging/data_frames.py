@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.libraries import need
 from shoal.data.parquet.filesystems import join
 from shoal.data.staging.staged_data import staged
 from shoal.data.staging.table_writer import TableWriter, group_rows
@@ -35,6 +36,7 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
             not writable.
         InvalidArgumentError: If `frame` is not a table.
     """
+    need("pyarrow", "numpy")
     import pyarrow as pa
 
     with staged(staging_location) as directory:

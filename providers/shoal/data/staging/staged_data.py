@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.data.libraries import need
 from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
@@ -56,7 +57,9 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
         InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
             data.
         DataError: If the location is not writable.
+        MissingExtraError: If the libraries of the extra ``data`` are not installed.
     """
+    need("pyarrow", "numpy")
     import pyarrow as pa
 
     base = default_location() if staging_location is None else normalise(staging_location)

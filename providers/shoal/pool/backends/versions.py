@@ -16,6 +16,28 @@ _DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "l
 _TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
 
 
+TESTED_RAY = "2.60"
+"""Minor release of Ray with which this release of shoal is tested. Local pools start their nodes with Ray's private
+API, which may change with any minor release."""
+
+
+def untested_ray() -> str | None:
+    """Return a sentence for users if the installed Ray is of another minor release than the tested one, else None.
+
+    Without Ray, the result is None, too.
+    """
+    try:
+        found = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return None
+    if _minor(found) == TESTED_RAY:
+        return None
+    return (
+        f"local pools are tested with Ray {TESTED_RAY}, and Ray {found} is installed: if nodes do not start, run "
+        f'`pip install "ray[default]~={TESTED_RAY}.0"`'
+    )
+
+
 def mine() -> dict[str, str]:
     """Return the versions of this process: of Python, shoal and libraries, and the folder of its environment."""
     found = {"python": platform.python_version()}

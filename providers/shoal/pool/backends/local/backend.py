@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class LocalBackend:
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
         runtime_root()
+        if (warning := versions.untested_ray()) is not None:
+            warnings.warn(warning, stacklevel=2)
         if spec.gpus_per_node > 0:
             selectors = _selectors(spec.name)
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)

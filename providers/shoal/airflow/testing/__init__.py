@@ -1,0 +1,12 @@
+"""Check DAG files before they are deployed: by pytest fixtures, by ``shoal check-dags``, or by `check_dags`.
+
+The pytest plugin is loaded in every test session of an environment with shoal. So importing this package loads neither
+Airflow nor anything else that takes long.
+"""
+
+from __future__ import annotations
+
+from shoal.airflow.testing.check import check_dags
+from shoal.airflow.testing.report import DagReport, Finding, Rule
+
+__all__ = ["DagReport", "Finding", "Rule", "check_dags"]

@@ -1,0 +1,60 @@
+"""Command ``shoal check-dags``. The command line finds it through the entry point ``shoal.commands``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.airflow.testing.check import IMPORT_BUDGET_S, check_dags
+from shoal.airflow.testing.report import Rule
+
+
+class _Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="**Rules**: " + ", ".join(Rule))
+def command(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="DAG files, or folders with DAG files.")],
+    form: Annotated[
+        _Format, typer.Option("--format", help="How to print the problems; github: as annotations of GitHub Actions.")
+    ] = _Format.TEXT,
+    import_budget: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Seconds that loading a file may take.")
+    ] = IMPORT_BUDGET_S,
+    always_up: Annotated[
+        list[str] | None, typer.Option(metavar="POOL", help="Pool that is always up. May be repeated.")
+    ] = None,
+    connection: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Connection that exists where the DAGs run. May be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Rule that is not checked. May be repeated.")
+    ] = None,
+) -> None:
+    """Check Airflow DAG files before they are deployed. Exit code 1 means that there are problems."""
+    report = check_dags(
+        *paths,
+        import_budget_s=import_budget,
+        always_up=always_up or (),
+        connections=connection or (),
+        ignore=ignore or (),
+    )
+    match form:
+        case _Format.TEXT:
+            typer.echo(str(report))
+        case _Format.JSON:
+            typer.echo(report.to_json())
+        case _Format.GITHUB if report.findings:
+            typer.echo(report.annotations())
+    if report.findings:
+        raise typer.Exit(1)

@@ -1,0 +1,290 @@
+"""Process in which DAG files are checked: it imports Airflow, and loads each file in a fork of itself.
+
+Airflow's DAG processor does the same. So the time and the imports of a file are its own, whichever file is loaded
+first, and a file that ends its process ends no other. The request is read from stdin, and the answer is written to
+stdout.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from shoal.airflow.testing.report import Rule
+
+HEAVY_MODULES = (
+    "dask",
+    "jax",
+    "lightgbm",
+    "mlflow",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "pyspark",
+    "ray",
+    "scipy",
+    "sklearn",
+    "tensorflow",
+    "torch",
+    "transformers",
+    "xgboost",
+)
+"""Libraries that take long to import, and that only tasks need."""
+
+_IMPORTED_BEFORE = (
+    "airflow.dag_processing.dagbag",
+    "airflow.sdk",
+    "airflow.providers.standard.operators.python",
+    "airflow.providers.standard.operators.empty",
+    "shoal.airflow.context",
+    "shoal.airflow.decorators",
+    "shoal.airflow.notifications",
+    "shoal.airflow.testing.rules",
+    "shoal.jobs.task_spec",
+)
+"""Modules whose import is not counted as the file's."""
+
+_SETTINGS = {
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    # The line of an error is read from the traceback, which Airflow shortens to two frames.
+    "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACKS": "True",
+    "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "50",
+}
+
+_Facts = dict[str, Any]
+
+
+def main() -> None:
+    """Read the request, check the files, and write the answer."""
+    request = json.load(sys.stdin)
+    # Airflow and the DAG files may print something. It must not get into the answer.
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        os.environ.update(_SETTINGS)
+        for module in _IMPORTED_BEFORE:
+            import_module(module)
+        json.dump(check(request), answer)
+
+
+def check(request: Mapping[str, Any]) -> _Facts:
+    """Check all files.
+
+    Args:
+        request: Arguments of `check_dags`, with absolute paths.
+
+    Returns:
+        The findings, the files, the ids of the DAGs, and the paths without any file.
+    """
+    found = {path: list(_files(path)) for path in request["paths"]}
+    files = list(dict.fromkeys(file for some in found.values() for file in some))
+    for path in request["paths"]:
+        # Airflow puts the folder of a DAG bundle on the path, so that its files can import each other.
+        sys.path.append(path if os.path.isdir(path) else os.path.dirname(path))
+    findings: list[_Facts] = []
+    first_file: dict[str, str] = {}
+    wrong: dict[str, str | None] = {}
+    for file in files:
+        facts = _in_fork(file, request)
+        findings += facts["findings"]
+        for dag_id, line in facts["dags"].items():
+            other = first_file.setdefault(dag_id, file)
+            if other != file:
+                message = f"the DAG {dag_id} is also defined in {Path(other).name}: give one of them another dag_id"
+                findings.append(_finding(file, line, Rule.DUPLICATE_DAG, message, dag_id))
+        for use in facts["connections"]:
+            conn_id = use["conn_id"]
+            if conn_id in request["connections"]:
+                continue
+            if conn_id not in wrong:
+                wrong[conn_id] = _wrong_connection(conn_id, of_pool=use["of_pool"])
+            if (said := wrong[conn_id]) is not None:
+                rule = Rule.UNKNOWN_CONNECTION if said.startswith("uses") else Rule.WRONG_ARGUMENT
+                findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {said}", use["dag_id"]))
+    return {
+        "files": files,
+        "dags": sorted(first_file),
+        "findings": findings,
+        "without_files": [path for path, some in found.items() if not some],
+    }
+
+
+def _files(path: str) -> Iterator[str]:
+    from airflow.configuration import conf
+    from airflow.utils.file import list_py_file_paths, might_contain_dag
+
+    safe_mode = conf.getboolean("core", "DAG_DISCOVERY_SAFE_MODE", fallback=True)
+    for file in sorted(list_py_file_paths(path, safe_mode)):
+        if might_contain_dag(file, safe_mode):
+            yield str(file)
+
+
+def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
+    receiver, sender = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(receiver)
+        try:
+            try:
+                facts = _facts(file, request["import_budget_s"], request["always_up"])
+            except Exception:
+                facts = {"error": traceback.format_exc()}
+            with os.fdopen(sender, "w") as stream:
+                json.dump(facts, stream)
+        finally:
+            os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver) as stream:
+        text = stream.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        message = f"loading the file ended the process (exit code {os.waitstatus_to_exitcode(status)})"
+        return {"dags": {}, "connections": [], "findings": [_finding(file, None, Rule.IMPORT_ERROR, message)]}
+    facts = json.loads(text)
+    if "error" in facts:
+        raise RuntimeError(f"{file} could not be checked:\n{facts['error']}")
+    return dict(facts)
+
+
+def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Facts:
+    """Load a file, and return its findings, the lines of its DAGs, and the connections that its tasks use."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    from shoal.airflow.testing.rules import connections, problems
+
+    before = set(sys.modules)
+    started = time.monotonic()
+    bag: Any = DagBag(dag_folder=file, collect_dags=False)
+    bag.process_file(file)
+    took = time.monotonic() - started
+
+    lines = _Lines(file)
+    findings = [_import_error(file, text) for text in bag.import_errors.values()]
+    if heavy := [module for module in HEAVY_MODULES if module in sys.modules.keys() - before]:
+        message = f"loading the file imports {', '.join(heavy)}: import it in the function of the task that uses it"
+        line = next(filter(None, map(lines.of_import, heavy)), None)
+        findings.append(_finding(file, line, Rule.HEAVY_IMPORT, message))
+    if took > import_budget_s:
+        message = (
+            f"loading the file took {took:.1f} s, and the budget is {import_budget_s:g} s: move work such as queries "
+            "and slow imports into tasks"
+        )
+        findings.append(_finding(file, None, Rule.SLOW_IMPORT, message))
+    uses = []
+    for dag in bag.dags.values():
+        for problem in problems(dag, always_up):
+            line = lines.of_name(problem.task_id) or lines.of_name(dag.dag_id)
+            findings.append(_finding(file, line, problem.rule, problem.message, dag.dag_id))
+        for task in dag.tasks:
+            for conn_id, of_pool in connections(task):
+                line = lines.of_name(task.task_id) or lines.of_name(dag.dag_id)
+                place = {"dag_id": dag.dag_id, "task_id": task.task_id, "line": line}
+                uses.append({"conn_id": conn_id, "of_pool": of_pool, **place})
+    return {"dags": {one: lines.of_name(one) for one in bag.dags}, "findings": findings, "connections": uses}
+
+
+def _finding(file: str, line: int | None, rule: Rule, message: str, dag_id: str | None = None) -> _Facts:
+    return {"file": file, "line": line, "rule": rule, "message": message, "dag_id": dag_id}
+
+
+_FRAME = re.compile(r'^ *File "(?P<file>.+?)", line (?P<line>\d+)', re.MULTILINE)
+
+
+def _import_error(file: str, text: str) -> _Facts:
+    """Return the finding about a file that Airflow cannot load.
+
+    Args:
+        file: Path of the file.
+        text: Airflow's message: a traceback, or the type and text of the exception.
+    """
+    frames = list(_FRAME.finditer(text))
+    own = [int(frame["line"]) for frame in frames if frame["file"] == file]
+    # After the last frame and its source lines, which are indented, comes the exception.
+    rest = text[frames[-1].end() :].splitlines()[1:] if frames else text.splitlines()
+    while frames and rest and (not rest[0] or rest[0].startswith(" ")):
+        rest.pop(0)
+    message = "\n".join(rest).strip() or text.strip()
+    kind = message.partition(":")[0].rpartition(".")[2]
+    if kind == "InvalidArgumentError":
+        return _finding(file, own[-1] if own else None, Rule.WRONG_ARGUMENT, message.partition(": ")[2])
+    rule = Rule.CYCLE if "Cycle detected" in message else Rule.IMPORT_ERROR
+    return _finding(file, own[-1] if own else None, rule, message)
+
+
+class _Lines:
+    """Line numbers in a file, found by names."""
+
+    def __init__(self, file: str) -> None:
+        self._nodes: list[ast.AST] = []
+        with suppress(SyntaxError, UnicodeDecodeError, OSError):
+            self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
+
+    def of_name(self, name: str) -> int | None:
+        """Return the line of the first function or text with the name of a DAG or task, without its task group."""
+        plain = name.rpartition(".")[2]
+        for node in self._nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:
+                return node.lineno
+            if isinstance(node, ast.Constant) and node.value == plain:
+                return node.lineno
+        return None
+
+    def of_import(self, module: str) -> int | None:
+        """Return the line of the first import of a module or of a part of it; None if another module imports it."""
+        for node in self._nodes:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            if any(name.partition(".")[0] == module for name in names):
+                return node.lineno
+        return None
+
+
+def _wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
+    """Return what is wrong with a connection, or None if it exists and, where it has to, defines a pool."""
+    from shoal.airflow.hooks import spec_of
+    from shoal.errors import InvalidArgumentError
+
+    connection = _connection(conn_id)
+    if connection is None:
+        return (
+            f'uses the connection "{conn_id}", which Airflow does not find here: define it as '
+            f"AIRFLOW_CONN_{conn_id.upper()}, or name it with --connection (connections=) if it exists "
+            "where the DAG runs"
+        )
+    if of_pool:
+        try:
+            spec_of(connection)
+        except InvalidArgumentError as error:
+            return f"has a wrong connection: {error}"
+    return None
+
+
+def _connection(conn_id: str) -> Any:
+    """Return an Airflow connection, or None if neither Airflow's secrets backends nor its database have it."""
+    from airflow.secrets.metastore import MetastoreBackend
+
+    from shoal.airflow.hooks import ComputePoolHook
+
+    with suppress(Exception):  # one that does not exist, or a backend that cannot be reached
+        return ComputePoolHook.get_connection(conn_id)
+    with suppress(Exception):  # in a test environment, Airflow may have no database
+        return MetastoreBackend().get_connection(conn_id)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Say which extra to install where the libraries that read rows are missing, as on an orchestrator."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from shoal.errors import MissingExtraError
+
+
+def need(*packages: str) -> None:
+    """Check that libraries are installed, before code that reads or writes rows imports them.
+
+    Args:
+        packages: Import names of libraries that the extra ``data`` installs.
+
+    Raises:
+        MissingExtraError: One of them is not installed.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "data")

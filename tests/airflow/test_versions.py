@@ -1,0 +1,128 @@
+"""The built wheel in new environments, with the oldest and the newest Airflow, without Ray and data libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pool.backends.foreign import ForeignCluster
+from tests.support.guides import MIGRATED, ROOT
+from tests.support.two_node_cluster import COLUMNS
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.ray,
+    pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed, which makes the environments"),
+    pytest.mark.timeout(900),
+]
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+OLDEST = re.search(r"apache-airflow>=([\d.]+)", " ".join(EXTRAS["airflow"]))[1]
+
+DAG = """
+from airflow.sdk import dag, task
+from shoal.airflow.context import pool_for_run
+from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.sensors import NodesSensor
+
+@dag(schedule=None)
+def retrain():
+    @task
+    def prepare() -> dict:
+        return JOB
+
+    spec = prepare()
+    with pool_for_run(size=2, pool_name=POOL, is_async=True) as pool:
+        nodes = NodesSensor(task_id="nodes", expected_nodes=2, pool_name=POOL)
+        nodes >> DistributedTrainOperator(task_id="train", spec=spec, pool_name=POOL)
+    spec >> pool.setup
+
+found = retrain()
+if __name__ == "__main__":
+    print("the run ended as", found.test().state)
+"""
+
+PROVIDER = """
+from importlib.util import find_spec
+from airflow import __version__
+from airflow.api_fastapi.app import create_app
+from airflow.dag_processing.dagbag import DagBag
+from airflow.providers_manager import ProvidersManager
+from airflow.serialization.serialized_objects import DagSerialization
+
+bag = DagBag(dag_folder="dags", bundle_name="dags")
+for dag in bag.dags.values():
+    DagSerialization.from_dict(DagSerialization.to_dict(dag))
+create_app()
+assert "compute_pool" in ProvidersManager().hooks
+print(__version__, list(bag.dags), [name for name in ("numpy", "pandas", "pyarrow", "ray") if find_spec(name)])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def in_new_environment(wheel: Path, fresh_home: Path, tmp_path: Path) -> Callable[..., Callable[..., str]]:
+    """Install the wheel with a version of Airflow; returns a function that runs a command of that environment."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
+    variables |= {"AIRFLOW_HOME": str(tmp_path), "VIRTUAL_ENV": str(tmp_path / "environment")}
+    if links := os.environ.get("PIP_FIND_LINKS"):
+        variables["UV_FIND_LINKS"] = links  # uv ignores pip's variable
+
+    def run(*command: str | Path) -> str:
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout
+        return ran.stdout
+
+    def install(version: str) -> Callable[..., str]:
+        run("uv", "venv", "--quiet", "--python", sys.executable, "environment")
+        run("uv", "pip", "install", "--quiet", f"shoal[airflow] @ {wheel.as_uri()}", f"apache-airflow{version}")
+        return lambda name, *args: run(tmp_path / "environment" / "bin" / name, *args)
+
+    return install
+
+
+@pytest.mark.parametrize("version", [OLDEST, None], ids=["oldest", "newest"])
+def test_a_dag_trains_on_a_remote_pool(version, in_new_environment, tmp_path, rows):
+    command = in_new_environment(f"=={version}" if version else "")
+    job = {
+        "dataset": {"paths": [str(rows)]},
+        "input_cols": COLUMNS,
+        "label_col": "y",
+        "n_estimators": 3,
+        "tracking": None,
+        "run_config": {"artifact_location": str(tmp_path / "artifacts")},
+    }
+    file = tmp_path / "dags" / "retrain.py"
+    file.parent.mkdir()
+    # shoal is installed on the cluster's nodes, and the store is in their environment, as the guide asks.
+    home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
+    with ForeignCluster("static", workers=1, environment=home) as cluster:
+        file.write_text(f"POOL, JOB = {cluster.uri(max_nodes=2)!r}, {job}\n{DAG}")
+        assert command("python", "-c", PROVIDER).splitlines()[-1].endswith(" ['retrain'] []")
+        assert command("shoal", "check-dags", "dags") == "1 DAG file, no problems\n"
+        said = command("python", "-c", MIGRATED, file)
+        assert "the run ended as success" in said, said
+        assert "rows" in said

@@ -1,0 +1,7 @@
+"""A module beside the files that Airflow loads."""
+
+import scipy
+
+
+def version() -> str:
+    return scipy.__version__

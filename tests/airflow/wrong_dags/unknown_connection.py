@@ -1,0 +1,18 @@
+from airflow.sdk import dag
+
+from shoal.airflow.context import pool_for_run
+from shoal.airflow.operators import DistributedTrainOperator
+
+JOB = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
+
+
+POOL = {"compute_pool_conn_id": "no_such_pool"}
+
+
+@dag(schedule=None)
+def unknown_connection():  # wrong: unknown-connection
+    with pool_for_run(size=2, **POOL):
+        DistributedTrainOperator(task_id="train", spec=JOB, **POOL)  # wrong: unknown-connection
+
+
+unknown_connection()
