@@ -14,7 +14,7 @@ from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.run_config import RunConfig
-from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes
+from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training.custom import mean_error, squared_error
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "numpy")
@@ -193,10 +193,11 @@ def test_a_fit_that_fails_keeps_no_model_of_the_one_before(driver: TwoNodes, row
 
 
 @pytest.mark.ray
-def test_ray_data_reads_beside_the_workers_to_the_same_model(driver: TwoNodes, rows: Path) -> None:
+def test_ray_data_reads_beside_the_workers_to_the_same_model(driver: TwoNodes, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows", rows=2_000, files=1)  # each file more takes Ray Data seconds
     alone = XGBEstimator(5, params={"max_depth": 3}, scaling_config=XGBScalingConfig(num_workers=1))
     alone.fit(DataConnector.from_parquet(rows), COLUMNS, "y")
     beside = XGBEstimator(5, params={"max_depth": 3}, scaling_config=XGBScalingConfig(num_workers=1))
     beside.fit(DataConnector.from_parquet(rows, ingestor_class=RayDataIngester), COLUMNS, "y")
-    assert beside.get_result().rows == ROWS
+    assert beside.get_result().rows == 2_000
     assert beside.get_result().model == alone.get_result().model
