@@ -146,7 +146,7 @@ def test_exit_codes_reach_the_shell(shoal_process):
     ],
 )
 def test_an_error_is_a_line_and_its_code(shoal, monkeypatch, error, code):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr("shoal.pool.api.list_pools", fail)
@@ -162,7 +162,7 @@ def test_an_error_is_a_line_and_its_code(shoal, monkeypatch, error, code):
 def test_a_bug_keeps_its_traceback(fresh_home):
     program = (
         "import shoal.pool.api as api, sys\n"
-        "def fail(*_): raise RuntimeError('a bug')\n"
+        "def fail(*_, **__): raise RuntimeError('a bug')\n"
         "api.list_pools = fail\n"
         "sys.argv = ['shoal', 'pool', 'list', '--json']\n"
         "from shoal.cli import main\n"

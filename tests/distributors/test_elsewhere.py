@@ -206,15 +206,6 @@ def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, c
 
 
 @pytest.mark.ray
-def test_a_call_runs_without_any_pool(outside, fresh_home):
-    double = distributed(num_workers=2, remote=True)(lambda number: number * 2)
-    assert double.distributed(4) == [8, 8]
-    assert list_pools() == []
-    sweep(Store())
-    nothing_left()
-
-
-@pytest.mark.ray
 def test_a_remote_call_grows_the_pool_is_tracked_and_gives_it_back(
     outside, real_pool, session_home, mlflow_database, capsys
 ):
@@ -262,7 +253,9 @@ def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_mach
 
 
 @pytest.mark.ray
-def test_a_call_on_this_node_has_a_worker_for_each_gpu(outside, fresh_home, gpu_machine, monkeypatch):
+def test_a_call_on_this_node_has_a_worker_for_each_gpu_and_leaves_nothing(
+    outside, fresh_home, gpu_machine, monkeypatch
+):
     """On a machine that NVML's fake makes up: no GPU has seen it."""
     a, b, c, _ = gpu_machine(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
@@ -273,3 +266,6 @@ def test_a_call_on_this_node_has_a_worker_for_each_gpu(outside, fresh_home, gpu_
     # Each worker sees all of the node's GPUs, as with torchrun.
     seen = distributed(num_cpus=0)(gpus).distributed()
     assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
+    assert list_pools() == []
+    sweep(Store())
+    nothing_left()

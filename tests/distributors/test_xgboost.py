@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
+from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.training.boosting import engine
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
-from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes
+from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training.custom import mean_error, squared_error
-
-HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "numpy")
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,30 @@ def test_a_fit_that_fails_keeps_no_model_of_the_one_before(driver: TwoNodes, row
         estimator.get_booster()
 
 
+class Asked(Exception):
+    """Tells the size of the workers that a training asks for."""
+
+
 @pytest.mark.ray
-def test_ray_data_reads_beside_the_workers_to_the_same_model(driver: TwoNodes, rows: Path) -> None:
+def test_workers_leave_ray_data_half_of_their_cpus(
+    driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(shape: GangShape, **_: Any) -> None:
+        raise Asked(str(shape))
+
+    monkeypatch.setattr(engine, "shared_gang", asked)
+    for ingestor, size in ((RayDataIngester, "2 workers of 0.5 CPUs"), (ArrowIngester, "2 workers of 1 CPU")):
+        with pytest.raises(Asked, match=f"^{size}$"):
+            XGBEstimator().fit(DataConnector.from_parquet(rows, ingestor_class=ingestor), COLUMNS, "y")
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_ray_data_reads_beside_the_workers_to_the_same_model(driver: TwoNodes, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows", rows=2_000, files=1)  # each file more takes Ray Data seconds
     alone = XGBEstimator(5, params={"max_depth": 3}, scaling_config=XGBScalingConfig(num_workers=1))
     alone.fit(DataConnector.from_parquet(rows), COLUMNS, "y")
     beside = XGBEstimator(5, params={"max_depth": 3}, scaling_config=XGBScalingConfig(num_workers=1))
     beside.fit(DataConnector.from_parquet(rows, ingestor_class=RayDataIngester), COLUMNS, "y")
-    assert beside.get_result().rows == ROWS
+    assert beside.get_result().rows == 2_000
     assert beside.get_result().model == alone.get_result().model

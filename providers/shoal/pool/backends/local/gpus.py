@@ -127,7 +127,7 @@ def may_be_contended(environment: Mapping[str, str]) -> bool:
     """
     if _nvidia(environment.get(CUDA_DEVICES)):
         return True
-    return any(path.stat().st_size for path in gpu_lock("choosing").parent.glob("*.lock"))
+    return any(map(_holder, gpu_lock("choosing").parent.glob("*.lock")))
 
 
 class GpuClaim:
@@ -215,6 +215,8 @@ def _is_used(path: Path) -> bool:
 def _holder(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text() or "{}")
+    except FileNotFoundError:  # the temp folder was cleaned
+        return {}
     except ValueError:
         # The process that claimed the GPU was killed while it wrote the file, which is before the node starts. So no
         # node uses the GPU.
