@@ -38,6 +38,9 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]
         yield []
         return
     found = visible_gpus(os.environ)
+    if not found:
+        yield found
+        return
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     said, pools = "", ""
     while True:
