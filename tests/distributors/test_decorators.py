@@ -6,6 +6,8 @@ import pytest
 
 from shoal.distributors import distributed, ray_launch
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.gang.placement import GangShape
+from shoal.training.gang.shared import shared_gang
 from tests.support.two_node_cluster import TwoNodes
 
 FACTOR = 3
@@ -61,6 +63,8 @@ def total(numbers: list[int]) -> tuple[int, bool]:
 
 @pytest.mark.ray
 def test_a_function_is_launched_once_as_a_driver(driver: TwoNodes) -> None:
+    with shared_gang(GangShape(2, 1.0)):
+        pass  # as after a `fit`, it stays idle and reserves both CPUs, which the function's tasks need
     assert total.distributed([1, 2, 3]) == (18, True)
     with pytest.raises(TrainingError, match="unsupported operand"):
         total.distributed(["x", None])  # type: ignore[list-item]

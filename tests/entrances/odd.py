@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-EXAMPLES = int(os.environ.get("SHOAL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("SHOAL_EXAMPLES", "50"))
 """`make soak` sets 2,000."""
 
 many = settings(

@@ -55,6 +55,20 @@ def test_ranks_follow_the_nodes_and_results_the_ranks(driver: TwoNodes) -> None:
     assert gang.host == "127.0.0.1"
 
 
+def test_what_workers_log_is_printed_here_before_the_run_returns(
+    driver: TwoNodes, capsys: pytest.CaptureFixture
+) -> None:
+    def talk() -> None:
+        for line in range(100):
+            gang_context().log(f"{gang_context().rank}: {line}")
+
+    with shared_gang(TWO) as gang:
+        gang.run(talk, [(), ()])
+    lines = capsys.readouterr().out.splitlines()
+    for rank in range(2):
+        assert [line for line in lines if line.startswith(f"{rank}:")] == [f"{rank}: {line}" for line in range(100)]
+
+
 def test_workers_enter_the_jobs_folder_and_share_a_temporary_one_where_it_does_not_exist(
     driver: TwoNodes, tmp_path: Path
 ) -> None:
@@ -86,20 +100,6 @@ def test_a_gang_is_reused_by_the_next_run_of_its_shape(driver: TwoNodes) -> None
         assert other is not first
 
 
-def test_what_workers_log_is_printed_here_before_the_run_returns(
-    driver: TwoNodes, capsys: pytest.CaptureFixture
-) -> None:
-    def talk() -> None:
-        for line in range(100):
-            gang_context().log(f"{gang_context().rank}: {line}")
-
-    with shared_gang(TWO) as gang:
-        gang.run(talk, [(), ()])
-    lines = capsys.readouterr().out.splitlines()
-    for rank in range(2):
-        assert [line for line in lines if line.startswith(f"{rank}:")] == [f"{rank}: {line}" for line in range(100)]
-
-
 def test_environment_reaches_the_workers_alone(driver: TwoNodes) -> None:
     with shared_gang(TWO, env={"SHOAL_TEST_SECRET": "s3cret"}) as gang:
         assert gang.run(os.getenv, [("SHOAL_TEST_SECRET",)] * 2) == ["s3cret", "s3cret"]
@@ -108,9 +108,14 @@ def test_environment_reaches_the_workers_alone(driver: TwoNodes) -> None:
         assert other is not gang
 
 
-@pytest.mark.parametrize("others", ["peer error", "wait"])
 @pytest.mark.parametrize(
-    ("error", "expected"), [(DataError("null label"), DataError), (KeyError("x"), TrainingError)], ids=["data", "other"]
+    ("error", "expected", "others"),
+    [
+        pytest.param(DataError("null label"), DataError, "peer error", id="data"),
+        pytest.param(DataError("null label"), DataError, "wait", id="data, others wait", marks=pytest.mark.long),
+        pytest.param(KeyError("x"), TrainingError, "peer error", id="other", marks=pytest.mark.long),
+        pytest.param(KeyError("x"), TrainingError, "wait", id="other, others wait"),
+    ],
 )
 def test_the_first_cause_is_raised_with_its_rank_and_traceback(
     driver: TwoNodes, error: Exception, expected: type[Exception], others: str

@@ -117,8 +117,10 @@ def test_a_torchrun_script_runs_unchanged(driver: TwoNodes, tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "[rank 0] world 2, epoch 1" in printed
     assert torch.load(tmp_path / "trained.pt")["weight"].shape == (1, 4)
-    with pytest.raises(TrainingError, match=r"script.py exited with 2"):
-        distributor(SCRIPT, tmp_path).run("--wrong")
+    fails = tmp_path / "fails.py"
+    fails.write_text("raise SystemExit(2)")
+    with pytest.raises(TrainingError, match=r"fails.py exited with 2"):
+        distributor(fails, tmp_path, PyTorchScalingConfig(num_nodes=1)).run()
 
 
 @pytest.mark.long
