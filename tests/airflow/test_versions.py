@@ -79,7 +79,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_new_environment(wheel: Path, fresh_home: Path, tmp_path: Path) -> Callable[..., Callable[..., str]]:
     """Install the wheel with a version of Airflow; returns a function that runs a command of that environment."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
-    variables |= {"AIRFLOW_HOME": str(tmp_path), "VIRTUAL_ENV": str(tmp_path / "environment")}
+    variables |= {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    variables["VIRTUAL_ENV"] = str(tmp_path / "environment")
     if links := os.environ.get("PIP_FIND_LINKS"):
         variables["UV_FIND_LINKS"] = links  # uv ignores pip's variable
 
