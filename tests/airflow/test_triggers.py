@@ -59,7 +59,8 @@ def shown(monkeypatch) -> list[str]:
     def info(text: str, *values: object) -> None:
         lines.append(text % values)
 
-    monkeypatch.setattr(WaitTrigger, "log", SimpleNamespace(info=info, warning=info))
+    warning = lambda text, **_: lines.append(text)  # noqa: E731
+    monkeypatch.setattr(WaitTrigger, "log", SimpleNamespace(info=info, warning=warning))
     return lines
 
 
