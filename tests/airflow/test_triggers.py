@@ -22,6 +22,7 @@ from airflow.sdk.serde import deserialize, serialize
 from airflow.triggers.base import BaseTrigger
 
 from shoal import jobs
+from shoal.airflow._base import TaskKilledError
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.airflow.triggers.base import WaitTrigger
@@ -149,6 +150,14 @@ def test_the_log_goes_on_while_deferred_and_after_in_the_worker(store, at, spec,
     assert in_worker == ["four"]
     assert attempts.load(Store(), key_of(handle)).collected_at is not None
     assert at.submissions == 1
+
+
+def test_a_task_that_is_killed_before_it_is_deferred_takes_its_job_with_it(store, at, spec, context):
+    operator = DistributedTrainOperator(task_id="train", spec=spec, pool_name=POOL, deferrable=True)
+    operator.on_kill()
+    with pytest.raises(TaskKilledError):
+        operator.execute(context)
+    assert [job.state for job in jobs.list_jobs()] == [JobState.CANCELLED]
 
 
 def test_another_triggerer_goes_on_where_the_killed_one_was(store, at, spec, shown, monkeypatch):
@@ -364,6 +373,12 @@ def test_a_kill_withdraws_the_request_unless_a_newer_try_has_made_another(up, co
     killed(older)
     assert [lease.size for lease in up.describe().leases] == [3]
     killed(newer)
+    assert up.describe().leases == ()
+
+    too_late = LeasePoolOperator(task_id="lease", size=3, pool_name="tiny", deferrable=True)
+    too_late.on_kill()
+    with pytest.raises(TaskKilledError):
+        too_late.execute(context)
     assert up.describe().leases == ()
 
 

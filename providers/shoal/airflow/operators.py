@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
@@ -200,17 +200,21 @@ class LeasePoolOperator(WaitingOperator):
         return pool.name
 
 
-def _defer_to_nodes(
-    operator: ScaleClusterOperator | LeasePoolOperator, pool: ComputePool, options: Mapping[str, Any] | None
-) -> NoReturn:
+def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mapping[str, Any] | None) -> None:
     """Defer a task until the request that it has just made has ended, or has enough nodes.
 
     :param operator: The task's operator.
     :param pool: The pool, with which the request was made.
     :param options: Options of the request.
+    :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
     """
     from shoal.airflow.triggers.pools import PoolTrigger
 
+    assert pool.operation_id is not None
+    # Airflow does not defer a task that it ends.
+    if operator.is_killed:
+        pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
+        operator.end_if_killed()
     checked = ScaleOptions.parse(options or {})
     request = {
         "operation_id": pool.operation_id,
@@ -296,7 +300,8 @@ class _JobOperator(WaitingOperator):
         :param context: Airflow's context of the task.
         """
         handle = self.submit_job(spec, context)
-        if self.deferrable and not handle.has_ended:
+        # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
+        if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
         return self._wait_for(handle)
 
@@ -316,7 +321,7 @@ class _JobOperator(WaitingOperator):
             raise AirflowTaskTimeout(reason)
         return handle.spec, self._wait_for(handle, event["log_position"])
 
-    def _defer_to(self, handle: JobHandle, context: Context) -> NoReturn:
+    def _defer_to(self, handle: JobHandle, context: Context) -> None:
         from shoal.airflow.triggers.jobs import JobTrigger
 
         job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}

@@ -25,6 +25,10 @@ every few seconds, so no request is sent for a job that runs."""
 _COPY_S = 30.0
 """Seconds between two reads of a log that is on another machine. Ray's API returns the whole log each time."""
 
+_MARK_S = 30.0
+"""Longest time in seconds for which the position in a job's log is not recorded. If the triggerer is killed, the next
+one repeats the lines of this time."""
+
 _MOST_LOG_BYTES = 256 * 1024
 """Number of bytes of a log that one look reads, so that a long log does not delay the other waits."""
 
@@ -48,7 +52,8 @@ class JobWait(Wait):
         self._follower: LogFollower | None = None
         self._poll_timer = PollTimer()
         self._heartbeat: float | None = None
-        self._silent_since = self._settled = self._copied = time.monotonic()
+        self._marked = log_position
+        self._silent_since = self._settled = self._copied = self._marked_at = time.monotonic()
         self._shown_place = ""
 
     @classmethod
@@ -62,8 +67,8 @@ class JobWait(Wait):
                 wait.send(Update(is_over=True))
                 continue
             wait._see(store, job)
-            if wait._poll_timer.is_due(job, time.time()):
-                marks.append(Mark(wait.key, wait.log_position, wait.task_try))
+            if wait._is_mark_due(job):
+                marks.append(wait._mark())
         if marks:
             attempts.touch_all(store, marks, time.time())
 
@@ -94,6 +99,15 @@ class JobWait(Wait):
             self._settled = now
             self.wanted = lambda handle=self._handle: self._settle(handle)
 
+    def _is_mark_due(self, job: Job) -> bool:
+        """Return whether the job has to be polled now, or the position in its log has to be recorded."""
+        is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
+        return self._poll_timer.is_due(job, time.time()) or is_behind
+
+    def _mark(self) -> Mark:
+        self._marked, self._marked_at = self.log_position, time.monotonic()
+        return Mark(self.key, self._marked, self.task_try)
+
     def _read_log(self, follower: LogFollower) -> None:
         lines = tuple(follower.lines(ended=False, most_bytes=_MOST_LOG_BYTES))
         if lines:
@@ -111,7 +125,7 @@ class JobWait(Wait):
 class JobTrigger(WaitTrigger):
     """Trigger that waits until an attempt of a job has ended, and copies the job's log to the task's log.
 
-    After the triggerer was killed, the next one may repeat the lines of the last 30 s (`shoal.jobs.polling`).
+    After the triggerer was killed, the next one may repeat the lines of the last 30 s.
 
     :param job_id: Id of the job.
     :param attempt: Number of the attempt.
