@@ -187,9 +187,11 @@ def measure(kind: str, waits: int, seconds: float) -> list[str]:
         output.seek(read)
         for line in output:
             found |= _figures(line) or {}
-        if child.returncode or found.get("fired") != waits or found.get("waiting") != waits:
-            output.seek(0)
-            raise SystemExit(f"{kind}: {found}\n{output.read()[-3000:]}")
+        output.seek(0)
+        log = output.read()
+        failed = child.returncode or "could not be read" in log or "Traceback" in log
+        if failed or found.get("fired") != waits or found.get("waiting") != waits:
+            raise SystemExit(f"{kind}: {found}\n{log[-3000:]}")
     mb = 2**20
     return [
         kind, f"{found['idle'] / mb:.0f}", f"{found['memory'] / mb:.0f}", f"{found['memory'] / waits / 1024:.0f}",

@@ -268,7 +268,7 @@ def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
     shown = case((row.task_try == bindparam("of_try"), bindparam("shown", type_=BigInteger)), else_=row.log_shown)
     polled = (
         update(table)
-        .where(row.id == bindparam("of_id"), row.attempt == bindparam("of_attempt"), row.state.in_(JOB_ACTIVE))
+        .where(row.id == bindparam("of_id"), row.attempt == bindparam("of_attempt"), row.ended_at.is_(None))
         .values({row.asked_at: now, row.asked_clock: stamps.stamp(now), row.log_shown: shown})
     )
     values = [
