@@ -15,5 +15,5 @@ def context():
     """As much of a task's context as the operators use."""
     return {
         "dag_run": SimpleNamespace(dag_id="a_dag", run_id="a_run"),
-        "ti": SimpleNamespace(task_id="train", map_index=-1),
+        "ti": SimpleNamespace(task_id="train", map_index=-1, try_number=1, max_tries=0),
     }

@@ -38,6 +38,12 @@ def test_the_guides_mapped_trainings_run_in_the_lease_and_what_uses_them_runs_af
     assert dag.get_task("count").upstream_task_ids == {"train"}
 
 
+def test_the_guides_deferred_dag_defers_its_lease_sensor_and_training():
+    dag = dag_of_the_guide("airflow-deferred", "deferred_delays")
+    assert all(dag.get_task(name).deferrable for name in ("lease_pool", "nodes", "train"))
+    assert dag.get_task("train").poll_interval == 10
+
+
 def test_the_guides_scoring_is_scheduled_on_its_model_and_predicts_with_the_version_of_the_event():
     dag = dag_of_the_guide("airflow-scoring", "score_delays")
     assert dag.timetable.asset_condition.objects == (Asset("shoal://models/delays"),)

@@ -329,7 +329,8 @@ def test_mapped_trainings_are_jobs_of_their_own_and_a_retry_finds_its_own(on_fak
     def execute(index: int, state: JobState) -> dict:
         driver = meanwhile(ended, state)
         try:
-            return train(spec).execute({**context, "ti": SimpleNamespace(task_id="train", map_index=index)})
+            ti = SimpleNamespace(task_id="train", map_index=index, try_number=1, max_tries=0)
+            return train(spec).execute({**context, "ti": ti})
         finally:
             driver.join()
 
@@ -380,6 +381,28 @@ def test_a_try_that_is_killed_late_leaves_the_job_to_the_newer_try(on_fake_head,
     newer.join()
     assert [job.state for job in jobs.list_jobs()] == [JobState.SUCCEEDED]
     assert not on_fake_head.stops
+
+
+def test_a_retry_of_a_task_waits_for_its_job_though_its_template_has_another_value(on_fake_head, spec, context):
+    """And a job that the user clears ends, though its old try did not end it."""
+    killed = train(spec, cancel_on_kill=False)
+    killed.on_kill()
+    with pytest.raises(TaskKilledError):
+        killed.execute(context)
+    context["task_state_store"] = shown = SimpleNamespace(kept={}, set=lambda *pair: shown.kept.update([pair]))
+    context["ti"].try_number = 2
+    retry = train(spec.model_copy(update={"n_estimators": 7}))
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    result = retry.execute(context)
+    driver.join()
+    (job,) = jobs.list_jobs()
+    assert (result["job_id"], result["attempt"]) == (job.job_id, 1)
+    assert shown.kept == {"shoal_job_id": job.job_id}
+
+    context["ti"].try_number, context["ti"].max_tries = 3, 2  # cleared after its second try
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    assert train(spec).execute(context)["attempt"] == 2
+    driver.join()
 
 
 def test_a_task_that_times_out_takes_its_job_with_it(on_fake_head, spec, context, monkeypatch):

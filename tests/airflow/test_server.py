@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 
 POOL = "local://server-tests?max_nodes=4"
+DEFERRED = "deferred_training"
 ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
 MAPPED, TOLD, SCORING = "mapped_training", "told_training", "score_on_promotion"
 MANY, DUE, MODEL = "many_trainings", "due_retraining", "recent-flight-delays"
@@ -54,6 +56,7 @@ def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 "AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL,
                 "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL,
                 "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # tasks of a killed scheduler run again soon
+                "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # so do triggers of a killed triggerer
             },
         ) as airflow:
             ComputePool(POOL).up()
@@ -357,6 +360,89 @@ def kill_scheduler(airflow: LocalAirflow) -> None:
     for process in (scheduler, *scheduler.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@contextmanager
+def triggerer(airflow: LocalAirflow) -> Iterator[psutil.Process]:
+    """Run a triggerer of this Airflow, which has none unless a test needs it."""
+    command = [sys.executable, "-P", "-m", "airflow", "triggerer", "--skip-serve-logs"]
+    with (airflow.home / "triggerer.log").open("ab") as log:
+        process = psutil.Popen(command, env=airflow.environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+        process.wait(60)
+
+
+def kill(triggerer: psutil.Process) -> None:
+    """SIGKILL a triggerer with its runner, as the end of its container does."""
+    for process in (triggerer, *triggerer.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def deferred_run(airflow: LocalAirflow, release: Path) -> tuple[str, JobStatus]:
+    """Start a run, and return it with its job when the training is deferred and its log is shown."""
+    run = airflow.trigger(DEFERRED, {"release": str(release)})
+    is_shown(airflow, run, 1)
+    return run, job_of(DEFERRED, run)
+
+
+def is_shown(airflow: LocalAirflow, run: str, attempt: int) -> None:
+    def is_there() -> bool:
+        if airflow.task_states(DEFERRED, run)["train"] != "deferred":
+            return False
+        return any("second " in line for line in airflow.task_log(DEFERRED, run, "train", attempt))
+
+    airflow_until(is_there, "the log of a deferred training", 300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_deferred_training_survives_sigkill_of_triggerer_and_scheduler_and_runs_once(
+    airflow: LocalAirflow, tmp_path: Path
+):
+    with triggerer(airflow) as first:
+        run, job = deferred_run(airflow, tmp_path / "release")
+        kill(first)
+    kill_scheduler(airflow)
+    with triggerer(airflow):
+        shown = len(airflow.task_log(DEFERRED, run, "train"))
+        airflow_until(lambda: len(airflow.task_log(DEFERRED, run, "train")) > shown + 1, "further lines", 120)
+        (tmp_path / "release").touch()
+        assert ended(airflow, DEFERRED, run) == "success", airflow.task_states(DEFERRED, run)
+
+    (mine,) = [one for one in jobs.list_jobs() if one.holder == f"airflow:{DEFERRED}/{run}"]
+    assert (mine.job_id, mine.attempt, mine.state) == (job.job_id, 1, JobState.SUCCEEDED)
+    log = airflow.task_log(DEFERRED, run, "train")
+    assert any("released" in line for line in log)
+    seconds = [line.rpartition("second ")[2] for line in log if "second " in line]
+    assert set(seconds) == {str(number) for number in range(len(set(seconds)))}  # none is missing
+    wait_until(is_given_back, "the pool as it was")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_clearing_a_deferred_training_begins_anew_and_marking_it_failed_ends_its_job(
+    airflow: LocalAirflow, tmp_path: Path
+):
+    with triggerer(airflow):
+        run, first = deferred_run(airflow, tmp_path / "release")
+        only_train = {"dry_run": False, "task_ids": ["train"], "dag_run_id": run, "only_failed": False}
+
+        airflow.call("POST", f"/dags/{DEFERRED}/clearTaskInstances", **only_train)
+
+        is_shown(airflow, run, 2)
+        states = {(job.job_id, job.attempt): job.state for job in jobs.list_jobs() if job.holder == first.holder}
+        assert sorted(state.value for state in states.values()) == ["cancelled", "running"]
+        assert states[first.job_id, 1] is JobState.CANCELLED
+
+        airflow.call("PATCH", f"/dags/{DEFERRED}/dagRuns/{run}", state="failed")
+
+        wait_until(lambda: job_of(DEFERRED, run).state is JobState.CANCELLED, "the job's end", 60)
+        wait_until(is_given_back, "the pool as it was", 120)
 
 
 @pytest.mark.long

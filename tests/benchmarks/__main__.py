@@ -24,6 +24,7 @@ BENCHMARKS = (
     "store_load",
     "batch_prediction",
     "job_queue",
+    "deferred_waits",
 )
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"

@@ -7,7 +7,8 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.attempts import Key, Mark, Order
+from shoal.jobs.journal.tasks import TaskTry
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
@@ -34,6 +35,23 @@ def test_asking_again_attaches_while_it_is_pending_or_runs(store):
     again = asked(store, 3.0)
 
     assert (again.attempt, again.state, again.last_polled_at) == (1, JobState.RUNNING, 3.0)
+
+
+def test_many_attempts_are_read_and_polled_at_once(either_store, store, monkeypatch):
+    monkeypatch.setattr(attempts, "_MOST_KEYS", 2)
+    keys = [Key(f"job-{number}", 1) for number in range(5)]
+    for key in keys:
+        asked(store, job_id=key.job_id, task=TaskTry("train/-1", 1))
+    attempts.end(store, keys[0], JobState.FAILED, 1.0, error="why")
+    asked(store, job_id="job-1", task=TaskTry("train/-1", 2))
+
+    attempts.touch_all(store, [Mark(key, 100 + place, 1) for place, key in enumerate(keys)], 2.0)
+
+    found = attempts.look_at(store, [*keys, Key("another", 1)])
+    assert [found[key].last_polled_at for key in keys] == [0.0, 2.0, 2.0, 2.0, 2.0]
+    # What an older try has shown is not recorded.
+    assert [found[key].log_shown for key in keys] == [None, None, 102, 103, 104]
+    assert attempts.load(store, keys[2]).last_polled_clock is not None
 
 
 def test_a_result_is_handed_out_until_it_was_collected(store):

@@ -31,6 +31,12 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.operators"]}],
         "sensors": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.sensors"]}],
+        "triggers": [
+            {
+                "integration-name": "shoal",
+                "python-modules": ["shoal.airflow.triggers.jobs", "shoal.airflow.triggers.pools"],
+            }
+        ],
         "task-decorators": [{"name": "distributed", "class-name": "shoal.airflow.decorators.distributed_task"}],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "connection-types": [

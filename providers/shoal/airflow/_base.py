@@ -134,6 +134,11 @@ class PoolOperator(CheckedOperator):
         # where `execute` can safely end.
         self._killed = True
 
+    @property
+    def is_killed(self) -> bool:
+        """Return whether Airflow has called `on_kill`."""
+        return self._killed
+
     def end_if_killed(self) -> None:
         """Raise TaskKilledError if Airflow has called `on_kill`.
 

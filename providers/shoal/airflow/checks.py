@@ -96,6 +96,22 @@ def check_pool(arguments: Arguments) -> PoolSpec | None:
     return spec if is_uri(name) else None
 
 
+def check_waits(arguments: Arguments) -> None:
+    """Check the arguments that say how a task waits.
+
+    Raises:
+        InvalidArgumentError: `deferrable` or `wait_for_completion` is not a bool, or `poll_interval` is not above 0.
+    """
+    for name in ("deferrable", "wait_for_completion"):
+        if is_known(arguments[name]) and not isinstance(arguments[name], bool | None):
+            raise InvalidArgumentError(f"{name}={shown(arguments[name])}: it has to be True or False")
+    interval = arguments["poll_interval"]
+    if interval is None or not is_known(interval):
+        return
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval < float("inf"):
+        raise InvalidArgumentError(f"poll_interval={shown(interval)}: it has to be a number of seconds above 0")
+
+
 def pool_of(arguments: Mapping[str, Any]) -> str | None:
     """Return a text that identifies the pool of a task, or None if the task names no pool.
 

@@ -74,6 +74,7 @@ def pool_for_run(
     exclusive: bool = False,
     options: Mapping[str, Any] | None = None,
     prefix: str | None = None,
+    deferrable: bool | None = None,
     **task_kwargs: Any,
 ) -> Iterator[PoolTasks]:
     """Lease nodes in a setup task before the tasks of the ``with`` block, and release them in a teardown task.
@@ -96,6 +97,8 @@ def pool_for_run(
     :param options: The same options as for ``ScaleClusterOperator``.
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
+    :param deferrable: Whether the setup task waits for the nodes in Airflow's triggerer, without a worker. By default,
+        Airflow's setting ``[operators] default_deferrable`` decides.
     :param task_kwargs: Arguments of Airflow's ``BaseOperator`` for the two tasks, such as ``retries``, ``queue``,
         ``executor_config``, and ``pool`` (Airflow's pool of slots, which is not the compute pool).
     """
@@ -110,6 +113,7 @@ def pool_for_run(
             options=options,
             pool_name=pool_name,
             compute_pool_conn_id=compute_pool_conn_id,
+            deferrable=deferrable,
             **task_kwargs,
         )
         teardown = CleanupPoolOperator(

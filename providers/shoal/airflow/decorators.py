@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from shoal.airflow.operators import DistributedTrainOperator
-from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import JobResult
 
 
 class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
@@ -60,18 +61,24 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
             python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, kwargs_to_upstream=upstream, **kwargs
         )
 
-    @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
         """Submit the job, or attach to a job of an earlier try, and wait for its end.
 
         Returns a list of the function's return values, in the order of the workers' ranks.
         """
+        self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
+        return DistributedTrainOperator.execute(self, context)
+
+    def value_of(self, result: JobResult) -> Any:
+        """Return the list of the function's return values for a job's result.
+
+        :param result: Result of the job.
+        """
         from shoal.jobs import load_results
 
-        self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return self._handle_output(list(load_results(self.train(context), location).results))
+        return self._handle_output(list(load_results(result, location).results))
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
         """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""

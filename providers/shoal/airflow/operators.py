@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ENGINE, run_of
+from shoal.airflow._waits import WaitingOperator, deadline_of_operation
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.block_checks import check_block
 from shoal.airflow.checks import (
@@ -30,6 +34,7 @@ from shoal.airflow.checks import (
     check_nodes,
     check_paths,
     check_pool,
+    check_waits,
     is_known,
     node_count,
     pool_of,
@@ -40,13 +45,14 @@ from shoal.airflow.results import CAUSE
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs.specs.text import SUFFIXES, fields_of
-from shoal.pool.spec import is_uri
+from shoal.pool.spec import ScaleOptions, is_uri
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import AnyJobSpec, JobResult, Message
+    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, Message, TaskTry
+    from shoal.pool.api import ComputePool
 
 
 _ENDED = ("success", "failed")
@@ -54,11 +60,14 @@ _ENDED = ("success", "failed")
 _PREDICTION = ("model", "dataset", "output_path")
 """Fields of a prediction's spec that are arguments of the operator."""
 
+_JOB_ID = "shoal_job_id"
+"""Key of the id of the task's job in Airflow's task state."""
+
 _LOOK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
 
 
-class ScaleClusterOperator(PoolOperator):
+class ScaleClusterOperator(WaitingOperator):
     """Operator that sets a pool's base demand: the number of nodes that the pool keeps until the demand is set again.
 
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
@@ -70,6 +79,9 @@ class ScaleClusterOperator(PoolOperator):
         ``block_until_min_cluster_size`` (number of ready nodes with which the task may end). (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
+    :param wait_for_completion: False means the same as `is_async`.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
@@ -86,28 +98,39 @@ class ScaleClusterOperator(PoolOperator):
         self.expected_cluster_size = expected_cluster_size
         # The attribute is not called `is_async`, because Airflow's operators have an attribute of this name with
         # another meaning.
-        self.returns_at_once = is_async
+        self.returns_at_once = is_async or not self.wait_for_completion
         self.options = options
         self.check(self.task_id, vars(self))
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the number of nodes and the options."""
+        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
         check_nodes(arguments, "expected_cluster_size", check_pool(arguments))
+        check_waits(arguments)
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> bool:
         """Set the number of nodes that the pool keeps, and wait until they are ready. If Airflow kills the task during
         the wait, restore the previous number."""
-        return self.hook.pool(self.holder_in(context)).scale(
+        pool = self.hook.pool(self.holder_in(context))
+        pool.scale(
             node_count(self.expected_cluster_size, "expected_cluster_size"),
-            is_async=self.returns_at_once,
+            is_async=self.returns_at_once or self.deferrable,
             options=self.options,
             on_progress=self.look,
         )
+        if self.deferrable and not self.returns_at_once:
+            _defer_to_nodes(self, pool, self.options)
+        return True
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        self.hook.pool(self.holder_in(context)).wait_for_operation(**request, on_progress=self.look)
+        return True
 
 
-class LeasePoolOperator(PoolOperator):
+class LeasePoolOperator(WaitingOperator):
     """Operator that leases nodes for the DAG run: the setup task of ``pool_for_run``.
 
     If the pool is down and a connection or URI defines it, the lease brings the pool up. The pool then goes down when
@@ -122,6 +145,9 @@ class LeasePoolOperator(PoolOperator):
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
+    :param wait_for_completion: False means the same as `is_async`.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
@@ -138,14 +164,15 @@ class LeasePoolOperator(PoolOperator):
         super().__init__(**kwargs)
         self.size = size
         self.exclusive = exclusive
-        self.returns_at_once = is_async
+        self.returns_at_once = is_async or not self.wait_for_completion
         self.options = options
         self.check(self.task_id, vars(self))
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the number of nodes and the options."""
+        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
         check_nodes(arguments, "size", check_pool(arguments))
+        check_waits(arguments)
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> str:
@@ -161,15 +188,66 @@ class LeasePoolOperator(PoolOperator):
             node_count(self.size, "size"),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
-            is_async=self.returns_at_once,
+            is_async=self.returns_at_once or self.deferrable,
             options=self.options,
             on_progress=partial(self.look, holder=pool.holder),
         )
+        if self.deferrable and not self.returns_at_once:
+            _defer_to_nodes(self, pool, self.options)
+        return pool.name
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        pool = self.hook.pool(self.holder_in(context))
+        pool.wait_for_operation(**request, on_progress=partial(self.look, holder=pool.holder))
         return pool.name
 
 
-class _JobOperator(PoolOperator):
-    """Base class of operators that submit a job, copy its log to the task's log, and wait for its result."""
+def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mapping[str, Any] | None) -> None:
+    """Defer a task until the request that it has just made has ended, or has enough nodes.
+
+    :param operator: The task's operator.
+    :param pool: The pool, with which the request was made.
+    :param options: Options of the request.
+    :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
+    """
+    from shoal.airflow.triggers.pools import PoolTrigger
+
+    assert pool.operation_id is not None
+    # Airflow does not defer a task that it ends.
+    if operator.is_killed:
+        pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
+        operator.end_if_killed()
+    checked = ScaleOptions.parse(options or {})
+    request = {
+        "operation_id": pool.operation_id,
+        "block_until_min_cluster_size": checked.block_until_min_cluster_size,
+    }
+    trigger = PoolTrigger(
+        pool=pool.name,
+        holder=pool.holder,
+        nodes=checked.block_until_min_cluster_size,
+        operation_id=pool.operation_id,
+        poll_interval=operator.poll_interval,
+        deadline=deadline_of_operation(checked.rollback_after_seconds),
+    )
+    operator.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
+
+
+class _JobOperator(WaitingOperator):
+    """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
+
+    :param durable: Whether a retry attaches to the job of an earlier try that has not ended, and takes the result of
+        one that has succeeded meanwhile. False: a retry ends such a job and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task: a user clears or marks it, or it
+        times out. False: the job goes on until a try of the task attaches to it, or the teardown ends it.
+    """
+
+    def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.durable = durable
+        self.cancel_on_kill = cancel_on_kill
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
@@ -177,8 +255,8 @@ class _JobOperator(PoolOperator):
         if (message := missing_lease(self)) is not None:
             warnings.warn(message, stacklevel=2)
 
-    def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
-        """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
+    def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
+        """Submit the job, or attach to the job of an earlier try of this task.
 
         :param spec: Spec of the job.
         :param context: Airflow's context of the task.
@@ -188,15 +266,65 @@ class _JobOperator(PoolOperator):
         # A spec that names a pool has precedence over Airflow's default connection.
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and self.hook.spec):
             spec = spec.on_pool(self.hook.pool().name)
-        ti = context["ti"]
-        handle = submit(
-            spec, holder=self.holder_in(context), key=f"{ti.task_id}/{ti.map_index}", connection_url=database_url
-        )
+        if not self.wait_for_completion:
+            # No task polls the job, so the job must not end itself for that reason.
+            spec = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": None})})
+        task = self._task_try(context)
+        handle = submit(spec, holder=self.holder_in(context), key=task.key, task=task, connection_url=database_url)
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        self._show_job_id(handle, context)
+        return handle
+
+    def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
+        """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
+
+        If the task is deferrable, this defers it until the job has ended. Then Airflow calls `execute_complete`.
+
+        :param spec: Spec of the job.
+        :param context: Airflow's context of the task.
+        """
+        handle = self.submit_job(spec, context)
+        # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
+        if self.deferrable and not self.is_killed and not handle.has_ended:
+            self._defer_to(handle, context)
+        return self._wait_for(handle)
+
+    def resume_job(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[AnyJobSpec, JobResult]:
+        """Continue after the deferral: return the spec and the result of the job.
+
+        :param event: Event of the trigger.
+        :param job: The job, as `_defer_to` has described it.
+        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. Its job is cancelled.
+        """
+        from shoal.jobs import attach
+
+        handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"])
+        if event["timed_out"] and not handle.has_ended:
+            reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
+            self._cancel(handle, reason)
+            raise AirflowTaskTimeout(reason)
+        return handle.spec, self._wait_for(handle, event["log_position"])
+
+    def _defer_to(self, handle: JobHandle, context: Context) -> None:
+        from shoal.airflow.triggers.jobs import JobTrigger
+
+        job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}
+        limit = self.execution_timeout
+        trigger = JobTrigger(
+            **job,
+            task_try=context["ti"].try_number,
+            cancel_on_kill=self.cancel_on_kill,
+            poll_interval=self.poll_interval,
+            deadline=None if limit is None else time.time() + limit.total_seconds(),
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"job": job})
+
+    def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
         # When Airflow ends a task, a signal raises an exception in the main thread. So the job is awaited in another
         # thread, where the exception cannot interrupt a transaction.
+        stop = Event()
         with ThreadPoolExecutor(1) as threads:
-            result = threads.submit(handle.wait, on_log=self.log.info)
+            result = threads.submit(handle.wait, on_log=self.log.info, stop=stop, log_position=log_position)
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
@@ -205,10 +333,45 @@ class _JobOperator(PoolOperator):
             # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and
             # kills this one later.
             except BaseException as end:
-                if not handle.cancel(str(end) or f"task {self.task_id} was ended", unless_resubmitted=True):
-                    self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
+                try:
+                    self._cancel(handle, str(end) or f"task {self.task_id} was ended")
+                finally:
+                    stop.set()
                 raise
             return result.result()
+
+    def _cancel(self, handle: JobHandle, reason: str) -> None:
+        """Cancel the job of this try, unless a newer try has attached to it, or the user has opted out."""
+        if not self.cancel_on_kill:
+            self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
+        elif not handle.cancel(reason, unless_resubmitted=True):
+            self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
+
+    def _task_try(self, context: Context) -> TaskTry:
+        """Return which try of the task runs now, and after which try the task was cleared, if it was."""
+        from shoal.jobs import TaskTry
+
+        ti = context["ti"]
+        # Airflow adds the number of tries before a clear to `max_tries`, which is `retries` at first.
+        cleared = ti.max_tries - (self.retries or 0)
+        # If `retries` of the DAG was changed after the run began, the difference is not the number of a try.
+        is_a_try = 0 < cleared < ti.try_number
+        return TaskTry(f"{ti.task_id}/{ti.map_index}", ti.try_number, cleared if is_a_try else 0, durable=self.durable)
+
+    def _show_job_id(self, handle: JobHandle, context: Context) -> None:
+        """Store the job's id in the task's state of Airflow 3.3, which shows it in the UI. It is never read."""
+        state = context.get("task_state_store")
+        if state is None:
+            return
+        try:
+            state.set(_JOB_ID, handle.job_id)
+        # The job runs, so the task must not fail because its id cannot be shown.
+        except Exception:
+            self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
+
+
+def _submitted(handle: JobHandle) -> dict[str, Any]:
+    return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
 
 
 def is_job(task: BaseOperator | MappedOperator) -> bool:
@@ -248,7 +411,8 @@ class DistributedTrainOperator(_JobOperator):
 
     The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
     attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
-    starts a new attempt. If the task is marked or cleared, or times out, its job is cancelled.
+    starts a new attempt. This does not depend on the values of templates in `spec`, which may differ in each try. If
+    the task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
     If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
     version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
@@ -271,6 +435,13 @@ class DistributedTrainOperator(_JobOperator):
         `spec` does not contain this field. A training function is never skipped. (templated)
     :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
+        job of an earlier try and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the job while the task is deferred.
+    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
+        ``pool``. No process needs to wait for the job then.
     """
 
     template_fields: Sequence[str] = (
@@ -345,10 +516,48 @@ class DistributedTrainOperator(_JobOperator):
             self.check(self.task_id, vars(self))
 
     @no_retry_of_permanent_errors()
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
-        return self.train(context).to_dict()
+        if not self.wait_for_completion:
+            with self._recording_failures(context):
+                return _submitted(self.submit_job(self.job_spec(context), context))
+        return self.value_of(self.train(context))
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
+        """Continue after the deferral: return the result of the job, or raise its error."""
+        with self._recording_failures(context):
+            spec, result = self.resume_job(event, job)
+        return self.value_of(self._recorded(context, spec, result))
+
+    def value_of(self, result: JobResult) -> Any:
+        """Return the value that the task returns for a job's result.
+
+        :param result: Result of the job.
+        """
+        return result.to_dict()
+
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments.
+
+        :param context: Airflow's context of the task.
+        """
+        from shoal.jobs import skipping_if_unchanged, spec_of
+
+        # The file's name is a template, or an argument of a mapped task. So it was not known before.
+        if _is_spec_file(self.spec):
+            self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        check_paths(given)
+        spec = spec_of(
+            given,
+            framework=self.framework,
+            train_func=self.train_func,
+            args=tuple(self.op_args),
+            kwargs=self.op_kwargs,
+        )
+        return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
     def train(self, context: Context) -> JobResult:
         """Build the spec from the operator's arguments, run the job, and return the job's result.
@@ -360,26 +569,23 @@ class DistributedTrainOperator(_JobOperator):
 
         :param context: Airflow's context of the task.
         """
-        from shoal.jobs import skipping_if_unchanged, spec_of
+        with self._recording_failures(context):
+            spec = self.job_spec(context)
+            result = self.run_job(spec, context)
+        return self._recorded(context, spec, result)
 
-        # The file's name is a template, or an argument of a mapped task. So it was not known before.
-        if _is_spec_file(self.spec):
-            self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
-        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+    @contextmanager
+    def _recording_failures(self, context: Context) -> Iterator[None]:
+        """Store the cause as an XCom if the ``with`` block fails."""
         try:
-            check_paths(given)
-            spec = spec_of(
-                given,
-                framework=self.framework,
-                train_func=self.train_func,
-                args=tuple(self.op_args),
-                kwargs=self.op_kwargs,
-            )
-            result = self.run_job(skipping_if_unchanged(spec, self.skip_if_unchanged), context)
+            yield
         except ShoalError as error:
-            record_failure(context, given, error)
+            record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
             self._store_cause(context, str(error))
             raise
+
+    def _recorded(self, context: Context, spec: AnyJobSpec, result: JobResult) -> JobResult:
+        """Store the outcome as an XCom, and return the result; raise AirflowSkipException if nothing was trained."""
         record_success(context, spec, result)
         if result.skipped:
             self._store_cause(context, result.skipped)
@@ -436,6 +642,13 @@ class BatchPredictOperator(_JobOperator):
         (templated)
     :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
+        job of an earlier try and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the job while the task is deferred.
+    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
+        ``pool``. No process needs to wait for the job then.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")
@@ -478,7 +691,15 @@ class BatchPredictOperator(_JobOperator):
         from shoal.jobs import PredictJobSpec
 
         check_paths(self._fields())
-        return self.run_job(PredictJobSpec.parse(self._fields()), context).to_dict()
+        spec = PredictJobSpec.parse(self._fields())
+        if not self.wait_for_completion:
+            return _submitted(self.submit_job(spec, context))
+        return self.run_job(spec, context).to_dict()
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        return self.resume_job(event, job)[1].to_dict()
 
     def _fields(self) -> dict[str, Any]:
         given = cast("Mapping[str, Any] | None", self.spec)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from shoal.airflow._base import CheckedOperator
 from shoal.airflow._holder import holder_of
-from shoal.airflow.checks import Arguments, check_nodes, check_pool, node_count
+from shoal.airflow._waits import is_deferrable
+from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
+
+    from shoal.pool.api import ComputePool
 
 
 class NodesSensor(CheckedOperator, BaseSensorOperator):
@@ -32,6 +36,9 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
     :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease the
         sensor waits for. ``pool_for_run`` sets it for the tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
+    :param deferrable: Whether the sensor waits in Airflow's triggerer, without a worker. By default, Airflow's setting
+        ``[operators] default_deferrable`` decides.
+    :param poll_interval: Seconds between two checks while the sensor is deferred. By default `poke_interval`.
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id", "expected_nodes")
@@ -45,6 +52,8 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         compute_pool_conn_id: str | None = None,
         lease: str | None = None,
         poke_interval: float = 2.0,
+        deferrable: bool | None = None,
+        poll_interval: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
@@ -52,17 +61,52 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
         self.lease = lease
+        self.deferrable = is_deferrable(deferrable)
+        self.poll_interval = poll_interval
         self.check(self.task_id, vars(self))
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool and the number of nodes."""
+        """Check those arguments that are known: the pool, the number of nodes and how the sensor waits."""
         check_nodes(arguments, "expected_nodes", check_pool(arguments))
+        check_waits(arguments)
+
+    def execute(self, context: Context) -> Any:
+        """Wait until the nodes are ready, in this process or, if the sensor is deferrable, in the triggerer."""
+        if not self.deferrable:
+            return super().execute(context)
+        return self._ready_or_deferred(context, time.time() + self.timeout)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any], deadline: float) -> None:
+        """Continue after the deferral: return if the nodes are ready, or raise the reason why they never will be."""
+        if event["timed_out"] and not self.poke(context):
+            raise AirflowSensorTimeout(f"the nodes were not ready after the timeout of {self.timeout:g} s")
+        self._ready_or_deferred(context, deadline)
+
+    def _ready_or_deferred(self, context: Context, deadline: float) -> None:
+        """Return if the nodes are ready; else defer the task.
+
+        :param context: Airflow's context of the task.
+        :param deadline: Time at which the sensor's timeout ends, in seconds since the epoch.
+        """
+        from shoal.airflow.triggers.pools import PoolTrigger
+
+        if self.poke(context):
+            return
+        pool = self._pool(context)
+        trigger = PoolTrigger(
+            pool=pool.name,
+            holder=pool.holder,
+            nodes=node_count(self.expected_nodes, "expected_nodes"),
+            poll_interval=self.poll_interval or self.poke_interval,
+            deadline=deadline,
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"deadline": deadline})
 
     @no_retry_of_permanent_errors()
     def poke(self, context: Context) -> bool:
         """Renew the DAG run's lease, and return whether the nodes are ready."""
-        pool = ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))
+        pool = self._pool(context)
         pool.renew()
         expected = node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()
@@ -73,3 +117,6 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
             return pool.has_nodes(expected)
         except ScaleError as error:
             raise AirflowFailException(str(error)) from error
+
+    def _pool(self, context: Context) -> ComputePool:
+        return ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))

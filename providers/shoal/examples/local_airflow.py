@@ -52,6 +52,9 @@ class LocalAirflow:
         dags: Folders with DAG files.
         environment: Additional environment variables of Airflow's processes.
         on_wait: Function that is called every 0.5 s while a method waits.
+
+    Attributes:
+        environment: Environment variables of Airflow's processes, with which a further component can be started.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class LocalAirflow:
     ) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{free_port()}"
-        self._environment = {**os.environ, **self._settings(dags), **(environment or {})}
+        self.environment = {**os.environ, **self._settings(dags), **(environment or {})}
         self._on_wait = on_wait
         self._keeper: subprocess.Popen[bytes] | None = None
         self._http = httpx.Client(base_url=self.url, timeout=30)
@@ -184,7 +187,7 @@ class LocalAirflow:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,
             )
         self._wait(self._is_ready, "Airflow")
@@ -195,7 +198,7 @@ class LocalAirflow:
             return
         ran = subprocess.run(
             [sys.executable, "-P", "-m", "airflow", "db", "migrate"],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             check=False,

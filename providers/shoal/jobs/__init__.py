@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shoal.jobs.files.artifacts import load_results, load_training
     from shoal.jobs.files.retention import DeletedAttempt, prune_jobs
     from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
+    from shoal.jobs.journal.tasks import TaskTry
     from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
     from shoal.jobs.many.for_each import for_each
     from shoal.jobs.many.message import Message, summary_message
@@ -39,6 +40,7 @@ _NAMES = {
     "shoal.jobs.files.artifacts": ("load_results", "load_training"),
     "shoal.jobs.files.retention": ("DeletedAttempt", "prune_jobs"),
     "shoal.jobs.handle": ("JobHandle", "JobStatus", "JobTimeoutError"),
+    "shoal.jobs.journal.tasks": ("TaskTry",),
     "shoal.jobs.many.alerts": ("StaleModel", "WaitingJob", "stale_models", "waiting_jobs"),
     "shoal.jobs.many.for_each": ("for_each",),
     "shoal.jobs.many.message": ("Message", "summary_message"),
@@ -94,6 +96,7 @@ __all__ = [
     "Register",
     "SliceStatus",
     "StaleModel",
+    "TaskTry",
     "Tracking",
     "VersionStatus",
     "WaitingJob",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Any
 
 from sqlalchemy import select
@@ -48,7 +49,7 @@ from shoal.jobs.lost_attempts import (
 from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
 from shoal.jobs.queue_order import Place
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.function import parse_spec
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
@@ -157,6 +158,8 @@ class JobHandle:
         job: The attempt's row.
         secrets: Credentials for the driver; None unless this process submitted the job.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
+        submissions: Number of submissions from which this handle goes on, if another process had a handle before. None:
+            the present number.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
@@ -170,6 +173,7 @@ class JobHandle:
         *,
         secrets: Secrets | None = None,
         cancel_on_interrupt: bool = False,
+        submissions: int | None = None,
         endpoint_of: Callable[[str], Endpoint] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -178,7 +182,7 @@ class JobHandle:
         self._store = store
         self._key = Key(job.id, job.attempt)
         self._pool = job.pool
-        self._submissions = attempts.submissions(job)
+        self._submissions = attempts.submissions(job) if submissions is None else submissions
         self._secrets = secrets
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
@@ -207,6 +211,26 @@ class JobHandle:
         return self._pool
 
     @property
+    def has_ended(self) -> bool:
+        """Return whether the attempt has ended, as its row in the store says."""
+        return attempts.load(self._store, self._key).state in JOB_ENDED
+
+    @property
+    def spec(self) -> AnyJobSpec:
+        """Return the spec with which the job was submitted, without credentials."""
+        return parse_spec(attempts.load(self._store, self._key).spec)
+
+    @property
+    def submissions(self) -> int:
+        """Return how often the job had been submitted when this handle was created (see :meth:`cancel`)."""
+        return self._submissions
+
+    @property
+    def place(self) -> Place | None:
+        """Return the job's place in its pool's queue, as this handle has seen it last."""
+        return self._place
+
+    @property
     def left(self) -> str | None:
         """Return a sentence about the driver if it still ran when :meth:`cancel` returned; None if it did not."""
         return self._left
@@ -228,6 +252,8 @@ class JobHandle:
         timeout: float | None = None,
         on_log: Callable[[str], Any] | None = print,
         on_progress: OnProgress | None = None,
+        stop: Event | None = None,
+        log_position: int = 0,
     ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
@@ -238,14 +264,22 @@ class JobHandle:
             timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.
             on_log: Function that is called with each new line of the job's log. None: the log is not read.
             on_progress: Function that is called with the training's progress each time the progress has changed.
+            stop: Event with which another thread ends the wait; the job goes on.
+            log_position: Position in the log at which `on_log` begins, from :attr:`LogFollower.position`.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
             JobCancelledError: The job was cancelled.
-            JobTimeoutError: The job has not ended within `timeout` seconds.
+            JobTimeoutError: The job has not ended within `timeout` seconds, or before `stop` was set.
         """
         try:
-            for line in self._follow(timeout, with_log=on_log is not None, on_progress=on_progress):
+            for line in self._follow(
+                timeout,
+                with_log=on_log is not None,
+                on_progress=on_progress,
+                stop=stop,
+                log_position=log_position,
+            ):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -276,7 +310,15 @@ class JobHandle:
         """
         if follow:
             return self._follow(None)
-        return self._log().lines(ended=True)
+        return self.log_follower().lines(ended=True)
+
+    def log_follower(self, position: int = 0) -> LogFollower:
+        """Return a reader of the job's log that returns only new lines at each call.
+
+        Args:
+            position: Position at which the reader begins, from :attr:`LogFollower.position`.
+        """
+        return LogFollower(self._key, self._log_over_http, position)
 
     def cancel(self, reason: str = "cancelled on request", *, unless_resubmitted: bool = False) -> bool:
         """Cancel the job and end its driver and workers; return False if the job had ended already.
@@ -627,23 +669,36 @@ class JobHandle:
         return verdict
 
     def _follow(
-        self, timeout: float | None, *, with_log: bool = True, on_progress: OnProgress | None = None
+        self,
+        timeout: float | None,
+        *,
+        with_log: bool = True,
+        on_progress: OnProgress | None = None,
+        stop: Event | None = None,
+        log_position: int = 0,
     ) -> Iterator[str]:
         """Wait until the job has ended, and yield the lines of its log meanwhile."""
-        for step in self._watch(timeout, with_log=with_log, on_progress=on_progress):
+        for step in self._watch(timeout, with_log=with_log, on_progress=on_progress, log_position=log_position):
             if isinstance(step, str):
                 yield step
-            else:
+            elif stop is None:
                 self._sleep(step)
+            elif stop.wait(step):
+                raise JobTimeoutError(f'the wait for job "{self.job_id}" was ended; the job goes on')
 
     def _watch(
-        self, timeout: float | None, *, with_log: bool, on_progress: OnProgress | None = None
+        self,
+        timeout: float | None,
+        *,
+        with_log: bool,
+        on_progress: OnProgress | None = None,
+        log_position: int = 0,
     ) -> Iterator[str | float]:
         """Look at the job until it has ended. Yield each new line of its log, and the seconds to pause between looks.
 
         The caller makes the pauses: by sleeping, or in an event loop.
         """
-        follower = self._log()
+        follower = self.log_follower(log_position)
         started = self._monotonic()
         head_check = started
         shown: Place | None = None
@@ -719,9 +774,6 @@ class JobHandle:
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
             return False
 
-    def _log(self) -> LogFollower:
-        return LogFollower(self._key, self._log_over_http)
-
     def _log_over_http(self) -> str:
         job = attempts.load(self._store, self._key)
         try:
@@ -733,7 +785,7 @@ class JobHandle:
             return ""
 
     def _last_words(self) -> str:
-        return last_line("\n".join(self._log().lines(ended=True)))
+        return last_line("\n".join(self.log_follower().lines(ended=True)))
 
     def _tidy(self, job: Job) -> None:
         """Remove the files that the attempt has left behind: credentials, staged data and unfinished artifacts.

@@ -18,6 +18,7 @@ from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.lost_attempts import address, pool_endpoint
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.backends import BACKENDS, versions
@@ -42,6 +43,7 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
+    task: TaskTry | None = None,
     connection_url: Callable[[str], str | None] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
@@ -58,11 +60,15 @@ def submit(
     and its result has not been collected yet. In all other cases a new attempt is submitted. Plain Python and the CLI
     get a new job with every call, unless ``run_config.job_id`` is set.
 
+    A try of a workflow engine's task (`task`) also finds the unfinished job of an earlier try if the spec has changed
+    since then, for example because a template contains the present time. The try then waits for that job.
+
     Args:
         spec: Spec of the job.
         holder: Name of the run that submits the job; by default one for this process.
         key: Text that distinguishes tasks of one holder that submit the same spec, such as the id and map index of a
             task.
+        task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
         connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
             ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
@@ -105,6 +111,10 @@ def submit(
     spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     document, uris = credentials.hide(spec.document())
     job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
+    if task is not None:
+        found = _of_earlier_try(store, holder, task, digest, endpoint_of, clock)
+        if found is not None:
+            return found
     while True:
         endpoint = endpoint_of(pool)
         order = Order(
@@ -116,6 +126,7 @@ def submit(
             orphan_after,
             spec.run_config.priority,
             Gang.of(spec).to_json(),
+            task,
         )
         secrets: Secrets | None = None
         refusal: InvalidArgumentError | None = None
@@ -160,6 +171,53 @@ def _naming_job_that_goes_on(store: Store, job: Job) -> Iterator[None]:
                 f"and `shoal jobs cancel {job.id}` ends it"
             )
         raise
+
+
+def _of_earlier_try(
+    store: Store,
+    holder: str,
+    task: TaskTry,
+    digest: str,
+    endpoint_of: Callable[[str], Endpoint],
+    clock: Callable[[], float],
+) -> JobHandle | None:
+    """Return a handle of the job that an earlier try of the task has submitted, if this try takes the job over.
+
+    Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
+
+    Args:
+        store: Store that has the rows of the jobs.
+        holder: Name of the run to which the task belongs.
+        task: The try of the task.
+        digest: Fingerprint of the spec of this try.
+        endpoint_of: Finds the head of a pool.
+        clock: Returns seconds since the epoch.
+    """
+    found: JobHandle | None = None
+    for job in jobs_of(store, holder, task):
+        handle = JobHandle(store, job, endpoint_of=endpoint_of, clock=clock)
+        is_ended = job.state in JOB_ENDED
+        if found is not None or not task.takes_over(job):
+            if not is_ended:
+                handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
+            elif not task.durable:
+                attempts.collect(store, Key(job.id, job.attempt), clock())
+            continue
+        # The credentials of a job that is not in the queue yet are known only to the process that submits it.
+        if job.state is JobState.PENDING and job.queued_at is None:
+            if job.spec["question"] != digest:
+                handle.end_pending(job, JobState.CANCELLED, "another try of the task submitted another spec before")
+            continue
+        joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task)
+        if joined is None:
+            # The job has ended since its row was read. If it has succeeded, its result is still there.
+            joined = attempts.load(store, Key(job.id, job.attempt))
+        if joined.state not in JOB_ENDED:
+            handle = JobHandle(store, joined, endpoint_of=endpoint_of, clock=clock)
+            joined = handle.settle()
+        if joined.state not in (JobState.FAILED, JobState.CANCELLED):
+            found = handle
+    return found
 
 
 def _secrets(spec: AnyJobSpec, uris: dict[str, str], connection_url: Callable[[str], str | None] | None) -> Secrets:
@@ -233,12 +291,13 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
 
 
-def attach(job_id: str, attempt: int | None = None) -> JobHandle:
+def attach(job_id: str, attempt: int | None = None, *, submissions: int | None = None) -> JobHandle:
     """Return a handle of a job that was submitted before, by this process or another one.
 
     Args:
         job_id: Id of the job.
         attempt: Number of the attempt, from 1; the newest if not given.
+        submissions: Value of `JobHandle.submissions` of the handle of another process, for which this one goes on.
 
     Raises:
         JobError: There is no such job, or no such attempt.
@@ -248,7 +307,7 @@ def attach(job_id: str, attempt: int | None = None) -> JobHandle:
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
-    return JobHandle(store, job)
+    return JobHandle(store, job, submissions=submissions)
 
 
 def cancel(job_id: str) -> bool:

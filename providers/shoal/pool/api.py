@@ -83,6 +83,7 @@ class ComputePool:
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
         self.holder = storable(holder or python_holder())
+        self._operation_id: str | None = None
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -342,17 +343,76 @@ class ComputePool:
         """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
         return [NodeInfo(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in self.describe().active]
 
-    def has_nodes(self, size: int) -> bool:
+    @property
+    def operation_id(self) -> str | None:
+        """Return the id of the operation (a request to change the pool's size) that this object has made last."""
+        return self._operation_id
+
+    def wait_for_operation(
+        self,
+        operation_id: str,
+        *,
+        block_until_min_cluster_size: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Wait until an operation that was requested with `is_async` has ended, and raise its error if it failed.
+
+        If the wait is interrupted, the operation is rolled back.
+
+        Args:
+            operation_id: Id of the operation, from :attr:`operation_id`.
+            block_until_min_cluster_size: Return as soon as this number of nodes is ready.
+            on_progress: Function called with the pool's status while waiting.
+
+        Raises:
+            ScaleError: The operation failed, or a newer operation replaced it.
+        """
+        try:
+            with self._store.reading(snapshot=False) as session:
+                operation = session.get_one(Operation, operation_id)
+            self._waiting.for_operation(
+                operation_id,
+                operation.deadline - operation.created_at,
+                block_until_min_cluster_size=block_until_min_cluster_size,
+                on_progress=on_progress,
+            )
+        except BaseException as error:
+            try:
+                self._give_up(operation_id)
+            except StoreError:
+                error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
+            raise
+
+    def withdraw(self, operation_id: str, reason: str) -> bool:
+        """Roll back an operation that has not ended, without waiting until its nodes are ended.
+
+        Args:
+            operation_id: Id of the operation, from :attr:`operation_id`.
+            reason: Stored as the operation's error.
+
+        Returns:
+            False if the operation had ended, for example because a newer operation has replaced it.
+        """
+        with transaction(self._store, JournalStep.WITHDRAW) as session:
+            withdrawn = withdraw(session, operation_id, reason, self._clock())
+        ensure_running()
+        return withdrawn
+
+    def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
         """Check whether at least `size` nodes are ready.
 
         If this holder has a lease, the nodes that earlier leases take do not count. While this holder's lease waits in
         the queue, the result is False.
 
+        Args:
+            size: Number of nodes, including the head.
+            snapshot: The pool's rows, if the caller has just read them. None: they are read now.
+
         Raises:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains its error.
         """
-        snapshot = self._snapshot()
+        snapshot = snapshot or self._snapshot()
         status = status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
 
@@ -471,6 +531,7 @@ class ComputePool:
                     operation_id = ""
                     self._waiting.until_down(on_progress)
             ensure_running()
+            self._operation_id = operation_id
             if not is_async:
                 patience = operation.deadline - operation.created_at
                 with while_waiting():

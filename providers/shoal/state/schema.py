@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Dialect, Enum, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -121,6 +121,7 @@ class _Text(TypeDecorator[str]):
 
 class _LongText(_Text):
     impl = Text
+    cache_ok = True
 
 
 _HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
@@ -291,6 +292,14 @@ class Job(Base):
     """Process identity of the process that sends the job to the head. The key `python` has the Python of the process
     that asked for the job, and the key `submissions` how often the attempt was submitted, if more than once; rows of
     older versions have neither."""
+    task_key: Mapped[str | None] = mapped_column(_LongText)
+    """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
+    did, and in older rows."""
+    task_try: Mapped[int | None]
+    """Number of the newest try of this task that has submitted the job or attached to it."""
+    log_shown: Mapped[int | None] = mapped_column(BigInteger)
+    """Position in the job's log up to which the try `task_try` has shown the log while it was deferred, as last
+    recorded. Another process that continues the try begins there."""
     priority: Mapped[int | None]
     """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]

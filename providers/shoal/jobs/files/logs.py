@@ -29,33 +29,49 @@ class LogFollower:
     Args:
         key: The attempt.
         over_http: Function that returns Ray's copy of the whole log.
+        position: Value of the attribute `position` of another reader, which has returned the lines before.
+
+    Attributes:
+        position: Number of bytes of which all lines were returned. It is negative if they are bytes of Ray's copy, in
+            which other bytes have the same number. If the next bytes are read from the other source, the reader begins
+            with the first line again.
     """
 
-    def __init__(self, key: Key, over_http: Callable[[], str]) -> None:
+    def __init__(self, key: Key, over_http: Callable[[], str], position: int = 0) -> None:
         self._path = log_path(key)
         self._over_http = over_http
-        self._offset = 0
+        self.position = position
 
-    def lines(self, *, ended: bool) -> Iterator[str]:
+    @property
+    def has_file(self) -> bool:
+        """Return whether the driver's own file is on this machine."""
+        return self._path.exists()
+
+    def lines(self, *, ended: bool, most_bytes: int = -1) -> Iterator[str]:
         """Yield the lines of the log that were written since the last call.
 
         Args:
             ended: Whether the log is complete. If so, a last line without a line break is returned too; otherwise such
                 a line may be half written, and is left for the next call.
+            most_bytes: Largest number of bytes to read now. A longer line is returned in parts. -1: all.
         """
-        new = self._new()
-        taken = new if ended else new[: new.rfind(b"\n") + 1]
-        self._offset += len(taken)
+        new, is_copy = self._new(most_bytes)
+        taken = new if ended or (len(new) == most_bytes and b"\n" not in new) else new[: new.rfind(b"\n") + 1]
+        self.position += -len(taken) if is_copy else len(taken)
         if taken:
             yield from taken.decode(errors="replace").removesuffix("\n").split("\n")
 
-    def _new(self) -> bytes:
+    def _new(self, most_bytes: int) -> tuple[bytes, bool]:
+        """Return the bytes after `position`, and whether they are bytes of Ray's copy."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
-                return file.read()
+                self.position = max(self.position, 0)
+                file.seek(self.position)
+                return file.read(most_bytes), False
         except FileNotFoundError:
-            return self._over_http().encode()[self._offset :]
+            self.position = min(self.position, 0)
+            copy = self._over_http().encode()[-self.position :]
+            return copy if most_bytes < 0 else copy[:most_bytes], True
 
 
 class _Tee:

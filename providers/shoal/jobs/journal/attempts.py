@@ -13,17 +13,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session, defer, load_only
 
 from shoal.errors import InvalidArgumentError, JobBusyError, JobError, JobNotFoundError, StoreError
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.journal.tasks import TaskTry
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Base, Job, JobState
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Order:
     priority: int = 0
     gang: dict[str, Any] | None = None
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.capacity.Gang`."""
+    task: TaskTry | None = None
+    """The try of a workflow engine's task that submits the job."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
                     f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            found = _poll_active(store, Key(newest.id, newest.attempt), now, detach=order.orphan_after is None)
+            found = join(store, Key(newest.id, newest.attempt), now, order.task, detach=order.orphan_after is None)
         elif newest is not None and same and newest.state is JobState.SUCCEEDED and newest.collected_at is None:
             found = newest
         elif refusal is not None:
@@ -95,13 +98,14 @@ def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | 
             return found
 
 
-def _poll_active(store: Store, key: Key, now: float, *, detach: bool) -> Job | None:
+def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
     """Record that a process has attached to a pending or running attempt; return its row, or None if it has ended.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
         now: Seconds since the epoch.
+        task: The try of a workflow engine's task that attaches; None if no task does.
         detach: Whether the attempt goes on from now on if no process polls it.
     """
     with transaction(store, JobStep.ASK) as session:
@@ -113,6 +117,9 @@ def _poll_active(store: Store, key: Key, now: float, *, detach: bool) -> Job | N
             job.orphan_after = None
         if job.submitter is not None:
             job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
+        if task is not None:
+            # The log of a new try begins with the first line of the job's log.
+            job.task_key, job.task_try, job.log_shown = task.key, task.number, None
         return job
 
 
@@ -137,6 +144,8 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         priority=order.priority,
         gang=_gang(order.gang, uses_gpu),
         uses_gpu=uses_gpu,
+        task_key=order.task and order.task.key,
+        task_try=order.task and order.task.number,
         created_at=now,
     )
     try:
@@ -244,6 +253,68 @@ def touch(store: Store, key: Key, now: float) -> Job:
         job = get(session, key)
         note_polled(job, now)
         return job
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a process that waits for many jobs records of one of them (see `touch_all`)."""
+
+    key: Key
+    log_shown: int
+    """Position up to which the job's log was shown."""
+    task_try: int
+    """Number of the try for which the process waits. If a newer try has attached, its position is not changed."""
+
+
+def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
+    """Update the `last_polled_at` of several attempts that have not ended, and how much of their logs was shown."""
+    table = Base.metadata.tables[Job.__tablename__]
+    row = table.c
+    shown = case((row.task_try == bindparam("of_try"), bindparam("shown", type_=BigInteger)), else_=row.log_shown)
+    polled = (
+        update(table)
+        .where(row.id == bindparam("of_id"), row.attempt == bindparam("of_attempt"), row.ended_at.is_(None))
+        .values({row.asked_at: now, row.asked_clock: stamps.stamp(now), row.log_shown: shown})
+    )
+    values = [
+        {"of_id": one.key.job_id, "of_attempt": one.key.attempt, "of_try": one.task_try, "shown": one.log_shown}
+        for one in marks
+    ]
+    with transaction(store, JobStep.TOUCH) as session:
+        # A session of the ORM does not execute an update with conditions for several rows, but its connection does.
+        session.connection().execute(polled, values)
+
+
+_SMALL = (
+    Job.id,
+    Job.attempt,
+    Job.pool,
+    Job.state,
+    Job.submitter,
+    Job.heartbeat_at,
+    Job.queued_at,
+    Job.admitted_at,
+    Job.last_polled_at,
+    Job.orphan_after,
+    Job.task_try,
+    Job.log_shown,
+)
+"""Columns that a process reads that waits for many jobs."""
+
+_MOST_KEYS = 400
+"""Number of attempts that one query reads. SQLite limits the number of values in a query."""
+
+
+def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
+    """Return the rows of several attempts, with the columns of `_SMALL` only. Attempts without a row are missing."""
+    wanted = list(keys)
+    found: dict[Key, Job] = {}
+    with store.reading(snapshot=False) as session:
+        for first in range(0, len(wanted), _MOST_KEYS):
+            pairs = [(key.job_id, key.attempt) for key in wanted[first : first + _MOST_KEYS]]
+            query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(load_only(*_SMALL))
+            found |= {Key(job.id, job.attempt): job for job in session.scalars(query)}
+    return found
 
 
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:

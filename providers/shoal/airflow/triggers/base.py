@@ -1,0 +1,128 @@
+"""Base class of shoal's triggers."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from shoal.airflow.triggers.poller import Poller, Update, Wait, poller
+from shoal.errors import StoreUnreachableError
+
+_DEFERRED = "deferred"
+
+_STORE_RETRY_S = 5.0
+"""Seconds between two tries to open a store that does not answer."""
+
+
+class WaitTrigger(BaseTrigger):
+    """Trigger that waits for something in shoal's store, until a deadline.
+
+    It fires one event, a dict with ``timed_out``. The task then continues in a worker, which reads the result from the
+    store. If the triggerer is killed, another one goes on with the same deadline.
+
+    :param poll_interval: Seconds between two looks at the store.
+    :param deadline: Time at which the wait ends in any case, in seconds since the epoch. None: no deadline.
+    """
+
+    def __init__(self, *, poll_interval: float, deadline: float | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.poll_interval = poll_interval
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+
+    @abstractmethod
+    def new_wait(self) -> Wait:
+        """Return the wait, for the poller of this process."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """End what the task waits for, because a user has ended the task."""
+
+    def event(self, wait: Any, *, timed_out: bool) -> dict[str, Any]:
+        """Return the payload of the event.
+
+        :param wait: The wait, as `new_wait` has returned it.
+        :param timed_out: Whether the deadline has passed.
+        """
+        return {"timed_out": timed_out}
+
+    def saw(self, wait: Any, update: Update) -> None:
+        """Note that the lines of an update are in the task's log.
+
+        :param wait: The wait, as `new_wait` has returned it.
+        :param update: The update.
+        """
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait, and fire an event when the wait is over or the deadline has passed."""
+        polled = await _poller()
+        wait = self.new_wait()
+        polled.add(wait)
+        timed_out = False
+        try:
+            is_over = False
+            while not is_over:
+                update = await wait.update(self.deadline)
+                for line in update.lines:
+                    self.log.info("%s", line)
+                self.saw(wait, update)
+                is_over = update.is_over
+        except TimeoutError:
+            timed_out = True
+        except asyncio.CancelledError:
+            # Airflow before 3.3 does not call `on_kill`.
+            if not hasattr(BaseTrigger, "on_kill"):
+                await self.on_kill()
+            raise
+        finally:
+            polled.remove(wait)
+        yield TriggerEvent(self.event(wait, timed_out=timed_out))  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """End what the task waits for, unless the task is still deferred.
+
+        Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls it if the trigger was
+        given to another triggerer, because this one did not answer for some time. The task is still deferred then.
+        """
+        try:
+            state = await asyncio.to_thread(self._task_state)
+        # Without an answer, the job goes on. Its `orphan_after` ends it if no task waits for it any more.
+        except Exception:
+            self.log.warning("Airflow did not tell the task's state, so nothing is ended", exc_info=True)
+            return
+        if state == _DEFERRED:
+            self.log.info("the task is still deferred: another triggerer goes on with the wait")
+            return
+        await self.end()
+
+    def _task_state(self) -> str | None:
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        ti = self.task_instance
+        assert ti is not None
+        states = RuntimeTaskInstance.get_task_states(
+            dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
+        ).get(ti.run_id, {})
+        state = states.get(ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}")
+        return None if state is None else str(getattr(state, "value", state))
+
+
+async def _poller() -> Poller:
+    """Return this process's poller. While the store cannot be reached, try again: the jobs go on meanwhile."""
+    while True:
+        try:
+            return await asyncio.to_thread(poller)
+        except StoreUnreachableError:
+            await asyncio.sleep(_STORE_RETRY_S)

@@ -1,0 +1,202 @@
+"""Trigger that waits for a job, and copies the job's log to the task's log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Any
+
+from shoal.airflow.triggers.base import WaitTrigger
+from shoal.airflow.triggers.poller import Update, Wait
+from shoal.jobs.files.logs import LogFollower
+from shoal.jobs.handle import JobHandle
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Mark
+from shoal.jobs.polling import PollTimer, turn_check_s
+from shoal.jobs.submission import attach
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED, Job, JobState
+
+_SILENT_S = 15.0
+"""Seconds without a sign of life of the driver after which the pool's head is asked about it. The driver gives one
+every few seconds, so no request is sent for a job that runs."""
+
+_COPY_S = 30.0
+"""Seconds between two reads of a log that is on another machine. Ray's API returns the whole log each time."""
+
+_MARK_S = 30.0
+"""Longest time in seconds for which the position in a job's log is not recorded. If the triggerer is killed, the next
+one repeats the lines of this time."""
+
+_MOST_LOG_BYTES = 256 * 1024
+"""Number of bytes of a log that one look reads, so that a long log does not delay the other waits."""
+
+
+class JobWait(Wait):
+    """Wait for the end of an attempt of a job.
+
+    Args:
+        key: The attempt.
+        task_try: Number of the try of the task that waits.
+        log_position: Position in the job's log up to which the task's log has its lines.
+        poll_interval: Seconds between two looks.
+    """
+
+    def __init__(self, key: Key, task_try: int, log_position: int, poll_interval: float) -> None:
+        super().__init__(poll_interval)
+        self.key = key
+        self.task_try = task_try
+        self.log_position = log_position
+        self._handle: JobHandle | None = None
+        self._follower: LogFollower | None = None
+        self._poll_timer = PollTimer()
+        self._heartbeat: float | None = None
+        self._marked = log_position
+        self._silent_since = self._settled = self._copied = self._marked_at = time.monotonic()
+        self._shown_place = ""
+
+    @classmethod
+    def look_at_all(cls, store: Store, waits: Collection[JobWait]) -> None:
+        """Read the rows of all waits with one query, send their updates, and record that a process polls the jobs."""
+        jobs = attempts.look_at(store, {wait.key for wait in waits})
+        marks = []
+        for wait in waits:
+            job = jobs.get(wait.key)
+            if job is None or job.state in JOB_ENDED:
+                wait.send(Update(is_over=True))
+                continue
+            wait._see(store, job)
+            if wait._is_mark_due(job):
+                marks.append(wait._mark())
+        if marks:
+            attempts.touch_all(store, marks, time.time())
+
+    def _see(self, store: Store, job: Job) -> None:
+        if self._handle is None or self._follower is None:
+            # The triggerer that waited before may have shown more of the log.
+            if job.task_try == self.task_try and job.log_shown is not None:
+                self.log_position = job.log_shown
+            self._handle = JobHandle(store, job)
+            self._follower = self._handle.log_follower(self.log_position)
+        now = time.monotonic()
+        if job.heartbeat_at != self._heartbeat:
+            self._heartbeat, self._silent_since = job.heartbeat_at, now
+        if self.is_busy:
+            return
+        if job.state is JobState.RUNNING and self._follower.has_file:
+            self._read_log(self._follower)
+        elif job.state is JobState.RUNNING and now - self._copied >= _COPY_S:
+            self._copied = now
+            self.wanted = lambda follower=self._follower: self._read_log(follower)
+            return
+        if job.is_waiting:
+            place = self._handle.place
+            is_due = now - self._settled >= turn_check_s(place.position if place else 1)
+        else:
+            is_due = now - max(self._silent_since, self._settled) >= _SILENT_S
+        if is_due:
+            self._settled = now
+            self.wanted = lambda handle=self._handle: self._settle(handle)
+
+    def _is_mark_due(self, job: Job) -> bool:
+        """Return whether the job has to be polled now, or the position in its log has to be recorded."""
+        is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
+        return self._poll_timer.is_due(job, time.time()) or is_behind
+
+    def _mark(self) -> Mark:
+        self._marked, self._marked_at = self.log_position, time.monotonic()
+        return Mark(self.key, self._marked, self.task_try)
+
+    def _read_log(self, follower: LogFollower) -> None:
+        lines = tuple(follower.lines(ended=False, most_bytes=_MOST_LOG_BYTES))
+        if lines:
+            self.send(Update(lines, follower.position))
+
+    def _settle(self, handle: JobHandle) -> None:
+        """Start the job if it waits and its pool has room, or record its end if its driver was lost."""
+        handle.settle()
+        place = str(handle.place or "")
+        if place and place != self._shown_place:
+            self._shown_place = place
+            self.send(Update([f"waiting for room on pool {handle.pool}: {place}"]))
+
+
+class JobTrigger(WaitTrigger):
+    """Trigger that waits until an attempt of a job has ended, and copies the job's log to the task's log.
+
+    After the triggerer was killed, the next one may repeat the lines of the last 30 s.
+
+    :param job_id: Id of the job.
+    :param attempt: Number of the attempt.
+    :param submissions: Number of submissions of the job when the task was deferred. If it was submitted again since
+        then, it belongs to a newer try of the task.
+    :param task_try: Number of the try of the task.
+    :param log_position: Position in the job's log up to which the task's log has its lines.
+    :param cancel_on_kill: Whether the job is cancelled if a user marks or clears the task.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        attempt: int,
+        submissions: int,
+        task_try: int,
+        log_position: int = 0,
+        cancel_on_kill: bool = True,
+        poll_interval: float = 5.0,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__(poll_interval=poll_interval, deadline=deadline)
+        self.job_id = job_id
+        self.attempt = attempt
+        self.submissions = submissions
+        self.task_try = task_try
+        self.log_position = log_position
+        self.cancel_on_kill = cancel_on_kill
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+        return {
+            "job_id": self.job_id,
+            "attempt": self.attempt,
+            "submissions": self.submissions,
+            "task_try": self.task_try,
+            "log_position": self.log_position,
+            "cancel_on_kill": self.cancel_on_kill,
+            "poll_interval": self.poll_interval,
+            "deadline": self.deadline,
+        }
+
+    def new_wait(self) -> JobWait:
+        """Return the wait, for the poller of this process."""
+        return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
+
+    def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
+        """Return the payload of the event, with the position in the log at which the task goes on.
+
+        :param wait: The wait.
+        :param timed_out: Whether the deadline has passed.
+        """
+        return {"timed_out": timed_out, "log_position": wait.log_position}
+
+    def saw(self, wait: JobWait, update: Update) -> None:
+        """Note that the lines of an update are in the task's log.
+
+        :param wait: The wait.
+        :param update: The update.
+        """
+        if update.log_position is not None:
+            wait.log_position = update.log_position
+
+    async def end(self) -> None:
+        """Cancel the job, unless a newer try of the task has attached to it."""
+        if not self.cancel_on_kill:
+            self.log.info("job %s goes on (cancel_on_kill=False)", self.job_id)
+        elif not await asyncio.to_thread(self._cancel):
+            self.log.info("job %s had ended, or belongs to a newer try of the task", self.job_id)
+
+    def _cancel(self) -> bool:
+        handle = attach(self.job_id, self.attempt, submissions=self.submissions)
+        return handle.cancel("the deferred task was marked or cleared", unless_resubmitted=True)

@@ -1,0 +1,138 @@
+"""Trigger that waits for the nodes of a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import select
+
+from shoal.airflow.triggers.base import WaitTrigger
+from shoal.airflow.triggers.poller import Update, Wait
+from shoal.errors import PoolNotFoundError, ScaleError
+from shoal.pool.api import ComputePool
+from shoal.pool.journal import rows
+from shoal.pool.snapshot import Snapshot
+from shoal.pool.status import PoolStatus, status_of
+from shoal.state import Store
+from shoal.state.schema import Operation, OperationState
+
+_RENEW_S = 60.0
+"""Seconds between two renewals of the lease of a wait, far below its time to live of 15 minutes."""
+
+
+class PoolWait(Wait):
+    """Wait for nodes of a pool, or for the end of an operation (a request to change the pool's size).
+
+    Args:
+        pool: Name of the pool.
+        holder: Name of the holder whose lease is renewed during the wait.
+        nodes: Number of ready nodes with which the wait is over. None: only the operation ends it.
+        operation_id: Id of the operation. None: there is none.
+        poll_interval: Seconds between two looks.
+    """
+
+    def __init__(
+        self, pool: str, holder: str, nodes: int | None, operation_id: str | None, poll_interval: float
+    ) -> None:
+        super().__init__(poll_interval)
+        self.pool = pool
+        self.holder = holder
+        self.nodes = nodes
+        self.operation_id = operation_id
+        self._client: ComputePool | None = None
+        self._renewed = time.monotonic()
+        self._shown = ""
+
+    @classmethod
+    def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
+        """Read the rows of each pool once, and send the updates of its waits."""
+        operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
+        with store.reading(snapshot=False) as session:
+            query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
+            is_open = set(session.scalars(query)) if operations else set()
+        for name in {wait.pool for wait in waits}:
+            of_pool = [wait for wait in waits if wait.pool == name]
+            try:
+                with store.reading() as session:
+                    snapshot = rows.load(session, name, lock=False)
+            except PoolNotFoundError:
+                for wait in of_pool:
+                    wait.send(Update(is_over=True))
+                continue
+            status = status_of(snapshot, time.time())
+            for wait in of_pool:
+                wait._see(store, snapshot, status, is_open)
+
+    def _see(self, store: Store, snapshot: Snapshot, status: PoolStatus, is_open: Collection[str]) -> None:
+        text = f"pool {self.pool}: {status.progress(self.holder)}"
+        lines = [text] if text != self._shown else []
+        self._shown = text
+        if self._client is None:
+            self._client = ComputePool(self.pool, holder=self.holder, store=store)
+        is_over = self.operation_id is not None and self.operation_id not in is_open
+        if not is_over and self.nodes is not None:
+            try:
+                is_over = self._client.has_nodes(self.nodes, snapshot=snapshot)
+            except ScaleError:  # the task raises it again, in its worker
+                is_over = True
+        if lines or is_over:
+            self.send(Update(lines, is_over=is_over))
+        now = time.monotonic()
+        if now - self._renewed >= _RENEW_S:
+            self._renewed = now
+            self.wanted = self._client.renew
+
+
+class PoolTrigger(WaitTrigger):
+    """Trigger that waits for nodes of a pool, or for the end of a request for nodes, and renews the DAG run's lease.
+
+    :param pool: Name of the pool.
+    :param holder: Name of the holder whose lease is renewed.
+    :param nodes: Number of ready nodes with which the wait is over.
+    :param operation_id: Id of the operation that requests the nodes. If a user marks or clears the task, the operation
+        is rolled back, unless it has ended or a newer one has replaced it.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        holder: str,
+        nodes: int | None = None,
+        operation_id: str | None = None,
+        poll_interval: float = 5.0,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__(poll_interval=poll_interval, deadline=deadline)
+        self.pool = pool
+        self.holder = holder
+        self.nodes = nodes
+        self.operation_id = operation_id
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+        return {
+            "pool": self.pool,
+            "holder": self.holder,
+            "nodes": self.nodes,
+            "operation_id": self.operation_id,
+            "poll_interval": self.poll_interval,
+            "deadline": self.deadline,
+        }
+
+    def new_wait(self) -> PoolWait:
+        """Return the wait, for the poller of this process."""
+        return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
+
+    async def end(self) -> None:
+        """Roll the operation back, if there is one that has not ended."""
+        if self.operation_id is not None:
+            await asyncio.to_thread(self._withdraw, self.operation_id)
+
+    def _withdraw(self, operation_id: str) -> None:
+        pool = ComputePool(self.pool, holder=self.holder)
+        if pool.withdraw(operation_id, "the deferred task was marked or cleared"):
+            self.log.info("the request for nodes of pool %s is rolled back", self.pool)

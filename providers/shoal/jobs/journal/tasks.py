@@ -1,0 +1,53 @@
+"""Find the jobs of a task of a workflow engine, whatever spec each try of the task had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from shoal.state import Store
+from shoal.state.schema import JOB_ACTIVE, Job, JobState
+
+
+@dataclass(frozen=True)
+class TaskTry:
+    """One try of a workflow engine's task that submits a job.
+
+    Attributes:
+        key: Name of the task, unique among the tasks of the holder.
+        number: Number of the try, from 1.
+        cleared: Number of the last try before a user cleared the task (told the engine to run it anew). 0: none.
+        durable: Whether the try takes over a job of an earlier try. False: it ends such a job and submits a new one.
+    """
+
+    key: str
+    number: int
+    cleared: int = 0
+    durable: bool = True
+
+    def takes_over(self, job: Job) -> bool:
+        """Return whether this try goes on with a job of an earlier try, instead of ending it."""
+        return self.durable and (job.task_try or 0) > self.cleared
+
+
+def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
+    """Return the rows of a task's attempts that an earlier try has left: those that have not ended, the newest first,
+    and the newest attempt of the task if it has succeeded and its result was not collected.
+
+    Args:
+        store: Store that has the rows.
+        holder: Name of the run to which the task belongs.
+        task: The try of the task.
+    """
+    query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
+    if task.number <= 1:
+        # No earlier try has left a result. Without results, the query reads few rows only, by the index of the states.
+        query = query.where(Job.state.in_(JOB_ACTIVE))
+    with store.reading(snapshot=False) as session:
+        found = list(session.scalars(query))
+    return [
+        job
+        for place, job in enumerate(found)
+        if job.state in JOB_ACTIVE or (place == 0 and job.state is JobState.SUCCEEDED and job.collected_at is None)
+    ]

@@ -1,0 +1,128 @@
+"""Which job a try of a workflow engine's task gets: that of an earlier try, whatever its spec renders to."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal import jobs
+from shoal.errors import JobError
+from shoal.jobs import JobHandle, TaskTry
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+from tests.support.job_results import result_of
+from tests.support.job_store import POOL
+
+RUN = "airflow:dag/run"
+
+
+def submit(spec, head, number: int, *, rounds: int = 100, key: str = "train/-1", **task) -> JobHandle:
+    """What a try of the task submits; another `rounds` stands for a template with another value."""
+    return jobs.submit(
+        spec.on_pool(POOL).model_copy(update={"n_estimators": rounds}),
+        holder=RUN,
+        key=key,
+        task=TaskTry(key, number, **task),
+        endpoint_of=lambda name: head.endpoint,
+    )
+
+
+def row(handle: JobHandle) -> Job:
+    return attempts.load(Store(), Key(handle.job_id, handle.attempt))
+
+
+def runs(handle: JobHandle) -> None:
+    attempts.start(Store(), Key(handle.job_id, handle.attempt), {}, 1.0)
+
+
+def succeeds(handle: JobHandle) -> None:
+    runs(handle)
+    attempts.end(
+        Store(), Key(handle.job_id, handle.attempt), JobState.SUCCEEDED, 2.0, result=result_of().model_dump(mode="json")
+    )
+
+
+def same(one: JobHandle, other: JobHandle) -> bool:
+    return (one.job_id, one.attempt) == (other.job_id, other.attempt)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
+def test_a_retry_with_another_rendering_of_the_spec_finds_the_job_of_its_task(store, head, spec, state):
+    first = submit(spec, head, 1)
+    {"queued": lambda _: None, "running": runs, "succeeded": succeeds}[state](first)
+
+    retry = submit(spec, head, 2, rounds=101)
+
+    assert same(retry, first)
+    assert head.submissions == 1
+    assert row(retry).task_try == (1 if state == "succeeded" else 2)
+    assert len(jobs.list_jobs()) == 1
+
+
+def test_the_older_try_leaves_the_job_to_the_newer_one(store, head, spec):
+    first = submit(spec, head, 1)
+    runs(first)
+    submit(spec, head, 2, rounds=101)
+
+    assert not first.cancel("ended late", unless_resubmitted=True)
+    assert row(first).state is JobState.RUNNING
+
+
+def test_jobs_of_other_tasks_and_collected_results_are_not_taken_over(store, head, spec):
+    first = submit(spec, head, 1)
+    other = submit(spec, head, 1, key="train/1")
+    succeeds(first)
+    assert first.wait(on_log=None)
+
+    retry = submit(spec, head, 2, rounds=101)
+
+    assert not same(retry, first) and not same(retry, other)
+    assert row(other).state is JobState.PENDING
+    assert row(retry).state is JobState.PENDING
+
+
+@pytest.mark.parametrize("task", [{"cleared": 1}, {"durable": False}], ids=["cleared", "not durable"])
+@pytest.mark.parametrize("rounds", [100, 101])
+def test_a_cleared_task_and_one_that_is_not_durable_end_the_running_job_and_train_anew(store, head, spec, task, rounds):
+    first = submit(spec, head, 1)
+    runs(first)
+
+    again = submit(spec, head, 2, rounds=rounds, **task)
+
+    assert not same(again, first)
+    assert row(first).state is JobState.CANCELLED
+    assert head.stops == [f"{first.job_id}-1"]
+    runs(again)
+    assert same(submit(spec, head, 3, cleared=1), again)  # a retry after the clear
+
+
+def test_a_task_that_is_not_durable_does_not_take_a_result(store, head, spec):
+    first = submit(spec, head, 1)
+    succeeds(first)
+    assert not same(submit(spec, head, 2, durable=False), first)
+
+
+def test_a_job_that_was_never_sent_is_replaced_if_the_spec_has_changed(store, head, spec, monkeypatch):
+    """The credentials of such a job are lost with the process that submitted it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(JobHandle, "send", lambda self: True)  # killed before it sends the job
+        first = submit(spec, head, 1)
+    assert row(first).queued_at is None
+
+    retry = submit(spec, head, 2, rounds=101)
+
+    assert row(first).state is JobState.CANCELLED
+    assert head.submissions == 1 and list(head.jobs) == [f"{retry.job_id}-1"]
+
+
+def test_a_lost_job_is_not_taken_over(store, head, spec):
+    first = submit(spec, head, 1)
+    runs(first)
+    head.jobs[f"{first.job_id}-1"].status = "FAILED"
+
+    retry = submit(spec, head, 2, rounds=101)
+
+    assert not same(retry, first)
+    with pytest.raises(JobError):
+        first.wait(on_log=None)
