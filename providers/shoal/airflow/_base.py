@@ -45,16 +45,15 @@ class CheckedOperator(BaseOperator):
         """
 
     @classmethod
-    def check(cls, task_id: str, arguments: Mapping[str, Any], *, in_task: bool | None = None) -> None:
+    def check(cls, task_id: str, arguments: Mapping[str, Any]) -> None:
         """Check those arguments of a task that are known.
 
         :param task_id: Id of the task, for the message.
         :param arguments: Arguments of the constructor. Those that are missing are not known yet.
-        :param in_task: Whether a task of Airflow runs now. By default, Airflow is asked.
         :raises InvalidArgumentError: An argument is wrong.
         :raises AirflowFailException: The same, in a task: Airflow creates the instances of a mapped task only there.
         """
-        in_task = _is_in_task() if in_task is None else in_task
+        in_task = _is_in_task()
         try:
             cls.check_arguments(Arguments(arguments, in_task=in_task))
         except InvalidArgumentError as error:

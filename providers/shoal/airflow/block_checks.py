@@ -60,7 +60,7 @@ def check_block(setup: BaseOperator, context: Context) -> None:
     for task in dag.tasks if dag else ():
         if isinstance(task, CheckedOperator) and vars(task).get("lease") == setup.task_id and _will_run(task, setup):
             rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
-            task.check(task.task_id, {**vars(task), **rendered}, in_task=True)
+            task.check(task.task_id, {**vars(task), **rendered})
 
 
 def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
