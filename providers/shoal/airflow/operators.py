@@ -27,8 +27,7 @@ from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ENGINE, run_of
 from shoal.airflow._waits import WaitingOperator, deadline_of_operation
 from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.block_checks import check_block
-from shoal.airflow.checks import (
+from shoal.airflow.checks.arguments import (
     UNKNOWN,
     Arguments,
     check_nodes,
@@ -39,6 +38,7 @@ from shoal.airflow.checks import (
     node_count,
     pool_of,
 )
+from shoal.airflow.checks.block import check_block
 from shoal.airflow.hooks import database_url
 from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE

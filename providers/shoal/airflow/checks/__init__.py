@@ -1,0 +1,1 @@
+"""Check the arguments of operators: when Airflow loads a DAG, and in the setup task of a block."""
