@@ -12,7 +12,7 @@ from airflow.sdk import DAG, literal, task, task_group
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal.airflow.checks.arguments import UNKNOWN, is_known
+from shoal.airflow.checks import UNKNOWN, is_known
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.decorators import distributed_task
 from shoal.airflow.operators import (

@@ -14,7 +14,7 @@ from airflow.sdk import BaseOperator, get_current_context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from shoal.airflow._holder import holder_of
-from shoal.airflow.checks.arguments import Arguments, check_pool
+from shoal.airflow.checks import Arguments, check_pool
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.errors import InvalidArgumentError
 from shoal.pool.status import PoolStatus

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk.configuration import conf
 
 from shoal.airflow._base import PoolOperator
-from shoal.airflow.checks.arguments import Arguments, check_waits
+from shoal.airflow.checks import Arguments, check_waits
 
 POLL_INTERVAL_S = 5.0
 """Default of `poll_interval`. A deferred task continues after up to this time, and after the time that Airflow needs to

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ONLY_LEASE
-from shoal.airflow.checks.arguments import check_slots, pool_of
+from shoal.airflow.checks import check_slots, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError, shown

@@ -27,7 +27,8 @@ from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ENGINE, run_of
 from shoal.airflow._waits import WaitingOperator, deadline_of_operation
 from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.checks.arguments import (
+from shoal.airflow.block_checks import check_block
+from shoal.airflow.checks import (
     UNKNOWN,
     Arguments,
     check_nodes,
@@ -38,7 +39,6 @@ from shoal.airflow.checks.arguments import (
     node_count,
     pool_of,
 )
-from shoal.airflow.checks.block import check_block
 from shoal.airflow.hooks import database_url
 from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE

@@ -14,8 +14,8 @@ from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow._base import CheckedOperator, PoolOperator
-from shoal.airflow.checks.arguments import is_known, pool_of
-from shoal.airflow.checks.block import OF_THE_RUN, check_block
+from shoal.airflow.block_checks import OF_THE_RUN, check_block
+from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,

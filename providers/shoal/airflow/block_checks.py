@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
 from shoal.airflow._base import CheckedOperator
-from shoal.airflow.checks.arguments import is_known
+from shoal.airflow.checks import is_known
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
