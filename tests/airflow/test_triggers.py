@@ -36,7 +36,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.schema import JobState, Lease
 from tests.airflow.conftest import RUN
 from tests.airflow.test_operators import RESULT
 from tests.support.job_store import POOL
@@ -398,6 +398,22 @@ def test_a_sensor_waits_in_the_triggerer_until_its_own_timeout(up, context, show
     up.release()
     with pytest.raises(AirflowFailException):
         sensor.execute_complete(context, event, **kept)
+
+
+def test_a_deferred_wait_renews_the_lease_of_its_run(up, shown, monkeypatch):
+    monkeypatch.setattr("shoal.airflow.triggers.pools._RENEW_S", 0.0)
+    lease = up.lease(2, is_async=True, ttl=100)
+    with Store().transaction() as session:
+        session.get_one(Lease, lease.id).expires_at = time.time() + 20
+
+    def is_renewed() -> bool:
+        with Store().reading() as session:
+            return session.get_one(Lease, lease.id).expires_at > time.time() + 60
+
+    with ThreadPoolExecutor(1) as threads:
+        event = threads.submit(fire, PoolTrigger(pool="tiny", holder=RUN, nodes=2, poll_interval=0.01))
+        wait_until(is_renewed, "the renewal")
+        wait_until(lambda: (reconcile(Store(), "tiny"), event.done())[1], "the event")
 
 
 def test_airflows_setting_decides_and_wrong_arguments_are_refused(monkeypatch):

@@ -35,13 +35,14 @@ _WARM_S = 20.0
 """Seconds from the start of the triggers until the measurement; each row has been read several times then."""
 
 
-def _add_rows(waits: int) -> None:
+def _add_rows(jobs: int) -> None:
     """Add a pool that is up, whose second node is awaited, and the rows and logs of running jobs."""
     from shoal.jobs.files.logs import log_path
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
     from shoal.jobs.journal.tasks import TaskTry
     from shoal.state import Store
+    from shoal.state.process import ProcessId
     from shoal.state.schema import Demand
     from tests.support.job_store import POOL, add_node, add_pool
 
@@ -50,16 +51,16 @@ def _add_rows(waits: int) -> None:
     add_node(store, cpus=1)
     with store.transaction() as session:
         session.add(Demand(pool=POOL, size=2, set_at=time.time()))
-    for number in range(waits):
+    for number in range(jobs):
         key = Key(f"job-{number}", 1)
         task = TaskTry(f"train/{number}", 1)
         order = Order(key.job_id, POOL, "airflow:bench/run", {"question": str(number)}, {}, 900.0, task=task)
         attempts.ask(store, order, time.time())
-        attempts.start(store, key, {}, time.time())
+        attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         log_path(key).parent.mkdir(parents=True)
 
 
-def _live(waits: int, turn: int) -> None:
+def _live(jobs: int, turn: int) -> None:
     """Write what the drivers of the jobs write."""
     from sqlalchemy import update
 
@@ -70,7 +71,7 @@ def _live(waits: int, turn: int) -> None:
 
     with Store().transaction() as session:
         session.execute(update(Job).values(heartbeat_at=time.time()))
-    for number in range(turn % 2, waits, 2):
+    for number in range(turn % 2, jobs, 2):
         with log_path(Key(f"job-{number}", 1)).open("a") as log:
             log.write(f"round {turn}: rmse 0.5\n")
 
@@ -160,7 +161,8 @@ def _figures(line: str) -> dict[str, float] | None:
 
 def measure(kind: str, waits: int, seconds: float) -> list[str]:
     """Run one kind of waits and return a row of figures."""
-    _add_rows(waits)
+    jobs = waits if kind == "trainings" else 0
+    _add_rows(jobs)
     command = [sys.executable, "-m", "tests.benchmarks.deferred_waits", "--triggers", kind]
     command += ["--waits", str(waits), "--seconds", str(seconds)]
     environment = {**os.environ, "AIRFLOW_HOME": os.environ["SHOAL_HOME"], "AIRFLOW__CORE__UNIT_TEST_MODE": "False"}
@@ -171,7 +173,7 @@ def measure(kind: str, waits: int, seconds: float) -> list[str]:
         next_turn = time.monotonic()
         while child.poll() is None:
             if time.monotonic() >= next_turn and not is_told:
-                _live(waits, turn)
+                _live(jobs, turn)
                 turn, next_turn = turn + 1, time.monotonic() + _HEARTBEAT_S
             output.seek(read)
             for line in output:
@@ -191,7 +193,8 @@ def measure(kind: str, waits: int, seconds: float) -> list[str]:
         log = output.read()
         failed = child.returncode or "could not be read" in log or "Traceback" in log
         if failed or found.get("fired") != waits or found.get("waiting") != waits:
-            raise SystemExit(f"{kind}: {found}\n{log[-3000:]}")
+            wrong = log.partition("Traceback")
+            raise SystemExit(f"{kind}: {found}, exit status {child.returncode}\n{wrong[0][-1000:]}{wrong[2][:3000]}")
     mb = 2**20
     return [
         kind, f"{found['idle'] / mb:.0f}", f"{found['memory'] / mb:.0f}", f"{found['memory'] / waits / 1024:.0f}",
