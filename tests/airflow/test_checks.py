@@ -258,7 +258,7 @@ def test_a_template_is_found_at_any_depth(template):
 @pytest.fixture
 def in_task(monkeypatch):
     """Runs code as Airflow does in a task."""
-    monkeypatch.setattr("shoal.airflow._base.get_current_context", lambda: SimpleNamespace())
+    monkeypatch.setattr("shoal.airflow.base.checked.get_current_context", lambda: SimpleNamespace())
 
 
 def test_an_instance_of_a_mapped_task_with_a_wrong_argument_is_not_retried(in_task):

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
-from shoal.airflow._base import TaskKilledError
+from shoal.airflow.base.pool import TaskKilledError
 from shoal.airflow.operators import (
     BatchPredictOperator,
     CleanupPoolOperator,

@@ -22,7 +22,7 @@ from airflow.sdk.serde import deserialize, serialize
 from airflow.triggers.base import BaseTrigger
 
 from shoal import jobs
-from shoal.airflow._base import TaskKilledError
+from shoal.airflow.base.pool import TaskKilledError
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.airflow.triggers.base import WaitTrigger

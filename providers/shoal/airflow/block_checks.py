@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
-from shoal.airflow._base import CheckedOperator
+from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import is_known
 
 if TYPE_CHECKING:

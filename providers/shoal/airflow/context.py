@@ -14,8 +14,8 @@ from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
-from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ONLY_LEASE
+from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import check_slots, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor

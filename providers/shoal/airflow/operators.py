@@ -23,10 +23,10 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowSkipException, AirflowTaskTimeout
 
-from shoal.airflow._base import PoolOperator
 from shoal.airflow._holder import ENGINE, run_of
-from shoal.airflow._waits import WaitingOperator, deadline_of_operation
 from shoal.airflow.assets import PROMOTIONS
+from shoal.airflow.base.pool import PoolOperator
+from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
 from shoal.airflow.block_checks import check_block
 from shoal.airflow.checks import (
     UNKNOWN,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
-from shoal.airflow._base import CheckedOperator
 from shoal.airflow._holder import holder_of
-from shoal.airflow._waits import is_deferrable
+from shoal.airflow.base.checked import CheckedOperator
+from shoal.airflow.base.waiting import is_deferrable
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.retries import no_retry_of_permanent_errors

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from shoal.airflow._base import CheckedOperator, PoolOperator
+from shoal.airflow.base.checked import CheckedOperator
+from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.block_checks import OF_THE_RUN, check_block
 from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.operators import (

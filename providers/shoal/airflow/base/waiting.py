@@ -1,4 +1,4 @@
-"""Arguments of operators that wait: whether the task is deferred meanwhile, and how often its trigger looks."""
+"""Base class of operators that wait: whether the task is deferred meanwhile, and how often its trigger looks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
-from shoal.airflow._base import PoolOperator
+from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import Arguments, check_waits
 
 POLL_INTERVAL_S = 5.0

@@ -1,0 +1,1 @@
+"""Base classes of shoal's Airflow operators: each adds one ability to the one before."""
