@@ -5,14 +5,22 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.spec import PoolSpec
 from tests.pool.backends.foreign import ForeignCluster
 from tests.support.pool_processes import nothing_left
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="package")
 def static_cluster() -> Iterator[ForeignCluster]:
-    """A static cluster of two nodes; a test that loses one has to put it back."""
-    with ForeignCluster("static", workers=1) as cluster:
+    """A static cluster of two nodes; a test that loses one has to put it back.
+
+    As `ray start --head` makes it: its monitor reports that there is no autoscaler, and no Ray job has to look for one.
+    """
+    with ForeignCluster("watched", workers=1) as cluster:
+        seen = Cluster(PoolSpec.parse(cluster.uri()))
+        wait_until(lambda: seen.autoscaling() is False, "the monitor's first report")
         yield cluster
 
 

@@ -164,7 +164,6 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
 
 @pytest.mark.ray
 def test_a_ray_cluster_keeps_every_guarantee(alone, static_cluster):
-    """On one pool: to attach one takes a Ray job, which takes seconds."""
     case = Foreign(static_cluster)
     pool = ComputePool(case.uri).up()
     for test in GUARANTEES:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def attached_pool(static_cluster) -> Iterator[ComputePool]:
-    """One pool for several tests, in a home of its own: to attach one takes a Ray job, which takes seconds."""
+    """One pool for several tests, in a home of its own."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.pool.api.ensure_running", lambda: None)
         pool = ComputePool(static_cluster.uri(max_nodes=4)).up()
@@ -142,6 +142,9 @@ def test_what_is_wrong_with_the_address_or_the_token_is_said(alone, static_clust
 def test_a_cluster_that_has_gone_shows_and_can_be_forgotten_or_abandoned(alone, monkeypatch):
     with ForeignCluster("static", workers=0) as cluster:
         pool, silent = (ComputePool(cluster.uri(name)).up() for name in ("foreign", "silent"))
+        # Without a monitor, a Ray job looks for the autoscaler.
+        with pytest.raises(InvalidArgumentError, match=r"static Ray cluster of 1 nodes.*cannot have 2"):
+            pool.scale(2)
     status = pool.describe()
     assert (status.active, status.reason) == ((), status.failed[0].error)
     assert "no Ray cluster answers" in status.reason
@@ -162,13 +165,9 @@ def test_a_cluster_that_has_gone_shows_and_can_be_forgotten_or_abandoned(alone, 
     assert (silent.describe().state, node_rows()) == ("down", [])
 
 
-@pytest.mark.long
-def test_a_monitor_that_only_reports_is_no_autoscaler(alone):
+def test_a_monitor_that_only_reports_is_no_autoscaler(static_cluster):
     """`ray start --head` always brings one."""
-    with ForeignCluster("watched", workers=0) as cluster:
-        seen = Cluster(PoolSpec.parse(cluster.uri()))
-        wait_until(lambda: seen.autoscaling() is not None, "the monitor's first report")
-        assert seen.has_autoscaler() is False
+    assert Cluster(PoolSpec.parse(static_cluster.uri())).has_autoscaler() is False
 
 
 @pytest.mark.parametrize(
