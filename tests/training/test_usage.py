@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,11 @@ from shoal.training.mlflow.node_metrics import Collectors, NodeMetrics
 def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
     reported: list[dict[str, float]] = []
     with pytest.raises(ZeroDivisionError), measured((), reported.append):
-        print(sum(number * number for number in range(200_000)) / 0)
+        # The kernel counts CPU time in steps of 10 ms.
+        ends = time.process_time() + 0.1
+        while time.process_time() < ends:
+            pass
+        print(1 / 0)
     [values] = reported
     assert values.keys() == {"cpu_utilization_percentage", "memory_usage_megabytes"}
     assert values["cpu_utilization_percentage"] > 0
