@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -115,6 +116,9 @@ class Poller:
 
     def add(self, wait: Wait) -> None:
         """Begin to look at the rows of a wait."""
+        # A new triggerer gets all waits at once. Spread over the interval, their updates keep the event loop busy for a
+        # short time only: with 1,000 waits, updates for all of them at once took 1 s.
+        wait.next_look = time.monotonic() + random.random() * wait.poll_interval
         with self._lock:
             self._waits.add(wait)
             if self._thread is None:
