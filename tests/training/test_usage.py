@@ -17,12 +17,16 @@ from shoal.training.mlflow.node_metrics import Collectors, NodeMetrics
 
 def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
     reported: list[dict[str, float]] = []
-    with pytest.raises(ZeroDivisionError), measured((), reported.append):
+
+    def work() -> None:
         # The kernel counts CPU time in steps of 10 ms.
         ends = time.process_time() + 0.1
         while time.process_time() < ends:
             pass
-        print(1 / 0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), measured((), reported.append):
+        work()
     [values] = reported
     assert values.keys() == {"cpu_utilization_percentage", "memory_usage_megabytes"}
     assert values["cpu_utilization_percentage"] > 0
