@@ -6,7 +6,7 @@ import stat
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from shoal.airflow.hooks import ComputePoolHook, database_url
+from shoal.airflow.hooks import ComputePoolHook, database_url, spec_of
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.backend import RayBackend
@@ -99,6 +99,12 @@ def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, mo
     # The home folder of another host or user has its own copy.
     monkeypatch.setenv("SHOAL_HOME", str(fresh_home / "other"))
     assert token_path(spec) != path
+
+
+def test_a_check_of_a_connection_writes_no_token(connect, fresh_home):
+    hook = connect(with_token("secret"))
+    assert spec_of(hook.get_connection("a_pool"), keep=False).token_file is None
+    assert not list(fresh_home.glob("tokens*"))
 
 
 def test_a_deleted_pool_leaves_no_token(fresh_home):

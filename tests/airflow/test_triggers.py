@@ -222,6 +222,26 @@ def test_a_wait_polls_its_job_and_finds_that_its_driver_was_lost(store, at, spec
     assert state(handle) is JobState.FAILED
 
 
+def test_one_wait_whose_log_cannot_be_read_does_not_stop_the_others(store, at, spec, shown, caplog):
+    """Root reads every file, so that the path of the log is a folder here."""
+    bad, good = submit(spec), submit(spec, key="train/1")
+    runs(good)
+    attempts.start(Store(), key_of(bad), {}, 1.0)
+    log_path(key_of(bad)).mkdir(parents=True)
+
+    async def both() -> None:
+        over = asyncio.create_task(first(trigger_of(good)))
+        broken = asyncio.create_task(first(trigger_of(bad)))
+        failed = f"a look at job {bad.job_id} failed"
+        await asyncio.to_thread(wait_until, lambda: failed in caplog.text, "a look at the log", 30)
+        succeeds(good)
+        await over
+        succeeds(bad)
+        await broken
+
+    asyncio.run(both())
+
+
 def test_a_job_that_waits_for_room_is_started_and_its_log_is_read_from_another_machine(
     store, at, spec, shown, monkeypatch
 ):

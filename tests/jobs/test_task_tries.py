@@ -97,10 +97,22 @@ def test_a_cleared_task_and_one_that_is_not_durable_end_the_running_job_and_trai
     assert same(submit(spec, head, 3, cleared=1), again)  # a retry after the clear
 
 
-def test_a_task_that_is_not_durable_does_not_take_a_result(store, head, spec):
+@pytest.mark.parametrize("task", [{"cleared": 1}, {"durable": False}], ids=str)
+def test_a_cleared_task_and_one_that_is_not_durable_do_not_take_a_result(store, head, spec, task):
     first = submit(spec, head, 1)
     succeeds(first)
-    assert not same(submit(spec, head, 2, durable=False), first)
+    assert not same(submit(spec, head, 2, **task), first)
+
+
+@pytest.mark.parametrize("rounds", [100, 101])
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_older_try_that_comes_back_takes_nothing_from_the_newer_one(store, head, spec, rounds, durable):
+    newer = submit(spec, head, 2)
+    runs(newer)
+    with pytest.raises(JobError, match="belongs to try 2 of this task, and this is try 1"):
+        submit(spec, head, 1, rounds=rounds, durable=durable)
+    assert (row(newer).state, row(newer).task_try, len(jobs.list_jobs())) == (JobState.RUNNING, 2, 1)
+    assert newer.cancel("the task was marked", unless_resubmitted=True)
 
 
 def test_a_job_that_was_never_sent_is_replaced_if_the_spec_has_changed(store, head, spec, monkeypatch):

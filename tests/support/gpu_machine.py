@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shoal.pool.backends.local import gpu_turn
 from shoal.state.temp_folder import gpu_lock
 
 FAKE = Path(__file__).with_name("fake_nvml") / "pynvml.py"
@@ -39,6 +40,8 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    # Other test runs of this user have their turns at the same time.
+    monkeypatch.setattr(gpu_turn, "gpu_lock", lambda name: gpu_lock(f"{name}-{uuids[0]}"))
 
     def give(
         number: int,
@@ -57,6 +60,6 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
         return uuids[:number]
 
     yield give
-    for each in uuids:
+    for each in (*uuids, f"embedded-{uuids[0]}"):
         gpu_lock(each).unlink(missing_ok=True)
     sys.modules.pop("pynvml", None)

@@ -128,11 +128,12 @@ def database_url(conn_id: str) -> str | None:
     ).render_as_string(hide_password=False)
 
 
-def spec_of(connection: Connection) -> PoolSpec:
+def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     """Convert an Airflow connection to the definition of a pool.
 
     :param connection: Connection of type ``compute_pool``. Its host is the pool's name, its extra contains the options,
         and its password is the token of a Ray cluster. The backend is its schema, or the option ``backend``.
+    :param keep: Whether the token is written to its file. False: the connection is only checked.
     """
     if not connection.host:
         raise InvalidArgumentError(
@@ -162,15 +163,20 @@ def spec_of(connection: Connection) -> PoolSpec:
     if backend and connection.schema and backend != connection.schema:
         raise InvalidArgumentError(
             f'connection "{connection.conn_id}" names two backends, {connection.schema} in its schema and {backend} in '
-            "its extra: remove one of them"
+            f"its extra: choose {connection.schema} in Airflow's form, or create the connection again without a schema"
         )
     fields = {"backend": backend or connection.schema or "local", "name": connection.host, **given}
     spec = PoolSpec.parse(fields)
-    return _with_token(spec, connection.password, connection.conn_id) if connection.password else spec
+    if not connection.password:
+        return spec
+    _check_token(spec, connection.conn_id)
+    if not keep:
+        return spec
+    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, connection.password)})
 
 
-def _with_token(spec: PoolSpec, token: str, conn_id: str) -> PoolSpec:
-    """Write the token of a connection to a file, and return the definition of the pool with the file's path."""
+def _check_token(spec: PoolSpec, conn_id: str) -> None:
+    """Check that a pool can have the password of its connection as its token."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
             f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '
@@ -180,4 +186,3 @@ def _with_token(spec: PoolSpec, token: str, conn_id: str) -> PoolSpec:
         raise InvalidArgumentError(
             f'connection "{conn_id}" has a password and the option token_file: use only one of them as the token'
         )
-    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, token)})

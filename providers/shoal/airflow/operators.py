@@ -10,7 +10,7 @@ import difflib
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, Message, TaskTry
     from shoal.pool.api import ComputePool
+    from shoal.pool.status import PoolStatus
 
 
 _ENDED = ("success", "failed")
@@ -126,7 +127,7 @@ class ScaleClusterOperator(WaitingOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
         """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
-        self.hook.pool(self.holder_in(context)).wait_for_operation(**request, on_progress=self.look)
+        _finish_request(self, self.hook.pool(self.holder_in(context)), event, request, self.look)
         return True
 
 
@@ -200,7 +201,7 @@ class LeasePoolOperator(WaitingOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
         """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
-        pool.wait_for_operation(**request, on_progress=partial(self.look, holder=pool.holder))
+        _finish_request(self, pool, event, request, partial(self.look, holder=pool.holder))
         return pool.name
 
 
@@ -224,15 +225,42 @@ def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mappi
         "operation_id": pool.operation_id,
         "block_until_min_cluster_size": checked.block_until_min_cluster_size,
     }
+    deadline, limit = deadline_of_operation(checked.rollback_after_seconds), operator.execution_timeout
+    if limit is not None:
+        deadline = min(deadline, time.time() + limit.total_seconds())
     trigger = PoolTrigger(
         pool=pool.name,
         holder=pool.holder,
         nodes=checked.block_until_min_cluster_size,
         operation_id=pool.operation_id,
         poll_interval=operator.poll_interval,
-        deadline=deadline_of_operation(checked.rollback_after_seconds),
+        deadline=deadline,
     )
     operator.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
+
+
+def _finish_request(
+    operator: WaitingOperator,
+    pool: ComputePool,
+    event: Mapping[str, Any],
+    request: Mapping[str, Any],
+    on_progress: Callable[[PoolStatus], None],
+) -> None:
+    """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
+
+    :param operator: The task's operator.
+    :param pool: The pool.
+    :param event: Event of the trigger.
+    :param request: The request, as `_defer_to_nodes` has described it.
+    :param on_progress: Called with the pool's status while the task waits.
+    :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
+    """
+    limit = operator.execution_timeout
+    if event["timed_out"] and limit is not None:
+        reason = f"task {operator.task_id} was not done within its execution_timeout of {limit}"
+        if pool.withdraw(request["operation_id"], reason):
+            raise AirflowTaskTimeout(reason)
+    pool.wait_for_operation(**request, on_progress=on_progress)
 
 
 class _JobOperator(WaitingOperator):

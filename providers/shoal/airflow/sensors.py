@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
 from shoal.airflow._holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
@@ -75,7 +75,15 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         """Wait until the nodes are ready, in this process or, if the sensor is deferrable, in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
-        return self._ready_or_deferred(context, time.time() + self.timeout)
+        limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()
+        try:
+            self._ready_or_deferred(context, time.time() + min(self.timeout, limit))
+        # Airflow does the same for a sensor that is not deferred, and after the deferral.
+        except AirflowFailException as error:
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(str(error)) from error
+            raise
+        return None
 
     def execute_complete(self, context: Context, event: Mapping[str, Any], deadline: float) -> None:
         """Continue after the deferral: return if the nodes are ready, or raise the reason why they never will be."""

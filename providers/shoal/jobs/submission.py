@@ -112,7 +112,7 @@ def submit(
     document, uris = credentials.hide(spec.document())
     job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
     if task is not None:
-        found = _of_earlier_try(store, holder, task, digest, endpoint_of, clock)
+        found = _of_earlier_try(store, holder, task, digest, endpoint_of, clock, detach=orphan_after is None)
         if found is not None:
             return found
     while True:
@@ -180,6 +180,8 @@ def _of_earlier_try(
     digest: str,
     endpoint_of: Callable[[str], Endpoint],
     clock: Callable[[], float],
+    *,
+    detach: bool,
 ) -> JobHandle | None:
     """Return a handle of the job that an earlier try of the task has submitted, if this try takes the job over.
 
@@ -192,23 +194,31 @@ def _of_earlier_try(
         digest: Fingerprint of the spec of this try.
         endpoint_of: Finds the head of a pool.
         clock: Returns seconds since the epoch.
+        detach: Whether a job that this try takes over goes on if no process polls it.
+
+    Raises:
+        JobError: A newer try of the task has an unfinished job.
     """
     found: JobHandle | None = None
     for job in jobs_of(store, holder, task):
         handle = JobHandle(store, job, endpoint_of=endpoint_of, clock=clock)
         is_ended = job.state in JOB_ENDED
+        if not is_ended and task.is_older_than(job):
+            raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
             if not is_ended:
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
-            elif not task.durable:
+            else:
+                # The task was cleared, or is not durable. So its old result must not be found by the job's id.
                 attempts.collect(store, Key(job.id, job.attempt), clock())
             continue
         # The credentials of a job that is not in the queue yet are known only to the process that submits it.
         if job.state is JobState.PENDING and job.queued_at is None:
-            if job.spec["question"] != digest:
-                handle.end_pending(job, JobState.CANCELLED, "another try of the task submitted another spec before")
+            why = "another try of the task submitted another spec before"
+            if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
+                handle.cancel(why)  # its driver has started meanwhile
             continue
-        joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task)
+        joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task, detach=detach)
         if joined is None:
             # The job has ended since its row was read. If it has succeeded, its result is still there.
             joined = attempts.load(store, Key(job.id, job.attempt))

@@ -67,8 +67,9 @@ def check_dags(
         "always_up": list(always_up),
         "connections": list(connections),
     }
+    # With -P, the working folder is not in the path of imports, as in Airflow.
     done = subprocess.run(
-        [sys.executable, "-m", "shoal.airflow.testing.process"],
+        [sys.executable, "-P", "-m", "shoal.airflow.testing.process"],
         input=json.dumps(request),
         capture_output=True,
         text=True,

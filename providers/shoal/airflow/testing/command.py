@@ -31,7 +31,8 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0, help="Seconds that loading a file may take.")
     ] = IMPORT_BUDGET_S,
     always_up: Annotated[
-        list[str] | None, typer.Option(metavar="POOL", help="Pool that is always up. May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="POOL", help="Pool, or connection of a pool, that is always up. May be repeated."),
     ] = None,
     connection: Annotated[
         list[str] | None,

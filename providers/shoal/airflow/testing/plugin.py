@@ -1,6 +1,7 @@
 """Pytest plugin with fixtures that check DAG files. Pytest finds it through the entry point ``pytest11``.
 
-Pytest loads the plugin in every session of an environment with shoal. So the checks are imported only by the fixtures.
+Pytest loads the plugin in every session of an environment with shoal. So it imports neither Airflow nor shoal's
+operators.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def check(request: Mapping[str, Any]) -> _Facts:
         sys.path.append(path if os.path.isdir(path) else os.path.dirname(path))
     findings: list[_Facts] = []
     first_file: dict[str, str] = {}
-    wrong: dict[str, str | None] = {}
+    wrong: dict[tuple[str, bool], str | None] = {}
     for file in files:
         facts = _in_fork(file, request)
         findings += facts["findings"]
@@ -105,9 +105,10 @@ def check(request: Mapping[str, Any]) -> _Facts:
             conn_id = use["conn_id"]
             if conn_id in request["connections"]:
                 continue
-            if conn_id not in wrong:
-                wrong[conn_id] = _wrong_connection(conn_id, of_pool=use["of_pool"])
-            if (said := wrong[conn_id]) is not None:
+            key = conn_id, use["of_pool"]
+            if key not in wrong:
+                wrong[key] = _wrong_connection(conn_id, of_pool=use["of_pool"])
+            if (said := wrong[key]) is not None:
                 rule = Rule.UNKNOWN_CONNECTION if said.startswith("uses") else Rule.WRONG_ARGUMENT
                 findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {said}", use["dag_id"]))
     return {
@@ -267,7 +268,7 @@ def _wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
         )
     if of_pool:
         try:
-            spec_of(connection)
+            spec_of(connection, keep=False)
         except InvalidArgumentError as error:
             return f"has a wrong connection: {error}"
     return None

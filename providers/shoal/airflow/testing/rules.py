@@ -118,14 +118,25 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
         return message
     before = task.get_flat_relatives(upstream=True)
     claims = [one for one in before if _is(one, LeasePoolOperator, ScaleClusterOperator)]
-    pool = pool_of(_arguments(task))
-    if _arguments(task).get("lease") or pool in always_up or any(_may_share_pool(task, claim) for claim in claims):
+    arguments = _arguments(task)
+    name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or _pool_in_spec(arguments.get("spec"))
+    if arguments.get("lease") or name in always_up or any(_may_share_pool(task, claim) for claim in claims):
         return None
-    where = f"the pool {pool}" if pool else "a pool"
+    where = "a pool" if name is None else f"the pool {name}"
+    if arguments.get("compute_pool_conn_id"):
+        where = f"the pool of the connection {name}"
     return (
         f"task {task.task_id} runs on {where}, and no task before it leases nodes of it: use pool_for_run, or name the "
         "pool with --always-up (always_up=) if it is always up"
     )
+
+
+def _pool_in_spec(spec: Any) -> str | None:
+    """Return the name of the pool in a spec, or None if there is none or it is not known."""
+    document = spec.document() if hasattr(spec, "document") else spec
+    config = document.get("run_config") if isinstance(document, Mapping) else None
+    name = config.get("pool_name") if isinstance(config, Mapping) else None
+    return name if isinstance(name, str) and is_known(name) else None
 
 
 def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
@@ -220,8 +231,14 @@ def _calls_shoal(function: Callable[..., Any]) -> bool:
 def _is_decorated(function: Callable[..., Any]) -> bool:
     """Return whether `no_retry_of_permanent_errors` decorates a function."""
     cells = getattr(function, "__closure__", None) or ()
-    managers = (getattr(cell.cell_contents, "func", None) for cell in cells)
+    managers = (getattr(_contents(cell), "func", None) for cell in cells)
     return any(manager is unwrap(no_retry_of_permanent_errors) for manager in managers)
+
+
+def _contents(cell: Any) -> Any:
+    with suppress(ValueError):  # the variable was never assigned
+        return cell.cell_contents
+    return None
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, bool]]:

@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from shoal.airflow.triggers.poller import Poller, Update, Wait, poller
 from shoal.errors import StoreUnreachableError
 
 _DEFERRED = "deferred"
+
+_LINES_AT_ONCE = 50
+"""Number of lines that are written to the task's log before the event loop serves the other triggers."""
 
 _STORE_RETRY_S = 5.0
 """Seconds between two tries to open a store that does not answer."""
@@ -75,8 +79,10 @@ class WaitTrigger(BaseTrigger):
             is_over = False
             while not is_over:
                 update = await wait.update(self.deadline)
-                for line in update.lines:
+                for number, line in enumerate(update.lines, 1):
                     self.log.info("%s", line)
+                    if number % _LINES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                 self.saw(wait, update)
                 is_over = update.is_over
         except TimeoutError:
@@ -96,8 +102,14 @@ class WaitTrigger(BaseTrigger):
         Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls it if the trigger was
         given to another triggerer, because this one did not answer for some time. The task is still deferred then.
         """
+        # Airflow cancels this method after 30 s. What it has begun goes on.
+        self._ending = asyncio.ensure_future(self._end_unless_deferred())
+        await asyncio.shield(self._ending)
+
+    async def _end_unless_deferred(self) -> None:
         try:
-            state = await asyncio.to_thread(self._task_state)
+            # Airflow 3.2.0 sends the question in the event loop of this thread, which only `sync_to_async` makes known.
+            state = await sync_to_async(self._task_state)()
         # Without an answer, the job goes on. Its `orphan_after` ends it if no task waits for it any more.
         except Exception:
             self.log.warning("Airflow did not tell the task's state, so nothing is ended", exc_info=True)

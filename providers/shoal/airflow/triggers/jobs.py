@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal.airflow.triggers.base import WaitTrigger
-from shoal.airflow.triggers.poller import Update, Wait
+from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
@@ -31,6 +32,11 @@ one repeats the lines of this time."""
 
 _MOST_LOG_BYTES = 256 * 1024
 """Number of bytes of a log that one look reads, so that a long log does not delay the other waits."""
+
+
+_CANCELLING = ThreadPoolExecutor(8, "shoal-cancelling")
+"""Threads that cancel jobs, which takes seconds each. The event loop's own threads are few, and all triggers need
+them."""
 
 
 class JobWait(Wait):
@@ -66,7 +72,8 @@ class JobWait(Wait):
             if job is None or job.state in JOB_ENDED:
                 wait.send(Update(is_over=True))
                 continue
-            wait._see(store, job)
+            with isolated(f"job {wait.key.job_id}"):
+                wait._see(store, job)
             if wait._is_mark_due(job):
                 marks.append(wait._mark())
         if marks:
@@ -194,7 +201,7 @@ class JobTrigger(WaitTrigger):
         """Cancel the job, unless a newer try of the task has attached to it."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", self.job_id)
-        elif not await asyncio.to_thread(self._cancel):
+        elif not await asyncio.get_running_loop().run_in_executor(_CANCELLING, self._cancel):
             self.log.info("job %s had ended, or belongs to a newer try of the task", self.job_id)
 
     def _cancel(self) -> bool:

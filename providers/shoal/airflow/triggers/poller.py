@@ -12,13 +12,13 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, StoreUnreachableError
 from shoal.state import Store
 from shoal.state.store import default_url
 
@@ -45,6 +45,24 @@ class Update:
     lines: Sequence[str] = ()
     log_position: int | None = None
     is_over: bool = False
+
+
+@contextmanager
+def isolated(what: str) -> Iterator[None]:
+    """Log an error of the ``with`` block, so that the waits after it are looked at, too.
+
+    Args:
+        what: What the block looks at.
+
+    Raises:
+        StoreUnreachableError: The store does not answer, so that the look at the other waits would fail, too.
+    """
+    try:
+        yield
+    except StoreUnreachableError:
+        raise
+    except Exception:
+        log.exception("a look at %s failed", what)
 
 
 Act = Callable[[], Any]

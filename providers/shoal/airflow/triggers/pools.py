@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.airflow.triggers.base import WaitTrigger
-from shoal.airflow.triggers.poller import Update, Wait
+from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.errors import PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
@@ -54,16 +54,21 @@ class PoolWait(Wait):
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
             is_open = set(session.scalars(query)) if operations else set()
         for name in {wait.pool for wait in waits}:
-            of_pool = [wait for wait in waits if wait.pool == name]
-            try:
-                with store.reading() as session:
-                    snapshot = rows.load(session, name, lock=False)
-            except PoolNotFoundError:
-                for wait in of_pool:
-                    wait.send(Update(is_over=True))
-                continue
-            status = status_of(snapshot, time.time())
-            for wait in of_pool:
+            with isolated(f"pool {name}"):
+                cls._look_at_pool(store, name, [wait for wait in waits if wait.pool == name], is_open)
+
+    @classmethod
+    def _look_at_pool(cls, store: Store, name: str, waits: Collection[PoolWait], is_open: Collection[str]) -> None:
+        try:
+            with store.reading() as session:
+                snapshot = rows.load(session, name, lock=False)
+        except PoolNotFoundError:
+            for wait in waits:
+                wait.send(Update(is_over=True))
+            return
+        status = status_of(snapshot, time.time())
+        for wait in waits:
+            with isolated(f"a wait for pool {name}"):
                 wait._see(store, snapshot, status, is_open)
 
     def _see(self, store: Store, snapshot: Snapshot, status: PoolStatus, is_open: Collection[str]) -> None:

@@ -107,11 +107,16 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
         now: Seconds since the epoch.
         task: The try of a workflow engine's task that attaches; None if no task does.
         detach: Whether the attempt goes on from now on if no process polls it.
+
+    Raises:
+        JobError: A newer try of the task has the attempt.
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state in JOB_ENDED:
             return None
+        if task is not None and task.is_older_than(job):
+            raise task.superseded_by(job)
         note_polled(job, now)
         if detach:
             job.orphan_after = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
+from shoal.errors import JobError
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 
@@ -29,6 +30,18 @@ class TaskTry:
     def takes_over(self, job: Job) -> bool:
         """Return whether this try goes on with a job of an earlier try, instead of ending it."""
         return self.durable and (job.task_try or 0) > self.cleared
+
+    def is_older_than(self, job: Job) -> bool:
+        """Return whether a job belongs to a newer try of this task. The engine had lost this try, and started another
+        one."""
+        return job.task_key == self.key and (job.task_try or 0) > self.number
+
+    def superseded_by(self, job: Job) -> JobError:
+        """Return the error of a try that is older than a job."""
+        return JobError(
+            f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if that try '
+            f"does not exist any more, end the job with `shoal jobs cancel {job.id}`"
+        )
 
 
 def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
