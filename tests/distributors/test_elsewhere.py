@@ -18,7 +18,7 @@ import pytest
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.embedded_pool import embedded_pool
+from shoal.distributors.embedded_pool import embedded_pool, least_gpus_of
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
@@ -239,6 +239,21 @@ def test_a_remote_call_grows_the_pool_is_tracked_and_gives_it_back(
 
     with pytest.raises(InvalidArgumentError, match=r"a worker of 2 CPUs and 0 GPUs does not fit on a node of pool"):
         large.distributed()
+
+
+def test_a_call_that_needs_two_gpus_waits_for_both(tiny, gpu_machine):
+    gpu_machine(2)
+    with (
+        embedded_pool(gpus=1),
+        pytest.raises(CapacityTimeoutError, match="within 0 s"),
+        embedded_pool(least_gpus=2, timeout_s=0),
+    ):
+        pass
+    fields = {"dataset": {"paths": ["/x"]}, "input_cols": ["x"], "label_col": "y"}
+    spec = JobSpec.parse({**fields, "scaling_config": {"num_workers": 2, "use_gpu": True}})
+    assert least_gpus_of(spec) == 2
+    assert least_gpus_of(spec.model_copy(update={"run_config": RunConfig(clamp=True)})) == 1
+    assert least_gpus_of(JobSpec.parse(fields)) == 1
 
 
 def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_machine):

@@ -40,12 +40,13 @@ from shoal.airflow.checks import (
     pool_of,
 )
 from shoal.airflow.hooks import database_url
+from shoal.airflow.links import LINKS, links_of
 from shoal.airflow.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs.specs.text import SUFFIXES, fields_of
-from shoal.pool.spec import ScaleOptions, is_uri
+from shoal.pool.spec import PoolSpec, ScaleOptions, is_uri
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
@@ -272,10 +273,13 @@ class _JobOperator(WaitingOperator):
         times out. False: the job goes on until a try of the task attaches to it, or the teardown ends it.
     """
 
+    operator_extra_links = LINKS
+
     def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
+        self.links: dict[str, str] = {}
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
@@ -366,7 +370,17 @@ class _JobOperator(WaitingOperator):
                 finally:
                     stop.set()
                 raise
+            self._set_links(handle, result.result())
             return result.result()
+
+    def _set_links(self, handle: JobHandle, result: JobResult) -> None:
+        from shoal.pool.api import ComputePool
+
+        try:
+            self.links = links_of(handle.spec, result, PoolSpec.parse(ComputePool(handle.pool).describe().uri))
+        # The job has succeeded, so the task must not fail because of its links.
+        except Exception:
+            self.log.warning("the links of the task could not be found", exc_info=True)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
         """Cancel the job of this try, unless a newer try has attached to it, or the user has opted out."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import gpus_of, pool_for
+from shoal.distributors.embedded_pool import gpus_of, least_gpus_of, pool_for
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
@@ -166,7 +166,13 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
 
 def _pool(request: TrainRequest | FunctionRequest | PredictJobSpec, job_id: str | None) -> AbstractContextManager[str]:
     config = request.run_config
-    return pool_for(config.pool_name, gpus=partial(gpus_of, request), job_id=job_id, timeout_s=config.timeout)
+    return pool_for(
+        config.pool_name,
+        gpus=partial(gpus_of, request),
+        least_gpus=least_gpus_of(request),
+        job_id=job_id,
+        timeout_s=config.timeout,
+    )
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

@@ -105,9 +105,9 @@ class Site:
         from shoal.distributors.embedded_pool import embedded_pool, pool_for
 
         timeout_s = self.run_config.timeout
-        if not self.remote:
-            return embedded_pool(job_id=job_id, timeout_s=timeout_s)
         each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers
+        if not self.remote:
+            return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
         return pool_for(
             self.run_config.pool_name,
             cpus=workers * each.num_cpus,

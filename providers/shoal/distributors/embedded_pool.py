@@ -41,6 +41,7 @@ def pool_for(
     *,
     cpus: int = 0,
     gpus: Callable[[], int] = lambda: ALL,
+    least_gpus: int = 1,
     size_on: Callable[[ComputePool], int] | None = None,
     job_id: str | None = None,
     timeout_s: float | None = None,
@@ -51,7 +52,8 @@ def pool_for(
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
         cpus: Number of CPUs that an embedded pool needs at least.
-        gpus: Returns how many GPUs an embedded pool needs, such as `gpus_of`; `ALL` for all that are free.
+        gpus: Returns how many GPUs an embedded pool gets, such as `gpus_of`; `ALL` for all that are free.
+        least_gpus: Number of GPUs that an embedded pool needs at least if it gets all that are free.
         size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
             leased.
         job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
@@ -69,7 +71,9 @@ def pool_for(
         why = str(error)
     if selected is None:
         _say(f"{why}. This call uses an embedded pool")
-        with embedded_pool(cpus=cpus, gpus=gpus(), job_id=job_id, timeout_s=timeout_s) as embedded:
+        with embedded_pool(
+            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, job_id=job_id, timeout_s=timeout_s
+        ) as embedded:
             yield embedded
     elif size_on is None:
         yield selected
@@ -97,9 +101,21 @@ def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
     return ALL if gang.gpus else 0
 
 
+def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
+    """Return the number of GPUs without which an embedded pool has no room for a job that uses GPUs."""
+    gang = Gang.of(spec)
+    is_fixed = gang.workers > 0 and gang.gpus > 0 and not spec.run_config.clamp
+    return gang.workers * gang.gpus if is_fixed else 1
+
+
 @contextmanager
 def embedded_pool(
-    *, cpus: int = 0, gpus: int = ALL, job_id: str | None = None, timeout_s: float | None = None
+    *,
+    cpus: int = 0,
+    gpus: int = ALL,
+    least_gpus: int = 1,
+    job_id: str | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[str]:
     """Start a pool with one node for this process or for a job, and yield its name.
 
@@ -109,6 +125,7 @@ def embedded_pool(
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
         gpus: Number of GPUs that the node offers. By default, it offers all GPUs that this process may use and that no
             other node has claimed.
+        least_gpus: Number of GPUs that the pool needs at least if it gets all that are free.
         job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
             ended. None: the pool goes down at the end of the block, or with this process.
         timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
@@ -129,7 +146,7 @@ def embedded_pool(
     if job_id is not None:
         _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
-        found = turn.enter_context(gpu_turn(spec, timeout_s, _say))
+        found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
         if job_id is None:
             _say(f"running on a pool that is embedded in this process, {spec.uri}{few}")
             pool = ComputePool(spec)

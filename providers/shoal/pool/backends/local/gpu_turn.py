@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from shoal.errors import CapacityTimeoutError
-from shoal.pool.backends.local.gpus import Claimant, Gpu, look, may_be_contended, visible_gpus
+from shoal.pool.backends.local.gpus import Claimant, Gpu, look, may_be_contended, store_here, visible_gpus
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state.locks import open_locked
@@ -20,7 +20,9 @@ _LOOK_S = 1.0
 
 
 @contextmanager
-def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]) -> Iterator[list[Gpu]]:
+def gpu_turn(
+    spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None], least: int = 1
+) -> Iterator[list[Gpu]]:
     """Wait until the GPUs are free that other embedded pools have claimed, and yield the GPUs of this machine.
 
     In the block, the caller starts its pool. No other embedded pool that uses GPUs starts meanwhile, so that two of
@@ -30,6 +32,7 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]
         spec: Definition of the pool that the caller starts.
         timeout_s: Longest time to wait, in seconds. None: no limit.
         say: Function that is called with a text about the wait when it begins, and when other pools have the GPUs.
+        least: Number of GPUs that the pool needs at least if its definition asks for all that are free.
 
     Raises:
         CapacityTimeoutError: The GPUs were not released in time. The message names the pools that have claimed them.
@@ -46,7 +49,7 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]
     while True:
         with open_locked(gpu_lock("embedded"), wait=False) as is_mine:
             if is_mine:
-                waits_for = _claimants(spec, found)
+                waits_for = _claimants(spec, found, least)
                 if not waits_for:
                     yield found
                     return
@@ -66,13 +69,14 @@ def gpu_turn(spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None]
         time.sleep(_LOOK_S)
 
 
-def _claimants(spec: PoolSpec, found: Sequence[Gpu]) -> list[Claimant]:
+def _claimants(spec: PoolSpec, found: Sequence[Gpu], least: int) -> list[Claimant]:
     """Return the nodes of embedded pools that have to release their GPUs before a pool can start; none if it can start
     now, or if it would have too few GPUs even then."""
     free, claimants = look(found)
-    needed = max(1, spec.gpus_per_node)
+    needed = spec.gpus_per_node if spec.gpus_per_node > 0 else least
     # The pool is up already, because its job is submitted again.
-    if free >= needed or any(claimant.pool == spec.name for claimant in claimants):
+    is_up = any(claimant.pool == spec.name and claimant.store in ("", store_here()) for claimant in claimants)
+    if free >= needed or is_up:
         return []
     # The node of this process cannot end before this process.
     own = os.environ.get(NODE_TAG)

@@ -20,6 +20,7 @@ from typing import Any
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.pool.backends.local import processes
+from shoal.state.home import home, store_tag
 from shoal.state.locks import file_lock, open_locked
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node
@@ -93,11 +94,19 @@ class Claimant:
         pool: Name of the node's pool.
         embedded: Whether the pool is embedded, so that it ends with a call or a job. False for a node that an earlier
             version has started.
+        store: Store that has the pool's row (see `store_here`). Empty for a node that an earlier version has started.
     """
 
     node: str
     pool: str
     embedded: bool
+    store: str
+
+
+def store_here() -> str:
+    """Return a text that identifies the store of this process on this host. Pools of several stores may have the same
+    name."""
+    return f"{home().resolve()}{store_tag()}"
 
 
 def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
@@ -115,7 +124,8 @@ def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
                     continue
             holder = _holder(gpu.lock)
             pool = holder.get("pool") or holder.get("name", "of another process")
-            claimants.append(Claimant(holder.get("node", ""), pool, bool(holder.get("embedded"))))
+            embedded, store = bool(holder.get("embedded")), holder.get("store", "")
+            claimants.append(Claimant(holder.get("node", ""), pool, embedded, store))
     return len(found) - len(claimants), claimants
 
 
@@ -195,6 +205,7 @@ def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> G
                 "them, or request fewer GPUs"
             )
         claimant = {"node": node.id, "name": node.name, "pool": node.pool, "embedded": embedded}
+        claimant["store"] = store_here()
         content = json.dumps({**claimant, "folder": str(folder), "supervisor": ProcessId.mine().to_json()})
         for gpu in taken:
             gpu.lock.write_text(content)
