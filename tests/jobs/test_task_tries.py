@@ -111,6 +111,9 @@ def test_an_older_try_that_comes_back_takes_nothing_from_the_newer_one(store, he
     runs(newer)
     with pytest.raises(JobError, match="belongs to try 2 of this task, and this is try 1"):
         submit(spec, head, 1, rounds=rounds, durable=durable)
+    # Nor if it has looked for the task's jobs before the newer try submitted its job.
+    with pytest.raises(JobError, match="belongs to try 2"):
+        attempts.join(Store(), Key(newer.job_id, newer.attempt), 1.0, TaskTry("train/-1", 1))
     assert (row(newer).state, row(newer).task_try, len(jobs.list_jobs())) == (JobState.RUNNING, 2, 1)
     assert newer.cancel("the task was marked", unless_resubmitted=True)
 
