@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowSensorTimeout,
+    AirflowSkipException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
@@ -380,6 +382,29 @@ def test_a_request_that_is_rolled_back_fails_the_task_with_its_reason(up, contex
     with pytest.raises(ScaleError, match="quota"):
         scale.execute_complete(context, event, **deferred.value.kwargs)
     assert up.describe().target == 1
+
+
+@pytest.mark.parametrize("made", ["lease", "scale"])
+def test_the_execution_timeout_of_a_deferred_task_rolls_its_request_back(up, context, made):
+    given = {"pool_name": "tiny", "deferrable": True, "execution_timeout": timedelta(minutes=5)}
+    if made == "lease":
+        operator = LeasePoolOperator(task_id=made, size=3, **given)
+    else:
+        operator = ScaleClusterOperator(task_id=made, expected_cluster_size=3, **given)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context)
+    assert time.time() + 200 < deferred.value.trigger.deadline < time.time() + 400  # not 720 s, as without it
+    with pytest.raises(AirflowTaskTimeout, match=f"task {made} was not done within its execution_timeout of 0:05:00"):
+        operator.execute_complete(context, {"timed_out": True}, **deferred.value.kwargs)
+    assert (up.describe().leases, up.describe().target) == ((), 1)
+
+
+def test_a_deferred_sensor_with_soft_fail_is_skipped_when_its_nodes_never_come(up, context):
+    up.down()
+    for soft_fail, error in ((True, AirflowSkipException), (False, AirflowFailException)):
+        sensor = NodesSensor(task_id="wait", expected_nodes=2, pool_name="tiny", deferrable=True, soft_fail=soft_fail)
+        with pytest.raises(error):
+            sensor.execute(context)
 
 
 def test_a_kill_withdraws_the_request_unless_a_newer_try_has_made_another(up, context, shown, task_is):
