@@ -19,9 +19,11 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
 )
 from airflow.sdk.execution_time.comms import ErrorResponse
+from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import jobs
 from shoal.airflow.base.pool import TaskKilledError
+from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
     CleanupPoolOperator,
@@ -568,3 +570,15 @@ def test_a_spec_that_a_template_makes_wrong_is_refused_by_name(on_fake_head, spe
     with pytest.raises(AirflowFailException, match="n_estimators='a_run': Input should be a valid integer"):
         operator.execute(context)
     assert on_fake_head.submissions == 0
+
+
+def test_the_task_has_the_links_of_its_job_and_airflow_knows_their_names(on_fake_head, spec, context, monkeypatch):
+    monkeypatch.setitem(RESULT, "mlflow_run_id", "r")
+    with DAG("a_dag", schedule=None) as dag:
+        task = train({**spec.document(), "tracking": {"uri": "http://mlflow:5000"}})
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    task.execute(context)
+    driver.join()
+    assert [link.get_link(task, ti_key=None) for link in LINKS] == ["http://mlflow:5000/#/runs/r", "", ""]
+    read = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("train")
+    assert set(read.extra_links) == {link.name for link in LINKS}

@@ -385,6 +385,7 @@ def kill(triggerer: psutil.Process) -> None:
 
 def deferred_run(airflow: LocalAirflow, release: Path) -> tuple[str, JobStatus]:
     """Start a run, and return it with its job when the training is deferred and its log is shown."""
+    os.mkfifo(release)
     run = airflow.trigger(DEFERRED, {"release": str(release)})
     is_shown(airflow, run, 1)
     return run, job_of(DEFERRED, run)
@@ -411,7 +412,7 @@ def test_a_deferred_training_survives_sigkill_of_triggerer_and_scheduler_and_run
     with triggerer(airflow):
         shown = len(airflow.task_log(DEFERRED, run, "train"))
         airflow_until(lambda: len(airflow.task_log(DEFERRED, run, "train")) > shown + 1, "further lines", 120)
-        (tmp_path / "release").touch()
+        (tmp_path / "release").write_text("now")
         assert ended(airflow, DEFERRED, run) == "success", airflow.task_states(DEFERRED, run)
 
     (mine,) = [one for one in jobs.list_jobs() if one.holder == f"airflow:{DEFERRED}/{run}"]

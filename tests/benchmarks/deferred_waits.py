@@ -185,7 +185,8 @@ def measure(kind: str, waits: int, seconds: float) -> list[str]:
                 child.stdin.flush()
                 _end()
                 is_told = True
-            time.sleep(0.2)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
         output.seek(read)
         for line in output:
             found |= _figures(line) or {}

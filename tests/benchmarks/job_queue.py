@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from sqlalchemy import select
 from tests.benchmarks.process_tree import tree_bytes
 from tests.benchmarks.report import table
 from tests.benchmarks.store_load import postgresql
+from tests.support.waiting import wait_until
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -83,7 +85,7 @@ def _occupy(number: int) -> Any:
 
     # It uses no CPU: only its reservation counts.
     asleep = PyTorchDistributor(
-        lambda: time.sleep(86_400),
+        lambda: threading.Event().wait(),
         scaling_config=PyTorchScalingConfig(num_nodes=1, num_workers_per_node=1),
         run_config=RunConfig(pool_name="bench", job_id=f"occupying-{number}", orphan_after=None),
     )
@@ -151,8 +153,7 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
         context.Process(target=_ask, args=(number, plan, data, told), daemon=True) for number in range(plan.jobs)
     ]
     occupying = [_occupy(number) for number in range(_ROOM)]
-    while len(_drivers(home)) < _ROOM:
-        time.sleep(_LOOK_S)
+    wait_until(lambda: len(_drivers(home)) >= _ROOM, "the jobs that occupy the nodes", 120, every=_LOOK_S)
     began = time.perf_counter()
     for waiter in waiters:
         waiter.start()

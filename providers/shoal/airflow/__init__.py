@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
@@ -48,45 +48,24 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-class-name": "shoal.airflow.hooks.ComputePoolHook",
                 "hook-name": HOOK_NAME,
                 "ui-field-behaviour": _UI_FIELDS,
-                "conn-fields": {
-                    field.name: {"label": field.label, "description": field.description, "schema": field.schema()}
-                    for field in pool_fields()
-                },
+                "conn-fields": _pool_fields(),
             }
         ],
     }
 
 
-class PoolField(NamedTuple):
-    """Field for a pool option in Airflow's form for a connection.
-
-    :param name: Name of the option.
-    :param label: Text beside the field.
-    :param description: Explanation of the option.
-    :param values: Allowed values; empty if the field does not list them.
-    """
-
-    name: str
-    label: str
-    description: str
-    values: tuple[str, ...]
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the field's value. Numbers are texts, because ``idle_timeout`` may be ``none``."""
-        return {"type": ["string", "null"], **({"enum": [*self.values, None]} if self.values else {})}
-
-
-def pool_fields() -> list[PoolField]:
-    """Return the fields of the pool options that the extra field of a connection may contain."""
+def _pool_fields() -> dict[str, Any]:
+    """Return the fields of the form for the pool options that the extra field of a connection may contain."""
     from shoal.pool.spec import BackendName, PoolSpec
 
-    return [
-        PoolField(
-            name,
-            name.replace("_", " ").capitalize(),
-            field.description or "",
-            get_args(BackendName) if name == "backend" else (),
-        )
+    fields = {
+        name: {
+            "label": name.replace("_", " ").capitalize(),
+            "description": field.description or "",
+            "schema": {"type": ["string", "null"]},  # also for numbers, because idle_timeout may be "none"
+        }
         for name, field in PoolSpec.model_fields.items()
         if name != "name"  # The pool's name is in the connection's host field.
-    ]
+    }
+    fields["backend"]["schema"] = {"type": ["string", "null"], "enum": [*get_args(BackendName), None]}
+    return fields

@@ -296,8 +296,9 @@ class _JobOperator(WaitingOperator):
         from shoal.jobs import submit
 
         # A spec that names a pool has precedence over Airflow's default connection.
-        if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and self.hook.spec):
-            spec = spec.on_pool(self.hook.pool().name)
+        hook = self.hook
+        if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
+            spec = spec.on_pool(hook.pool().name)
         if not self.wait_for_completion:
             # No task polls the job, so the job must not end itself for that reason.
             spec = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": None})})

@@ -1,10 +1,10 @@
-"""A deferred training that ends when a file exists, leased and given back; its task is killed in several ways."""
+"""A deferred training that ends when it is told to, leased and given back; its task is killed in several ways."""
 
 from __future__ import annotations
 
-import time
+import os
+import select
 from datetime import UTC, datetime
-from pathlib import Path
 
 from airflow.sdk import dag
 
@@ -16,12 +16,12 @@ POOL = "{{ var.value.shoal_retrain_pool }}"
 
 
 def until(release: str) -> str:
-    """Run until a file exists; each second is a line of the log."""
+    """Run until something is written to a named pipe; each second is a line of the log."""
+    pipe = os.open(release, os.O_RDONLY | os.O_NONBLOCK)
     seconds = 0
-    while not Path(release).exists():
+    while not select.select([pipe], [], [], 1)[0]:
         print(f"second {seconds}", flush=True)
         seconds += 1
-        time.sleep(1)
     print("released", flush=True)
     return "released"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator
+from inspect import signature
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -38,13 +39,14 @@ class WaitTrigger(BaseTrigger):
         self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger."""
-        kind = type(self)
-        return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
+        """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger.
 
-    @abstractmethod
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as plain data."""
+        Each argument is in the attribute of the same name.
+        """
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {
+            name: getattr(self, name) for name in signature(kind).parameters
+        }
 
     @abstractmethod
     def new_wait(self) -> Wait:

@@ -163,19 +163,6 @@ class JobTrigger(WaitTrigger):
         self.log_position = log_position
         self.cancel_on_kill = cancel_on_kill
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as plain data."""
-        return {
-            "job_id": self.job_id,
-            "attempt": self.attempt,
-            "submissions": self.submissions,
-            "task_try": self.task_try,
-            "log_position": self.log_position,
-            "cancel_on_kill": self.cancel_on_kill,
-            "poll_interval": self.poll_interval,
-            "deadline": self.deadline,
-        }
-
     def new_wait(self) -> JobWait:
         """Return the wait, for the poller of this process."""
         return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)

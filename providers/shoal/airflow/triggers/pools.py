@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
-from typing import Any
 
 from sqlalchemy import select
 
@@ -116,17 +115,6 @@ class PoolTrigger(WaitTrigger):
         self.holder = holder
         self.nodes = nodes
         self.operation_id = operation_id
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as plain data."""
-        return {
-            "pool": self.pool,
-            "holder": self.holder,
-            "nodes": self.nodes,
-            "operation_id": self.operation_id,
-            "poll_interval": self.poll_interval,
-            "deadline": self.deadline,
-        }
 
     def new_wait(self) -> PoolWait:
         """Return the wait, for the poller of this process."""
