@@ -299,11 +299,15 @@ class _JobOperator(WaitingOperator):
         hook = self.hook
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
-        if not self.wait_for_completion:
-            # No task polls the job, so the job must not end itself for that reason.
-            spec = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"orphan_after": None})})
         task = self._task_try(context)
-        handle = submit(spec, holder=self.holder_in(context), key=task.key, task=task, connection_url=database_url)
+        handle = submit(
+            spec,
+            holder=self.holder_in(context),
+            key=task.key,
+            task=task,
+            detached=not self.wait_for_completion,
+            connection_url=database_url,
+        )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
         return handle

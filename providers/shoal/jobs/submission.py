@@ -206,11 +206,11 @@ def _of_earlier_try(
         if not is_ended and task.is_older_than(job):
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
-            if not is_ended:
-                handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
-            else:
-                # The task was cleared, or is not durable. So its old result must not be found by the job's id.
+            # `collect`: the task was cleared, or is not durable, so its old result must not be found by the job's id.
+            if is_ended:
                 attempts.collect(store, Key(job.id, job.attempt), clock())
+            else:
+                handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
         # The credentials of a job that is not in the queue yet are known only to the process that submits it.
         if job.state is JobState.PENDING and job.queued_at is None:
