@@ -301,13 +301,16 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
 
 
-def attach(job_id: str, attempt: int | None = None, *, submissions: int | None = None) -> JobHandle:
+def attach(
+    job_id: str, attempt: int | None = None, *, submissions: int | None = None, store: Store | None = None
+) -> JobHandle:
     """Return a handle of a job that was submitted before, by this process or another one.
 
     Args:
         job_id: Id of the job.
         attempt: Number of the attempt, from 1; the newest if not given.
         submissions: Value of `JobHandle.submissions` of the handle of another process, for which this one goes on.
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Raises:
         JobError: There is no such job, or no such attempt.
@@ -315,7 +318,7 @@ def attach(job_id: str, attempt: int | None = None, *, submissions: int | None =
     # An id that is not legal is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if not ids.is_legal(job_id):
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
-    store = Store()
+    store = store or Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
     return JobHandle(store, job, submissions=submissions)
 
