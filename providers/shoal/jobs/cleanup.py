@@ -96,15 +96,19 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     return CleanupReport(cancelled, released, tuple(sweep()), tuple(left))
 
 
-def sweep() -> list[str]:
+def sweep(store: Store | None = None) -> list[str]:
     """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
+    Args:
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+
     Returns:
         The actions that were taken, one sentence each.
     """
-    did = [*settle_jobs(), *sweep_nodes(store := Store())]
+    store = store or Store()
+    did = [*settle_jobs(store), *sweep_nodes(store)]
     record_sweep(store, did, holder=python_holder())
     return did
 
@@ -151,21 +155,24 @@ def retain(
     return [*did, *pruned.failed]
 
 
-def settle_jobs() -> list[str]:
+def settle_jobs(store: Store | None = None) -> list[str]:
     """Record the end of jobs whose driver or submitter died before recording the end, and remove the jobs' files.
+
+    Args:
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Returns:
         The actions that were taken, one sentence each.
     """
     did = []
-    store = Store()
+    store = store or Store()
     # At most `_AT_ONCE` running jobs and at most `_AT_ONCE` pending jobs are checked, so that many pending jobs do not
     # keep running jobs from being checked. Jobs that no process waits for are checked first, because a process that
     # waits for a job checks the job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
-            lost = attach(key.job_id, key.attempt).end_if_lost()
+            lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
         except ShoalError as error:
             # Such an error is expected, for example if the job's pool is on another host; that host checks the job.
             log.info("job %s was not checked: %s", key.job_id, error)

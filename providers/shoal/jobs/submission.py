@@ -303,7 +303,12 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
 
 
 def attach(
-    job_id: str, attempt: int | None = None, *, submissions: int | None = None, actor: str | None = None
+    job_id: str,
+    attempt: int | None = None,
+    *,
+    submissions: int | None = None,
+    actor: str | None = None,
+    store: Store | None = None,
 ) -> JobHandle:
     """Return a handle of a job that was submitted before, by this process or another one.
 
@@ -312,6 +317,7 @@ def attach(
         attempt: Number of the attempt, from 1; the newest if not given.
         submissions: Value of `JobHandle.submissions` of the handle of another process, for which this one goes on.
         actor: Holder that is recorded if the handle cancels the job (`shoal.history`). None: this process.
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Raises:
         JobError: There is no such job, or no such attempt.
@@ -319,7 +325,7 @@ def attach(
     # An id that is not legal is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if not ids.is_legal(job_id):
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
-    store = Store()
+    store = store or Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
     return JobHandle(store, job, submissions=submissions, actor=actor)
 

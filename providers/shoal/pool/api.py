@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -14,7 +15,6 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
-    PoolNotFoundError,
     PoolStoppingError,
     ScaleError,
     StoreError,
@@ -35,7 +35,7 @@ from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
-from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
+from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, head_endpoint, report_of, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
@@ -45,6 +45,9 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
+
+_ASKED_AT_ONCE = 16
+"""Largest number of pools that `report_pools` asks at the same time."""
 
 
 class ComputePool:
@@ -731,15 +734,24 @@ def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[Po
         store: The state store.
         embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
     """
-    store = store or Store()
-    with store.reading() as session:
-        names = rows.pool_names(session, embedded=embedded)
-    found = []
-    for name in names:
-        # An embedded pool may be removed at any time.
-        with suppress(PoolNotFoundError):
-            found.append(ComputePool(name, store=store).describe())
-    return [status for status in found if status.embedded_in is None or status.state != PoolState.DOWN.value]
+    return [report.status for report in report_pools(store, embedded=embedded)]
+
+
+def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolReport]:
+    """Return the status and the operations of every pool in the store. The number of queries does not depend on the
+    number of pools.
+
+    Args:
+        store: The state store.
+        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+    """
+    with (store or Store()).reading() as session:
+        snapshots = rows.load_all(session)
+    shown = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
+    now = time.time()
+    # Asking the head of a remote pool may take seconds, so the pools are asked at the same time.
+    with ThreadPoolExecutor(max(1, min(len(shown), _ASKED_AT_ONCE))) as threads:
+        return list(threads.map(lambda snapshot: report_of(snapshot, now), shown))
 
 
 def sweep(store: Store | None = None) -> list[str]:
