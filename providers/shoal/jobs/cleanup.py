@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobHandle
@@ -23,9 +24,8 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
-from shoal.pool.api import ComputePool
-from shoal.pool.api import sweep as sweep_pools
-from shoal.pool.holder import is_here
+from shoal.pool.api import ComputePool, record_sweep, sweep_nodes
+from shoal.pool.holder import is_here, python_holder
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
@@ -83,7 +83,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
-    mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
+    mine = [attach(job_id, attempt, actor=holder) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
     left = [handle.left for handle in mine if handle.left]
     try:
@@ -96,15 +96,21 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     return CleanupReport(cancelled, released, tuple(sweep()), tuple(left))
 
 
-def sweep() -> list[str]:
+def sweep(store: Store | None = None) -> list[str]:
     """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
+    Args:
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+
     Returns:
         The actions that were taken, one sentence each.
     """
-    return [*settle_jobs(), *sweep_pools()]
+    store = store or Store()
+    did = [*settle_jobs(store), *sweep_nodes(store)]
+    record_sweep(store, did, holder=python_holder())
+    return did
 
 
 def retain(
@@ -149,21 +155,24 @@ def retain(
     return [*did, *pruned.failed]
 
 
-def settle_jobs() -> list[str]:
+def settle_jobs(store: Store | None = None) -> list[str]:
     """Record the end of jobs whose driver or submitter died before recording the end, and remove the jobs' files.
+
+    Args:
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Returns:
         The actions that were taken, one sentence each.
     """
     did = []
-    store = Store()
+    store = store or Store()
     # At most `_AT_ONCE` running jobs and at most `_AT_ONCE` pending jobs are checked, so that many pending jobs do not
     # keep running jobs from being checked. Jobs that no process waits for are checked first, because a process that
     # waits for a job checks the job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
-            lost = attach(key.job_id, key.attempt).end_if_lost()
+            lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
         except ShoalError as error:
             # Such an error is expected, for example if the job's pool is on another host; that host checks the job.
             log.info("job %s was not checked: %s", key.job_id, error)
@@ -267,7 +276,8 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
     for holder in sorted({of for _, of in _claims() if of.startswith(f"{engine}:")}):
         reason = why_ended(holder.removeprefix(f"{engine}:"))
         if reason:
-            done += clean_up_everywhere(holder, reason=reason)
+            with acting_as(f"{engine}:janitor"):
+                done += clean_up_everywhere(holder, reason=reason)
     return done
 
 

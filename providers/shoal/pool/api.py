@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
-    PoolNotFoundError,
     PoolStoppingError,
     ScaleError,
     StoreError,
@@ -34,15 +35,19 @@ from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
-from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
+from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, head_endpoint, report_of, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.host import hostname
 from shoal.state.process import ProcessId
-from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
+
+_ASKED_AT_ONCE = 16
+"""Largest number of pools that `report_pools` asks at the same time."""
 
 
 class ComputePool:
@@ -118,13 +123,12 @@ class ComputePool:
         self._admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            return commands.up(
-                session,
-                self._definition(session),
-                holder=self.holder,
-                rollback_after=rollback_after_seconds,
-                now=self._clock(),
+            spec = self._definition(session)
+            operation_id = commands.up(
+                session, spec, holder=self.holder, rollback_after=rollback_after_seconds, now=self._clock()
             )
+            self._record(session, ActionKind.STARTED, _nodes(spec.min_nodes), operation_id=operation_id)
+            return operation_id
 
         self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
         return self
@@ -145,9 +149,15 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
+            was_down = rows.load(session, self.name).pool.state is PoolState.DOWN
             if abandon:
-                return commands.abandon(session, self.name, self._clock())
-            commands.down(session, self.name, self._clock())
+                commands.abandon(session, self.name, self._clock())
+            else:
+                commands.down(session, self.name, self._clock())
+            if not was_down:
+                self._record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
+            if abandon:
+                return
         ensure_running()
         self._waiting.until_down(on_progress)
 
@@ -168,6 +178,7 @@ class ComputePool:
         with transaction(self._store, JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
             commands.remove(session, self.name, abandon=abandon)
+            self._record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
 
     def scale(
@@ -184,7 +195,7 @@ class ComputePool:
         self._admit(size)
 
         def request(session: Session) -> str:
-            return commands.scale(
+            operation_id = commands.scale(
                 session,
                 self.name,
                 size,
@@ -193,6 +204,10 @@ class ComputePool:
                 block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
+            before = session.get_one(Operation, operation_id).replaced_size
+            change = _nodes(size) if before is None else f"{before} -> {_nodes(size)}"
+            self._record(session, ActionKind.SCALED, change, operation_id=operation_id)
+            return operation_id
 
         self._carry_out(
             request,
@@ -290,6 +305,13 @@ class ComputePool:
                 now=self._clock(),
             )
             leases.append(lease)
+            self._record(
+                session,
+                ActionKind.LEASED,
+                _nodes(size) + (", exclusive" if exclusive else ""),
+                subject=self.holder,
+                operation_id=operation_id,
+            )
             return operation_id
 
         self._carry_out(
@@ -315,6 +337,8 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             released = commands.release(session, self.name, self.holder, self._clock())
+            if released:
+                self._record(session, ActionKind.RELEASED, subject=self.holder)
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
@@ -336,7 +360,10 @@ class ComputePool:
                 checked_size(value, name)
         self._admit(min_nodes or 1)
         with transaction(self._store, JournalStep.REQUEST) as session:
+            pool = rows.load(session, self.name).pool
+            before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
+            self._record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -485,7 +512,9 @@ class ComputePool:
     def sweep(self) -> list[str]:
         """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
         for each action."""
-        return _sweep.sweep(self._store, clock=self._clock)
+        did = _sweep.sweep(self._store, clock=self._clock)
+        record_sweep(self._store, did, holder=self.holder)
+        return did
 
     def _carry_out(
         self,
@@ -552,8 +581,32 @@ class ComputePool:
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self._definition(session)
+        if session.get(Pool, spec.name) is None:
+            self._record(session, ActionKind.CREATED, spec.uri)
         begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
         return spec if begins else None
+
+    def _record(
+        self,
+        session: Session,
+        kind: ActionKind,
+        detail: str | None = None,
+        *,
+        subject: str | None = None,
+        operation_id: str | None = None,
+    ) -> None:
+        """Add a line to the record of actions; see `shoal.history.record`. The subject is the pool by default."""
+        history.record(
+            session,
+            kind,
+            subject or self.name,
+            holder=self.holder,
+            at=self._clock(),
+            pool=self.name,
+            detail=detail,
+            outcome=history.REQUESTED if operation_id else history.DONE,
+            operation_id=operation_id,
+        )
 
     def _give_up(self, operation_id: str) -> None:
         with transaction(self._store, JournalStep.WITHDRAW) as session:
@@ -681,24 +734,68 @@ def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[Po
         store: The state store.
         embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
     """
-    store = store or Store()
-    with store.reading() as session:
-        names = rows.pool_names(session, embedded=embedded)
-    found = []
-    for name in names:
-        # An embedded pool may be removed at any time.
-        with suppress(PoolNotFoundError):
-            found.append(ComputePool(name, store=store).describe())
-    return [status for status in found if status.embedded_in is None or status.state != PoolState.DOWN.value]
+    return [report.status for report in report_pools(store, embedded=embedded)]
+
+
+def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolReport]:
+    """Return the status and the operations of every pool in the store. The number of queries does not depend on the
+    number of pools.
+
+    Args:
+        store: The state store.
+        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+    """
+    with (store or Store()).reading() as session:
+        snapshots = rows.load_all(session)
+    shown = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
+    now = time.time()
+    # Asking the head of a remote pool may take seconds, so the pools are asked at the same time.
+    with ThreadPoolExecutor(max(1, min(len(shown), _ASKED_AT_ONCE))) as threads:
+        return list(threads.map(lambda snapshot: report_of(snapshot, now), shown))
 
 
 def sweep(store: Store | None = None) -> list[str]:
     """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
     safe to call at any time."""
     store = store or Store()
+    did = sweep_nodes(store)
+    record_sweep(store, did, holder=python_holder())
+    return did
+
+
+def sweep_nodes(store: Store) -> list[str]:
+    """End the nodes on this host that no pool needs any more, as `sweep` does, but add no line to the record of
+    actions. Return one sentence for each action."""
     did = _sweep.sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
         ensure_running()
     return did
+
+
+def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
+    """Add a sweep of this host to the record of actions.
+
+    A sweep that found nothing to do is recorded only inside a block of `shoal.history.acting_as`: a user asked for it.
+    Clean-ups and janitors sweep all the time, and would fill the record with such lines.
+
+    Args:
+        store: The state store.
+        did: The sentences that the sweep has returned.
+        holder: Holder on whose behalf this process sweeps.
+    """
+    if did or history.is_named():
+        with store.transaction() as session:
+            history.record(
+                session, ActionKind.SWEPT, hostname(), holder=holder, at=time.time(), detail="; ".join(did) or None,
+                outcome=history.DONE if did else "nothing to sweep",
+            )  # fmt: skip
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _limits(pool: Pool) -> str:
+    return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"

@@ -158,6 +158,30 @@ class PoolStatus:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class PoolReport:
+    """Status of a pool, and its operations.
+
+    Attributes:
+        status: The pool's status.
+        operations: The requests to change the pool's size that the store still has, the newest first.
+        dashboard: Address of the Ray dashboard if a browser can open it without a token; None for local pools.
+    """
+
+    status: PoolStatus
+    operations: tuple[OperationStatus, ...]
+    dashboard: str | None
+
+
+def report_of(snapshot: Snapshot, now: float) -> PoolReport:
+    """Build a pool's report from its rows in the database and the current state of its nodes; see `status_of`."""
+    return PoolReport(
+        status=status_of(snapshot, now),
+        operations=tuple(_operation_status(row) for row in reversed(snapshot.operations)),
+        dashboard=PoolSpec.model_validate(snapshot.pool.spec).address,
+    )
+
+
 def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
     """Build a pool's status from its rows in the database and the current state of its nodes.
 

@@ -8,7 +8,7 @@ import json
 import shutil
 from base64 import b64encode
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
@@ -135,16 +135,40 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
         InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files are gone, or cannot be reached from this machine.
     """
-    from shoal.training.boosting.request import TrainResult
+    path, report = _trained(result, artifact_location)
+    report["model"] = b64encode(storage.read(path)).decode()
+    return _train_result(report)
 
+
+def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
+    """Read the training result of a finished job without the model, which may be large: its `model` is empty.
+
+    Args:
+        result: Result of the job.
+        artifact_location: As for `load_training`.
+
+    Raises:
+        InvalidArgumentError: The job was skipped, so it has trained no model.
+        FileNotFoundError: The files are gone, or cannot be reached from this machine.
+    """
+    _, report = _trained(result, artifact_location)
+    return _train_result({**report, "model": ""})
+
+
+def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the path of a job's model, and the content of the report beside it."""
     if result.skipped:
         raise InvalidArgumentError(
             f"job {result.job_id} trained no model, so there is no training to read ({result.skipped}): load "
             f"{result.model_uri} with MLflow"
         )
     path = storage.as_given(result.model_path, artifact_location)
-    report = json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
-    report["model"] = b64encode(storage.read(path)).decode()
+    return path, json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
+
+
+def _train_result(report: dict[str, Any]) -> TrainResult:
+    from shoal.training.boosting.request import TrainResult
+
     return TrainResult.model_validate_json(json.dumps(report))
 
 

@@ -198,7 +198,7 @@ def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
     promotions = confirmed_promotions(Store(), registry.uri, name)
     status = _status(registry, model, versions[0], promotions)
     promoted = {each.version for each in promotions}
-    challengers = tuple(_version(each, promoted) for each in versions[:_CHALLENGERS])
+    challengers = tuple(version_status(each, promoted) for each in versions[:_CHALLENGERS])
     return ModelDetails(status, len(versions), _slices(registry, status.champion), challengers)
 
 
@@ -261,7 +261,7 @@ def _status(
     champion = since = None
     if number is not None:
         found = newest if number == str(newest.version) else registry.version(model.name, number)
-        champion = _version(found, promoted)
+        champion = version_status(found, promoted)
         times = (each.confirmed_at for each in promotions if (each.version, each.alias) == (number, alias))
         since = next(times, None) or champion.created_at
     return ModelStatus(
@@ -269,13 +269,13 @@ def _status(
         alias=alias,
         champion=champion,
         champion_since=since,
-        challenger=_version(newest, promoted),
+        challenger=version_status(newest, promoted),
         registered=max(int(version.version) for version in (newest, *(model.latest_versions or ()))),
         aliases=aliases,
     )
 
 
-def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
+def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
     """Build the status of a model's registered version from the version's tags in MLflow.
 
     Args:
@@ -306,7 +306,7 @@ def _version(version: ModelVersion, promoted: set[str]) -> VersionStatus:
 
 
 def _entry(number: str, version: ModelVersion | None, promotion: Promotion | None) -> HistoryEntry:
-    status = None if version is None else _version(version, {number} if promotion else set())
+    status = None if version is None else version_status(version, {number} if promotion else set())
     tags: Mapping[str, str] = {} if version is None else version.tags
     metric = status.metric if status and status.metric else promotion.metric if promotion else None
     value = status.value if status and status.value is not None else promotion.value if promotion else None

@@ -6,8 +6,8 @@ not at all, so that no process acts on half of a change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
@@ -31,6 +31,8 @@ from shoal.state.schema import (
     Pool,
     PoolState,
 )
+
+_Row = TypeVar("_Row", Lease, Operation, Node)
 
 _UNFINISHED = Job.state.not_in(JOB_ENDED)
 
@@ -74,6 +76,39 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
         works=any(map(_works, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
         lasting=_lasting(session, name, leases),
     )
+
+
+def load_all(session: Session) -> list[Snapshot]:
+    """Load the rows of all pools, in alphabetical order, with one query per table and without locks.
+
+    The snapshots are for display: `Snapshot.lasting`, which only decides about the end of leases, is empty.
+    """
+    pools = list(session.scalars(select(Pool).order_by(Pool.name)))
+    demands = {demand.pool: demand for demand in session.scalars(select(Demand))}
+    leases = _by_pool(session.scalars(select(Lease).order_by(Lease.created_at)))
+    operations = _by_pool(session.scalars(select(Operation).order_by(Operation.created_at)))
+    nodes = _by_pool(session.scalars(select(Node).order_by(Node.created_at)))
+    drivers: dict[str, list[dict[str, Any] | None]] = {}
+    for name, driver in session.execute(select(Job.pool, Job.driver).where(_UNFINISHED)):
+        drivers.setdefault(name, []).append(driver)
+    return [
+        Snapshot(
+            pool=pool,
+            demand=demands.get(pool.name),
+            leases=tuple(leases.get(pool.name, ())),
+            operations=tuple(operations.get(pool.name, ())),
+            nodes=tuple(nodes.get(pool.name, ())),
+            works=any(map(_works, drivers.get(pool.name, ()))),
+        )
+        for pool in pools
+    ]
+
+
+def _by_pool(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    found: dict[str, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row.pool, []).append(row)
+    return found
 
 
 def _works(driver: dict[str, Any] | None) -> bool:

@@ -1,0 +1,189 @@
+"""Read the attempts of all jobs without their large columns, and notice cheaply that the store has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, ScalarSelect, String, cast, func, or_, select
+
+from shoal.jobs.journal import admission
+from shoal.jobs.journal.attempts import Key
+from shoal.redaction import redact
+from shoal.state import Store
+from shoal.state.schema import (
+    JOB_ENDED,
+    Demand,
+    Job,
+    JobState,
+    Lease,
+    Node,
+    Operation,
+    Pool,
+    Promotion,
+)
+from shoal.training.progress import Progress
+
+MOST_LINES = 20_000
+"""Largest number of attempts that `job_lines` returns."""
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One attempt of a job, as a list of jobs shows it. Times are in seconds since the epoch, or None before they come.
+
+    Attributes:
+        job_id: Id of the job.
+        attempt: Number of the attempt, from 1.
+        pool: Name of the pool.
+        holder: Name of the run that submitted the job.
+        state: State of the attempt.
+        error: Reason why the attempt failed or was cancelled.
+        mlflow_run_id: Id of the attempt's MLflow run.
+        progress: Latest progress that the driver has recorded.
+        priority: Priority in the pool's queue.
+        position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
+        created_at: Time of the submission.
+        queued_at: Time at which the attempt joined the queue.
+        admitted_at: Time at which the attempt left the queue.
+        started_at: Time at which the driver began.
+        ended_at: Time at which the attempt ended.
+    """
+
+    job_id: str
+    attempt: int
+    pool: str
+    holder: str
+    state: JobState
+    error: str | None
+    mlflow_run_id: str | None
+    progress: Progress | None
+    priority: int
+    position: int | None
+    created_at: float
+    queued_at: float | None
+    admitted_at: float | None
+    started_at: float | None
+    ended_at: float | None
+
+    @property
+    def key(self) -> Key:
+        """Return the key of the attempt."""
+        return Key(self.job_id, self.attempt)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the attempt waits in its pool's queue."""
+        return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
+
+
+_COLUMNS = (
+    Job.id,
+    Job.attempt,
+    Job.pool,
+    Job.holder,
+    Job.state,
+    Job.error,
+    Job.mlflow_run_id,
+    Job.progress,
+    Job.priority,
+    Job.created_at,
+    Job.queued_at,
+    Job.admitted_at,
+    Job.started_at,
+    Job.ended_at,
+)
+
+
+def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLine]:
+    """Return attempts of jobs, the newest first, at most 20,000. The large columns (spec, result) are not read.
+
+    Args:
+        store: The state store.
+        changed_since: Return only unfinished attempts, and those that were created or ended after this time, in
+            seconds since the epoch. None: all attempts.
+    """
+    query = select(*_COLUMNS).order_by(Job.created_at.desc(), Job.id, Job.attempt.desc()).limit(MOST_LINES)
+    if changed_since is not None:
+        query = query.where(
+            or_(Job.state.not_in(JOB_ENDED), Job.created_at > changed_since, Job.ended_at > changed_since)
+        )
+    with store.reading(snapshot=False) as session:
+        rows = session.execute(query).all()
+    waits = any(row.state is JobState.PENDING for row in rows)
+    places = admission.places(store) if waits else {}
+    return [
+        JobLine(
+            job_id=row.id,
+            attempt=row.attempt,
+            pool=row.pool,
+            holder=row.holder,
+            state=row.state,
+            error=row.error and redact(row.error),
+            mlflow_run_id=row.mlflow_run_id,
+            progress=None if row.progress is None else Progress.of(row.progress),
+            priority=row.priority or 0,
+            position=place.position if (place := places.get(Key(row.id, row.attempt))) is not None else None,
+            created_at=row.created_at,
+            queued_at=row.queued_at,
+            admitted_at=row.admitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class StoreMark:
+    """Mark of the store's contents: two marks differ if pools, nodes, leases, operations or jobs have changed.
+
+    Attributes:
+        text: Text to compare. It has no meaning of its own.
+        jobs: Number of attempts in the store.
+    """
+
+    text: str
+    jobs: int
+
+
+def store_mark(store: Store) -> StoreMark:
+    """Return the mark of the store's present contents, with one SELECT that reads no large column.
+
+    The renewal of a lease and the time of a pool's last use do not change the mark.
+    """
+    query = select(
+        _joined(Pool.name, Pool.state, Pool.min_nodes, Pool.max_nodes, Pool.epoch, Pool.start_failures),
+        _joined(Demand.pool, Demand.size),
+        _joined(Node.id, Node.state, Node.busy, func.length(Node.error)),
+        _joined(Lease.id, Lease.size, Lease.waiting),
+        _newest(Operation.created_at, Operation.ended_at),
+        _newest(Promotion.created_at, Promotion.confirmed_at),
+        _newest(Job.created_at, Job.queued_at, Job.admitted_at, Job.started_at, Job.heartbeat_at, Job.ended_at),
+        select(func.count()).select_from(Job).scalar_subquery(),
+    )
+    with store.reading(snapshot=False) as session:
+        *texts, jobs = session.execute(query).one()
+    return StoreMark(repr(texts), jobs)
+
+
+def _joined(*columns: Any) -> ScalarSelect[str]:
+    """Return a query for the values of all rows of a table, as one text."""
+    row: ColumnElement[str] = _text(columns[0])
+    for column in columns[1:]:
+        row = row + ":" + _text(column)
+    return select(func.aggregate_strings(row, ",")).scalar_subquery()
+
+
+def _newest(*columns: Any) -> ScalarSelect[str]:
+    """Return a query for the number of values and the greatest value of columns with times, as one text."""
+    parts: Sequence[Any] = [part for column in columns for part in (func.count(column), func.max(column))]
+    text: ColumnElement[str] = _text(parts[0])
+    for part in parts[1:]:
+        text = text + ":" + _text(part)
+    return select(text).scalar_subquery()
+
+
+def _text(value: Any) -> ColumnElement[str]:
+    return func.coalesce(cast(value, String), "")

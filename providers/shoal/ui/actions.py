@@ -1,0 +1,112 @@
+"""Actions of the page: release a lease, sweep, cancel a job, and change a pool's limits.
+
+Each action calls the public function that the command line calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shoal import jobs
+from shoal.errors import InvalidArgumentError
+from shoal.pool.api import ComputePool
+from shoal.state import Store
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Record the changes that the block makes under the user's name."""
+    yield
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of the record of changes: at which time which user has changed something."""
+
+    at: float
+    actor: str
+    action: str
+    pool: str | None
+    subject: str
+    outcome: str
+
+
+def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Record]:
+    """Return the newest lines of the record of changes."""
+    return []
+
+
+def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
+    """Release a lease of a pool, and return a sentence about it.
+
+    Raises:
+        InvalidArgumentError: The pool has no such lease any more.
+    """
+    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
+    if lease_id not in held:
+        raise InvalidArgumentError(f'this lease of pool "{pool}" was released or has expired: nothing was changed')
+    holder = held[lease_id].holder
+    with acting_as(actor):
+        released = ComputePool(pool, holder=holder, store=store).release()
+    return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
+
+
+def sweep(store: Store, actor: str) -> str:
+    """End nodes that no pool needs, record the end of lost jobs, and return a text about it."""
+    with acting_as(actor):
+        did = jobs.sweep(store)
+    return "; ".join(did) or "nothing to sweep"
+
+
+def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
+    """Cancel an attempt of a job, and return a sentence about it."""
+    with acting_as(actor):
+        handle = jobs.attach(job_id, attempt, store=store)
+        cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
+    done = f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended"
+    return f"{done}; {handle.left}" if handle.left else done
+
+
+def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
+    """Change a pool's limits, and return a sentence about it."""
+    with acting_as(actor):
+        ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
+    return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
+
+
+def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
+    """Carry out an action that a request names.
+
+    Args:
+        store: The state store.
+        actor: Name of the user.
+        name: Name of the action: ``release``, ``sweep``, ``cancel`` or ``alter``.
+        arguments: Arguments of the action, as the request has sent them.
+
+    Returns:
+        A sentence about what was done.
+
+    Raises:
+        InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
+        ShoalError: The action failed.
+    """
+    action, wanted = _ACTIONS[name]
+    given = {key: type(value) for key, value in arguments.items()}
+    if given != wanted:
+        needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
+        raise InvalidArgumentError(f"the action {name} needs {needed}")
+    return str(action(store, actor, **arguments))
+
+
+_ACTIONS: dict[str, tuple[Any, dict[str, type]]] = {
+    "release": (release, {"pool": str, "lease_id": str}),
+    "sweep": (sweep, {}),
+    "cancel": (cancel, {"job_id": str, "attempt": int}),
+    "alter": (alter, {"pool": str, "min_nodes": int, "max_nodes": int}),
+}
+"""Function of each action, and the names and types of its arguments."""
+
+NAMES = frozenset(_ACTIONS)

@@ -1,0 +1,263 @@
+"""Build the web application: pages, static files, the stream of events, and the actions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.errors import (
+    InvalidArgumentError,
+    JobNotFoundError,
+    ModelNotFoundError,
+    PoolNotFoundError,
+    ShoalError,
+    StoreError,
+)
+from shoal.state import Store
+from shoal.ui import actions
+from shoal.ui.access import Access, Viewer, require_action
+from shoal.ui.live import StoreReader
+from shoal.ui.pages import Pages
+
+log = logging.getLogger("shoal.ui")
+
+_STREAM_S = 30.0
+"""Seconds after which a stream of events ends, and the browser opens a new one. A server that stops waits for its open
+requests, so that they must not last for long."""
+
+_KEEP_ALIVE_S = 10.0
+"""Seconds between two messages of a stream without events, so that proxies do not close it."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
+)
+
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+_STATIC = Path(__file__).parent / "static"
+
+
+def current_viewer(request: Request) -> Viewer:
+    """Return the viewer of a request, as the application's access rule says."""
+    access: Access = request.app.state.access
+    return access.viewer(request)
+
+
+CurrentViewer = Annotated[Viewer, Depends(current_viewer)]
+
+router = APIRouter()
+
+
+def create_app(*, access: Access, store: str | None = None, root_path: str = "") -> FastAPI:
+    """Build the web application. All its URLs are relative, so it can be mounted below any prefix.
+
+    Args:
+        access: Rule that decides which requests may see the page and act. Every route asks it.
+        store: URL of the state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+        root_path: Prefix below which a proxy serves the application, if the proxy removes it.
+
+    Raises:
+        StoreError: The store cannot be opened.
+    """
+    app = FastAPI(
+        title="shoal",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        root_path=root_path,
+        dependencies=[Depends(current_viewer)],
+    )
+    app.state.access = access
+    app.state.reader = StoreReader(Store(store))
+    app.state.pages = Pages(app.state.reader, version=_static_version())
+    app.include_router(router)
+    app.add_middleware(_SecureHeaders)
+    app.add_exception_handler(StarletteHTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(ShoalError, _on_shoal_error)
+    return app
+
+
+class _SecureHeaders:
+    """Add the headers that limit what a page may do. Headers that a route has set stay."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                new = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *(each for each in new if each[0] not in given)]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+@router.get("/", response_class=HTMLResponse)
+def overview_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show all pools, and what needs attention."""
+    return _page(request, viewer, "overview")
+
+
+@router.get("/jobs", response_class=HTMLResponse)
+def jobs_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show a list of jobs."""
+    return _page(request, viewer, "jobs")
+
+
+@router.get("/jobs/{job_id}", response_class=HTMLResponse)
+def job_page(request: Request, viewer: CurrentViewer, job_id: str) -> HTMLResponse:
+    """Show a job."""
+    return _page(request, viewer, "job", job_id)
+
+
+@router.get("/pools/{name}", response_class=HTMLResponse)
+def pool_page(request: Request, viewer: CurrentViewer, name: str) -> HTMLResponse:
+    """Show a pool."""
+    return _page(request, viewer, "pool", name)
+
+
+@router.get("/models", response_class=HTMLResponse)
+def models_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show the registered models."""
+    return _page(request, viewer, "models")
+
+
+@router.get("/models/{name}", response_class=HTMLResponse)
+def model_page(request: Request, viewer: CurrentViewer, name: str) -> HTMLResponse:
+    """Show a registered model."""
+    return _page(request, viewer, "model", name)
+
+
+@router.get("/record", response_class=HTMLResponse)
+def record_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show the record of changes."""
+    return _page(request, viewer, "record")
+
+
+@router.get("/static/{name}")
+def static_file(name: str) -> Response:
+    """Return a script or a style sheet."""
+    path = static_files().get(name)
+    if path is None:
+        raise HTTPException(404, "there is no such file")
+    # The URL contains the version of the files, so that a browser may keep them.
+    return FileResponse(path, headers={"cache-control": "private, max-age=86400"})
+
+
+@router.get("/api/events")
+async def events(request: Request) -> StreamingResponse:
+    """Send an event each time that the store has changed. The page then asks for its contents."""
+    reader: StoreReader = request.app.state.reader
+    return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+async def _events(reader: StoreReader) -> AsyncIterator[str]:
+    subscriber = reader.subscribe()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _STREAM_S
+    try:
+        yield "retry: 1000\n\n"
+        while not reader.is_closed and (left := end - loop.time()) > 0:
+            try:
+                await asyncio.wait_for(subscriber.changed.wait(), min(left, _KEEP_ALIVE_S))
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            subscriber.changed.clear()
+            yield "event: changed\ndata: {}\n\n"
+    finally:
+        reader.unsubscribe(subscriber)
+
+
+@router.post("/api/actions/{name}")
+def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str, Any]) -> dict[str, str]:
+    """Carry out an action: `release`, `sweep`, `cancel` or `alter`."""
+    require_action(request, viewer)
+    if name not in actions.NAMES:
+        raise HTTPException(404, f"there is no action {name!r}")
+    reader: StoreReader = request.app.state.reader
+    try:
+        done = actions.perform(reader.store, viewer.name, name, arguments)
+    finally:
+        reader.read_again()
+    return {"done": done}
+
+
+def _page(request: Request, viewer: Viewer, page: str, subject: str = "") -> HTMLResponse:
+    pages: Pages = request.app.state.pages
+    depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
+    root = "../" * depth or "./"
+    is_fragment = request.headers.get("x-shoal-fragment") == "1"
+    html = pages.render(page, subject, dict(request.query_params), viewer=viewer, root=root, is_fragment=is_fragment)
+    return HTMLResponse(html)
+
+
+def static_files() -> dict[str, Path]:
+    """Return the paths of the static files by name. Plotly's script is in Plotly's wheel."""
+    own = {path.name: path for path in _STATIC.iterdir() if path.suffix in (".js", ".css", ".svg")}
+    spec = find_spec("plotly")  # importing the package would take half a second
+    folders = spec.submodule_search_locations if spec else None
+    return {**own, "plotly.min.js": Path(next(iter(folders or [""])), "package_data", "plotly.min.js")}
+
+
+@lru_cache(maxsize=1)
+def _static_version() -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(static_files().items()):
+        digest.update(f"{name}:{path.stat().st_size}:".encode())
+        if path.parent == _STATIC:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    return _error(request, 422, "the request is not valid: reload the page", {})
+
+
+async def _on_shoal_error(request: Request, error: Exception) -> Response:
+    match error:
+        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
+            status = 404
+        case InvalidArgumentError():
+            status = 422
+        case StoreError():
+            status = 503
+        case _:
+            status = 409
+    return _error(request, status, str(error), {})
+
+
+def _error(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
+    if 300 <= status < 400:
+        return Response(status_code=status, headers=headers)
+    if "text/html" in request.headers.get("accept", "") and request.method == "GET":
+        pages: Pages = request.app.state.pages
+        return HTMLResponse(pages.error(status, message), status, headers)
+    return JSONResponse({"error": message}, status, headers)

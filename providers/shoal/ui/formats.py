@@ -1,0 +1,58 @@
+"""Format times, sizes and numbers for people."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration with at most two units, such as ``3 min 20 s`` or ``2 d 4 h``; empty if it is None."""
+    if seconds is None:
+        return ""
+    left = max(0.0, seconds)
+    if left < 10:
+        return f"{left:.1f} s"
+    for (unit, length), (smaller, part) in zip(_UNITS, (*_UNITS[1:], ("s", 1)), strict=True):
+        if left >= length:
+            count, rest = divmod(round(left), length)
+            return f"{count} {unit}" + (f" {rest // part} {smaller}" if rest // part else "")
+    return f"{left:.0f} s"
+
+
+def iso(at: float) -> str:
+    """Return a time in ISO 8601, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def utc(at: float) -> str:
+    """Return a time to the second, in UTC. The page's script shows it in the browser's time zone."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes, such as ``1.4 GiB``; empty if it is None."""
+    if count is None:
+        return ""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def number(value: float | None) -> str:
+    """Return a number with at most five significant digits, and whole numbers with separators; empty if it is None."""
+    if value is None:
+        return ""
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
+        return f"{int(value):,}".replace(",", "\u202f")
+    return f"{value:.5g}"
+
+
+def count(number_of: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 node`` or ``3 nodes``."""
+    return f"{number_of} {noun}" + ("" if number_of == 1 else "s")

@@ -1,0 +1,202 @@
+"""Build what the page of a job shows from the job's rows, its log and its stored results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from shoal import jobs
+from shoal.errors import ShoalError
+from shoal.jobs.files.artifacts import load_statistics
+from shoal.jobs.files.logs import log_path
+from shoal.jobs.handle import JobStatus
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.results import JobResult
+from shoal.redaction import redact
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED
+from shoal.training.boosting.request import TrainResult, WorkerStats
+from shoal.ui.links import Link, mlflow_run_link, model_link, run_link
+from shoal.ui.live import MetricPoint
+
+_LOG_BYTES = 32_768
+"""Number of bytes at the end of a job's log that the page shows."""
+
+_LOG_LINES = 200
+
+_FACTS = ("kind", "library", "framework", "num_boost_round", "n_estimators", "objective", "num_workers")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a job's time: its name, seconds, and its share of the whole time in percent."""
+
+    name: str
+    seconds: float
+    start: float
+    share: float
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the page of a job shows.
+
+    Attributes:
+        line: The attempt's line.
+        result: Result of the attempt; None before it has succeeded.
+        facts: Settings of the training by name.
+        phases: Parts of the attempt's time.
+        workers: Rows, time and memory of each worker of a finished boosting training; empty if they are not known.
+        curves: Data of the plot of metrics; None if there are none.
+        log: End of the log.
+        log_problem: Reason why the log cannot be shown.
+        links: Links to other services.
+    """
+
+    line: JobLine
+    result: JobResult | None
+    facts: Mapping[str, str]
+    phases: Sequence[Phase]
+    workers: Sequence[WorkerStats]
+    curves: dict[str, Any] | None
+    log: str
+    log_problem: str | None
+    links: Sequence[Link]
+
+    @property
+    def model(self) -> str | None:
+        """Return the name of the registered model that the job trains, if any."""
+        return self.facts.get("model")
+
+
+def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: float) -> JobView:
+    """Build what the page of a job shows.
+
+    Args:
+        store: The state store.
+        line: The attempt's line.
+        points: Metrics that the reader has seen while the attempt ran.
+        now: Seconds since the epoch.
+    """
+    job = attempts.load(store, line.key)
+    status = JobStatus.of(job)
+    facts, tracking_uri, location = _settings(job.spec)
+    log, problem = _log_end(store, line)
+    trained = _trained(status.result, location)
+    found = [
+        run_link(line.holder),
+        mlflow_run_link(tracking_uri, line.mlflow_run_id),
+        model_link(tracking_uri, facts["model"], status.result.model_version if status.result else None)
+        if "model" in facts
+        else None,
+    ]
+    return JobView(
+        line=line,
+        result=status.result,
+        facts=facts,
+        phases=phases_of(line, now),
+        workers=trained.workers if trained else (),
+        curves=_curves(line, trained, points),
+        log=log,
+        log_problem=problem,
+        links=[link for link in found if link is not None],
+    )
+
+
+def phases_of(line: JobLine, now: float) -> list[Phase]:
+    """Return the parts of an attempt's time: waiting for room on the pool, starting, and running."""
+    end = line.ended_at or now
+    admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
+    bounds = [
+        ("waiting for room", line.queued_at or line.created_at, admitted if line.queued_at else line.created_at),
+        ("starting", line.admitted_at or (None if line.is_waiting else line.created_at), line.started_at or end),
+        ("running", line.started_at, end),
+    ]
+    parts = [(name, max(0.0, until - since)) for name, since, until in bounds if since is not None]
+    whole = sum(seconds for _, seconds in parts) or 1.0
+    found, start = [], 0.0
+    for name, seconds in parts:
+        share = 100 * seconds / whole
+        found.append(Phase(name, seconds, start, share))
+        start += share
+    return found
+
+
+def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, str | None]:
+    """Return a spec's main settings by name, its MLflow tracking URI, and its artifact location."""
+    try:
+        spec = jobs.parse_spec(dict(document))
+    except ShoalError:  # a newer version of shoal has written the spec
+        return {}, None, None
+    plain = spec.model_dump(mode="json")
+    facts = {name.replace("_", " "): str(plain[name]) for name in _FACTS if plain.get(name) not in (None, "", -1)}
+    register = getattr(spec, "register_as", None)
+    if register is not None:
+        facts["model"] = register.model
+    datasets = [path for dataset in spec.datasets() for path in dataset.paths or ()]
+    if datasets:
+        facts["data"] = redact(datasets[0]) + (f" and {len(datasets) - 1} more" if len(datasets) > 1 else "")
+    tracking = spec.tracking.uri if spec.tracking else None
+    return facts, tracking, spec.run_config.artifact_location
+
+
+def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
+    """Return the data of the plot of metrics: those of the stored result, else those that the reader has seen."""
+    if trained is not None and trained.eval_results:
+        return {"kind": "curves", "unit": "round", "series": _series(trained)}
+    names = {name: None for point in points for name in point.metrics}
+    seen = [
+        {
+            "name": name,
+            "x": [point.done for point in points if name in point.metrics],
+            "y": [point.metrics[name] for point in points if name in point.metrics],
+        }
+        for name in names
+    ]
+    unit = line.progress.unit[:-1] if line.progress else "step"
+    return {"kind": "curves", "unit": unit, "series": seen} if seen else None
+
+
+def _trained(result: JobResult | None, location: str | None) -> TrainResult | None:
+    """Return the report of a finished boosting training, if its file is on this host."""
+    is_here = result is not None and not result.skipped and not location and result.model_path.startswith("/")
+    return _stored_training(result.model_dump_json()) if is_here and result is not None else None
+
+
+@lru_cache(maxsize=64)
+def _stored_training(result: str) -> TrainResult | None:
+    """Read the report of a finished boosting training from the file beside its model."""
+    try:
+        return load_statistics(JobResult.model_validate_json(result))
+    except (OSError, ValueError, ShoalError):  # removed since, on another host, or the job ran a function
+        return None
+
+
+def _series(trained: TrainResult) -> list[dict[str, Any]]:
+    return [
+        {"name": f"{dataset}-{metric}", "x": list(range(1, len(values) + 1)), "y": list(values)}
+        for dataset, metrics in trained.eval_results.items()
+        for metric, values in metrics.items()
+    ]
+
+
+def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
+    """Return the end of an attempt's log, and the reason why there is none."""
+    try:
+        size = log_path(line.key).stat().st_size
+    except OSError:
+        size = 0
+    try:
+        follower = jobs.attach(line.job_id, line.attempt, store=store).log_follower(max(0, size - _LOG_BYTES))
+        lines = list(follower.lines(ended=True))
+    except (ShoalError, OSError) as error:
+        return "", str(error)
+    if size > _LOG_BYTES:
+        lines = lines[1:]  # its first part was cut off
+    text = redact("\n".join(lines[-_LOG_LINES:]))
+    if text:
+        return text, None
+    return "", "the log is on the pool's host" if line.state in JOB_ENDED else "no line was written yet"

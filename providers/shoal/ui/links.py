@@ -1,0 +1,73 @@
+"""Build links to the services around shoal: Airflow, Prefect, MLflow and Ray. Only web addresses become links."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+_CREDENTIALS = re.compile("//[^/@]*@")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to another service."""
+
+    label: str
+    address: str
+
+
+def web_address(address: str | None) -> str | None:
+    """Return an address without credentials if a browser can open it; None for any other scheme, and if it is not an
+    address."""
+    if not address:
+        return None
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    return _CREDENTIALS.sub("//", address, count=1).rstrip("/")
+
+
+def run_link(holder: str) -> Link | None:
+    """Return the link to the DAG run or flow run that a holder names.
+
+    The addresses of the services are in ``AIRFLOW__API__BASE_URL`` and ``PREFECT_UI_URL``, as Airflow and Prefect
+    themselves read them.
+    """
+    kind, _, name = holder.partition(":")
+    if kind == "airflow" and (base := web_address(os.environ.get("AIRFLOW__API__BASE_URL"))):
+        dag, _, run = name.partition("/")
+        if dag and run:
+            return Link("DAG run", f"{base}/dags/{_part(dag)}/runs/{_part(run)}")
+    if kind == "prefect" and (base := web_address(os.environ.get("PREFECT_UI_URL"))) and name:
+        return Link("Flow run", f"{base}/runs/flow-run/{_part(name)}")
+    return None
+
+
+def mlflow_run_link(tracking_uri: str | None, run_id: str | None) -> Link | None:
+    """Return the link to an MLflow run, if the tracking server has a web address."""
+    base = web_address(tracking_uri)
+    return Link("MLflow run", f"{base}/#/runs/{_part(run_id)}") if base and run_id else None
+
+
+def model_link(tracking_uri: str | None, model: str, version: str | None = None) -> Link | None:
+    """Return the link to a registered model, or to a version of it, if the tracking server has a web address."""
+    base = web_address(tracking_uri)
+    if base is None:
+        return None
+    where = f"{base}/#/models/{_part(model)}"
+    return Link("Model version", f"{where}/versions/{_part(version)}") if version else Link("Model in MLflow", where)
+
+
+def dashboard_link(address: str | None) -> Link | None:
+    """Return the link to the dashboard of a Ray cluster, if it has a web address."""
+    base = web_address(address)
+    return Link("Ray dashboard", base) if base else None
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,286 @@
+"""Read the store for all viewers of the page, and tell them when it has changed.
+
+One thread reads the store while at least one viewer is connected. It looks for changes with one cheap query per second,
+and reads the rows only if there are changes. Pages are built from what was read last, so the store has the same work
+with one viewer and with fifty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.errors import ShoalError
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
+from shoal.pool.api import report_pools
+from shoal.pool.status import PoolReport
+from shoal.state import Store
+from shoal.state.schema import JOB_ENDED
+
+log = logging.getLogger("shoal.ui")
+
+PERIOD_S = 1.0
+"""Seconds between two looks for changes."""
+
+_LOOK_S = 5.0
+"""Seconds after which pools are read again although no row has changed: a node that was killed changes no row."""
+
+_ALL_JOBS_S = 300.0
+"""Seconds after which all jobs are read again, not only those that have changed."""
+
+_OVERLAP_S = 120.0
+"""Seconds by which two reads of changed jobs overlap, so that jobs from hosts with a slow clock are found."""
+
+_MOST_POINTS = 2_000
+"""Largest number of points that are kept of a job's metrics, or of a pool's size."""
+
+
+@dataclass(frozen=True)
+class PoolPoint:
+    """Size of a pool at one time: ready nodes, and the nodes that it should have."""
+
+    at: float
+    ready: int
+    target: int
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """Metrics of a running job after a number of rounds, steps or rows."""
+
+    done: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the store contained at one time.
+
+    Attributes:
+        version: Number that increases when anything has changed.
+        at: Time of the read, in seconds since the epoch.
+        pools: All pools in alphabetical order.
+        jobs: Attempts of jobs, the newest first.
+        problem: Reason why the store could not be read since then; None if it could.
+    """
+
+    version: int
+    at: float
+    pools: tuple[PoolReport, ...]
+    jobs: tuple[JobLine, ...]
+    problem: str | None = None
+
+
+@dataclass
+class _Cache:
+    overview: Overview
+    mark: StoreMark
+    jobs: dict[Key, JobLine]
+    looked: float
+    """Time of the last look for changes, on the monotonic clock."""
+    read: float
+    """Time of the last read of the pools, on the monotonic clock."""
+    all_jobs_read: float
+    """Time of the last read of all jobs, on the monotonic clock."""
+
+
+@dataclass
+class _Subscriber:
+    loop: asyncio.AbstractEventLoop
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StoreReader:
+    """The only reader of pools and jobs for all viewers of one server.
+
+    Args:
+        store: The state store.
+        clock: Returns seconds since the epoch.
+        monotonic: Returns seconds of a clock that never jumps.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self._monotonic = monotonic
+        self._reading = threading.Lock()
+        self._cache: _Cache | None = None
+        self._pool_points: dict[str, deque[PoolPoint]] = {}
+        self._metric_points: dict[Key, deque[MetricPoint]] = {}
+        self._subscribers: set[_Subscriber] = set()
+        self._state = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def overview(self) -> Overview:
+        """Return what the store contains, at most a second old.
+
+        Raises:
+            ShoalError: The store cannot be read, and never was.
+        """
+        with self._reading:
+            return self._refreshed()
+
+    def read_again(self) -> None:
+        """Read the store at the next request, because this process has just changed it."""
+        with self._reading:
+            if self._cache is not None:
+                self._cache.looked = -1e9
+        with self._state:
+            self._state.notify_all()
+
+    def pool_points(self, pool: str) -> list[PoolPoint]:
+        """Return the sizes of a pool since this server began to look, the oldest first."""
+        return list(self._pool_points.get(pool, ()))
+
+    def metric_points(self, key: Key) -> list[MetricPoint]:
+        """Return the metrics of a job since this server began to look, the oldest first."""
+        return list(self._metric_points.get(key, ()))
+
+    def subscribe(self) -> _Subscriber:
+        """Begin to tell the calling coroutine about changes, through the event `changed` of the result."""
+        subscriber = _Subscriber(asyncio.get_running_loop())
+        with self._state:
+            self._subscribers.add(subscriber)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="shoal-ui-reader", daemon=True)
+                self._thread.start()
+        return subscriber
+
+    def unsubscribe(self, subscriber: _Subscriber) -> None:
+        """End the subscription. The thread ends with the last one."""
+        with self._state:
+            self._subscribers.discard(subscriber)
+            self._state.notify_all()
+
+    def close(self) -> None:
+        """End the thread and all streams of events."""
+        with self._state:
+            self._is_closed = True
+            self._state.notify_all()
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the server ends, so that streams of events have to end."""
+        return self._is_closed
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether the thread runs that looks for changes."""
+        return self._thread is not None
+
+    def _run(self) -> None:
+        told = -1
+        while True:
+            with self._state:
+                if self._is_closed or not self._subscribers:
+                    self._thread = None
+                    return
+            try:
+                version = self.overview().version
+            except ShoalError as error:  # the store cannot be opened now; the viewers' requests show the reason
+                log.warning("the store cannot be read: %s", error)
+            else:
+                if version != told:
+                    told = version
+                    self._tell()
+            with self._state:
+                self._state.wait_for(lambda: self._is_closed or not self._subscribers, PERIOD_S)
+
+    def _tell(self) -> None:
+        with self._state:
+            subscribers = list(self._subscribers)
+        for subscriber in subscribers:
+            try:
+                subscriber.loop.call_soon_threadsafe(subscriber.changed.set)
+            except RuntimeError:  # the viewer's event loop has ended
+                self.unsubscribe(subscriber)
+
+    def _refreshed(self) -> Overview:
+        cache, now = self._cache, self._monotonic()
+        if cache is not None and now - cache.looked < PERIOD_S:
+            return cache.overview
+        try:
+            return self._read(cache, now)
+        except ShoalError as error:
+            if cache is None:
+                raise
+            cache.looked = now
+            if cache.overview.problem != str(error):
+                old = cache.overview
+                cache.overview = Overview(old.version + 1, old.at, old.pools, old.jobs, str(error))
+            return cache.overview
+
+    def _read(self, cache: _Cache | None, now: float) -> Overview:
+        mark = store_mark(self.store)
+        is_same = cache is not None and cache.mark == mark and cache.overview.problem is None
+        if cache is not None and is_same and now - cache.read < _LOOK_S:
+            cache.looked = now
+            return cache.overview
+        at = self._clock()
+        pools = tuple(report_pools(self.store, embedded=True))
+        jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
+        self._note(pools, jobs.values(), at)
+        old = cache.overview if cache is not None else None
+        if cache is not None and old is not None and is_same and _as_shown(old.pools) == _as_shown(pools):
+            cache.looked = cache.read = now
+            return old
+        ordered = tuple(sorted(jobs.values(), key=lambda job: job.created_at, reverse=True))
+        overview = Overview(old.version + 1 if old else 1, at, pools, ordered)
+        self._cache = _Cache(overview, mark, jobs, now, now, all_jobs_read)
+        return overview
+
+    def _jobs(
+        self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
+    ) -> tuple[dict[Key, JobLine], float]:
+        """Return the attempts by their keys, and the time of the last read of all of them."""
+        if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
+            if is_same:
+                return cache.jobs, cache.all_jobs_read
+            changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
+            merged = {**cache.jobs, **changed}
+            if len(merged) == mark.jobs:  # else attempts were deleted
+                return merged, cache.all_jobs_read
+        return {line.key: line for line in job_lines(self.store)}, now
+
+    def _note(self, pools: tuple[PoolReport, ...], jobs: Iterable[JobLine], at: float) -> None:
+        """Keep the present size of each pool and the present metrics of each running job."""
+        names = {report.status.name for report in pools}
+        self._pool_points = {name: points for name, points in self._pool_points.items() if name in names}
+        for report in pools:
+            points = self._pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
+            size = (len(report.status.active), report.status.target)
+            if not points or (points[-1].ready, points[-1].target) != size:
+                points.append(PoolPoint(at, *size))
+        running = [line for line in jobs if line.state not in JOB_ENDED and line.progress is not None]
+        for line in running:
+            metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
+            if line.progress and (not metrics or metrics[-1].done != line.progress.done):
+                metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
+        while len(self._metric_points) > _MOST_POINTS:
+            del self._metric_points[next(iter(self._metric_points))]
+
+
+def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
+    """Return the pools without the times at which leases expire, which change with each renewal."""
+    return [
+        (
+            report.operations,
+            [(lease.id, lease.size, lease.position) for lease in report.status.leases],
+            {name: value for name, value in vars(report.status).items() if name not in ("leases", "last_operation")},
+        )
+        for report in pools
+    ]

@@ -1,0 +1,270 @@
+"""Render the pages from what the reader has read last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from shoal.errors import JobNotFoundError, PoolNotFoundError
+from shoal.jobs.journal.listing import JobLine
+from shoal.pool.status import PoolReport
+from shoal.state.schema import JobState, NodeState
+from shoal.ui import actions, formats
+from shoal.ui.access import Viewer
+from shoal.ui.job_view import job_view
+from shoal.ui.links import dashboard_link, run_link
+from shoal.ui.live import Overview, StoreReader
+from shoal.ui.models import Models
+
+PAGE_SIZE = 50
+"""Number of jobs on one page of the list."""
+
+_DAY_S = 86_400.0
+
+AGES = {"day": _DAY_S, "week": 7 * _DAY_S, "month": 30 * _DAY_S}
+"""Time ranges that the list of jobs can be limited to, in seconds."""
+
+STATES = ("waiting", "starting", "running", "succeeded", "failed", "cancelled")
+"""States that the list of jobs can be limited to."""
+
+_KEPT_PAGES = 256
+
+
+class Pages:
+    """Renderer of the pages. Pages that were rendered from the same version of the store are kept, for other viewers.
+
+    Args:
+        reader: Reader of the store.
+        version: Version of the static files, for their URLs.
+        clock: Returns seconds since the epoch.
+    """
+
+    def __init__(self, reader: StoreReader, *, version: str, clock: Callable[[], float] = time.time) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._models = Models(reader.store)
+        self._environment = Environment(
+            loader=PackageLoader("shoal.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._environment.filters.update(
+            duration=formats.duration,
+            iso=formats.iso,
+            utc=formats.utc,
+            size=formats.size,
+            number=formats.number,
+            count=formats.count,
+            part=lambda text: quote(str(text), safe=""),
+        )
+        self._environment.globals.update(version=version, run_link=run_link)
+        self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def render(
+        self, page: str, subject: str, query: Mapping[str, str], *, viewer: Viewer, root: str, is_fragment: bool
+    ) -> str:
+        """Return the HTML of a page.
+
+        Args:
+            page: Name of the page.
+            subject: Name of the pool or model, or id of the job.
+            query: Query parameters of the request.
+            viewer: User of the request.
+            root: Relative URL of the application's root, such as ``../``.
+            is_fragment: Whether to render only the part of the page that changes.
+
+        Raises:
+            ShoalError: The pool, job or model does not exist, or the store cannot be read.
+        """
+        overview = self._reader.overview()
+        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, root)
+        version = (overview.version, self._models.version if page in ("models", "model") else 0)
+        main = self._main(key, version, overview)
+        if is_fragment:
+            return main
+        return self._environment.get_template("base.html").render(
+            page=page, subject=subject, root=root, viewer=viewer, main=main
+        )
+
+    def error(self, status: int, message: str) -> str:
+        """Return the HTML of a page about an error. It contains nothing that needs access."""
+        return self._environment.get_template("error.html").render(status=status, message=message)
+
+    def _main(self, key: tuple[Any, ...], version: tuple[int, int], overview: Overview) -> str:
+        # One lock for all: of many viewers of the same page, one renders it and the others wait for the result.
+        with self._lock:
+            kept = self._kept.get((key, version))
+            if kept is None:
+                page, subject, query, may_act, root = key
+                context = self._context(page, subject, dict(query), overview)
+                kept = self._environment.get_template(f"{page}.html").render(
+                    **context, root=root, may_act=may_act, problem=overview.problem, now=self._clock()
+                )
+                self._kept[key, version] = kept
+                while len(self._kept) > _KEPT_PAGES:
+                    self._kept.popitem(last=False)
+            return kept
+
+    def _context(self, page: str, subject: str, query: Mapping[str, str], overview: Overview) -> dict[str, Any]:
+        match page:
+            case "overview":
+                return self._overview(overview)
+            case "jobs":
+                return self._jobs(overview, query)
+            case "job":
+                return self._job(overview, subject, query)
+            case "pool":
+                return self._pool(overview, subject)
+            case "models":
+                return {"models": self._models.listed()}
+            case "model":
+                return {"model": self._models.described(subject)}
+            case _:
+                return {"record": actions.recorded(self._reader.store, limit=200)}
+
+    def _overview(self, overview: Overview) -> dict[str, Any]:
+        now = self._clock()
+        running = [job for job in overview.jobs if state_of(job) in ("running", "starting")]
+        waiting = sorted(
+            (job for job in overview.jobs if state_of(job) == "waiting"), key=lambda job: (job.pool, job.position or 0)
+        )
+        failed = [job for job in overview.jobs if job.state is JobState.FAILED and now - (job.ended_at or 0) < _DAY_S]
+        pools = sorted(overview.pools, key=lambda report: (-_urgency(report), report.status.name))
+        return {
+            "pools": pools,
+            "broken": [report for report in pools if trouble_of(report)],
+            "running": running,
+            "waiting": waiting,
+            "failed": failed,
+            "trouble_of": trouble_of,
+            "nodes_of": nodes_of,
+            "state_of": state_of,
+            "ready": sum(len(report.status.active) for report in pools),
+            "target": sum(report.status.target for report in pools),
+        }
+
+    def _jobs(self, overview: Overview, query: Mapping[str, str]) -> dict[str, Any]:
+        chosen = {name: query.get(name, "").strip() for name in ("state", "pool", "holder", "age", "id")}
+        now = self._clock()
+
+        def fits(job: JobLine) -> bool:
+            return (
+                (not chosen["state"] or state_of(job) == chosen["state"])
+                and (not chosen["pool"] or job.pool == chosen["pool"])
+                and chosen["holder"].lower() in job.holder.lower()
+                and chosen["id"].lower() in job.job_id.lower()
+                and (chosen["age"] not in AGES or now - job.created_at < AGES[chosen["age"]])
+            )
+
+        found = [job for job in overview.jobs if fits(job)]
+        pages = max(1, -(-len(found) // PAGE_SIZE))
+        asked = query.get("page", "1")
+        page = min(max(1, int(asked) if asked.isdecimal() and len(asked) < 9 else 1), pages)
+        left = {name: value for name, value in chosen.items() if value}
+        return {
+            "jobs": found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE],
+            "found": len(found),
+            "chosen": chosen,
+            "pool_names": sorted({job.pool for job in overview.jobs} | {each.status.name for each in overview.pools}),
+            "states": STATES,
+            "page": page,
+            "pages": pages,
+            "link_to": lambda number: "?" + urlencode({**left, "page": number}),
+            "state_of": state_of,
+        }
+
+    def _job(self, overview: Overview, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+        lines = sorted((job for job in overview.jobs if job.job_id == job_id), key=lambda job: -job.attempt)
+        asked = query.get("attempt")
+        chosen = [line for line in lines if asked is None or str(line.attempt) == asked]
+        if not chosen:
+            what = f'job "{job_id}"' if not lines else f'attempt {asked} of job "{job_id}"'
+            raise JobNotFoundError(f"{what} does not exist: the list of jobs shows all of them")
+        report = next((each for each in overview.pools if each.status.name == chosen[0].pool), None)
+        return {
+            "job": job_view(self._reader.store, chosen[0], self._reader.metric_points(chosen[0].key), self._clock()),
+            "attempts": lines,
+            "has_pool": report is not None,
+            "dashboard": dashboard_link(report.dashboard) if report else None,
+            "record": actions.recorded(self._reader.store, limit=20, job_id=job_id),
+            "state_of": state_of,
+        }
+
+    def _pool(self, overview: Overview, name: str) -> dict[str, Any]:
+        report = next((each for each in overview.pools if each.status.name == name), None)
+        if report is None:
+            raise PoolNotFoundError(name, [each.status.name for each in overview.pools])
+        jobs = [job for job in overview.jobs if job.pool == name]
+        return {
+            "pool": report.status,
+            "report": report,
+            "trouble": trouble_of(report),
+            "nodes": nodes_of(report),
+            "jobs": jobs[:20],
+            "jobs_count": len(jobs),
+            "plot": _size_plot(report, self._reader, overview.at),
+            "dashboard": dashboard_link(report.dashboard),
+            "record": actions.recorded(self._reader.store, limit=20, pool=name),
+            "state_of": state_of,
+        }
+
+
+def state_of(job: JobLine) -> str:
+    """Return a job's state as the page names it: a pending job is waiting for room, or starting."""
+    if job.state is JobState.PENDING:
+        return "waiting" if job.is_waiting else "starting"
+    return job.state.value
+
+
+def nodes_of(report: PoolReport) -> list[Any]:
+    """Return all nodes of a pool: the active ones first, then those that start, leave or have failed."""
+    status = report.status
+    return [*status.active, *status.pending, *status.leaving, *status.failed]
+
+
+def trouble_of(report: PoolReport) -> str | None:
+    """Return the reason why a pool needs attention, or None. A lease that waits in the queue is no trouble."""
+    status = report.status
+    if status.state == "down":
+        return None
+    for node in status.failed:
+        return f"{node.name} failed: {node.error or 'the reason is not known'}"
+    waits = any(lease.position is not None for lease in status.leases)
+    if status.reason and not (waits and status.reason.startswith("leases that wait")):
+        return status.reason
+    stuck = [node for node in status.leaving if node.error and node.state == NodeState.ENDING.value]
+    return f"{stuck[0].name} cannot be ended: {stuck[0].error}" if stuck else None
+
+
+def _urgency(report: PoolReport) -> int:
+    """Return a number by which pools are ordered: those that need attention, those that are up, those that are down."""
+    return 2 if trouble_of(report) else 0 if report.status.state == "down" else 1
+
+
+def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
+    """Return the data of the plot of a pool's size against its demand."""
+    points = reader.pool_points(report.status.name)
+    times = [formats.iso(point.at) for point in points] + [formats.iso(at)]
+    last = points[-1:]
+    operations = [each for each in report.operations if each.kind != "lease"] or list(report.operations)
+    return {
+        "kind": "size",
+        "times": times,
+        "ready": [point.ready for point in [*points, *last]],
+        "target": [point.target for point in [*points, *last]],
+        "requests": {
+            "times": [formats.iso(each.created_at) for each in operations],
+            "sizes": [each.size for each in operations],
+            "states": [each.state for each in operations],
+            "texts": [
+                f"{each.kind} to {each.size} by {each.holder}: {each.state.replace('_', ' ')}" for each in operations
+            ],
+        },
+        "most": report.status.max_nodes,
+    }

@@ -1,0 +1,72 @@
+"""Serve the page on this machine, for the command `shoal ui`."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import webbrowser
+from contextlib import suppress
+
+import uvicorn
+
+from shoal.errors import InvalidArgumentError
+from shoal.pool.holder import cli_holder
+from shoal.ui.access import TokenAccess
+from shoal.ui.app import create_app
+from shoal.ui.live import StoreReader
+
+_HOST = "127.0.0.1"
+
+_GRACE_S = 2
+"""Seconds for which open requests may go on after Ctrl-C."""
+
+
+class _Server(uvicorn.Server):
+    """Server that ends the streams of events as soon as it is told to stop. Otherwise it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, reader: StoreReader, link: str, *, opens_browser: bool) -> None:
+        super().__init__(config)
+        self._reader = reader
+        self._link = link
+        self._opens_browser = opens_browser
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # The link is printed when the server listens, so that a program that reads the line can open it at once.
+        print(f"shoal ui: {self._link}", flush=True)
+        if self._opens_browser:
+            webbrowser.open(self._link)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._reader.close()
+        await super().shutdown(sockets)
+
+
+def serve(port: int, *, opens_browser: bool) -> None:
+    """Serve the page on 127.0.0.1 until Ctrl-C or SIGTERM, and print the link with the token.
+
+    Args:
+        port: Port; 0 for any free port.
+        opens_browser: Whether to open the link in a browser.
+
+    Raises:
+        InvalidArgumentError: The port is in use.
+        StoreError: The store cannot be opened.
+    """
+    token = secrets.token_urlsafe(24)
+    app = create_app(access=TokenAccess(token, cli_holder()))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((_HOST, port))
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"port={port}: the port cannot be used ({error.strerror}): choose another one, or leave --port out"
+            ) from None
+        link = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
+        )
+        # After its clean-up, the server raises the signal that has stopped it again.
+        with suppress(KeyboardInterrupt):
+            _Server(config, app.state.reader, link, opens_browser=opens_browser).run(sockets=[listener])

@@ -1,0 +1,159 @@
+// The page is complete without this script. The script keeps it up to date, shows local times, and sends actions.
+import { morph } from "./morph.js";
+import { shownTimes } from "./times.js";
+
+const root = document.documentElement.dataset.root;
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+const notice = document.getElementById("notice");
+const dialog = document.getElementById("confirm");
+
+function setLive(isLive) {
+  const text = isLive ? "live" : "not live";
+  if (live.textContent !== text) live.textContent = text;
+  live.classList.toggle("on", isLive);
+}
+
+// --- the newest contents
+
+let isAsking = false;
+let isOld = false;
+
+async function refresh() {
+  if (isAsking) { isOld = true; return; }
+  isAsking = true;
+  try {
+    const answer = await fetch(location.href, { headers: { "X-Shoal-Fragment": "1", Accept: "text/html" } });
+    if (answer.status === 401 || answer.status === 403) { location.reload(); return; }
+    if (answer.ok) {
+      const parsed = new DOMParser().parseFromString(`<main id="main">${await answer.text()}</main>`, "text/html");
+      morph(main, parsed.getElementById("main"));
+      shown();
+    } else if (answer.status === 404) {
+      say("what this page shows does not exist any more", true);
+    }
+  } catch {
+    setLive(false);  // the stream of events connects again, and then asks again
+  } finally {
+    isAsking = false;
+    if (isOld) { isOld = false; refresh(); }
+  }
+}
+
+// --- events. A hidden page has no connection: browsers allow six to a server.
+
+let stream = null;
+let wasOpen = false;
+
+function connect() {
+  if (stream || document.hidden) return;
+  stream = new EventSource(`${root}api/events`);
+  stream.addEventListener("open", () => { setLive(true); if (wasOpen) refresh(); wasOpen = true; });
+  stream.addEventListener("changed", refresh);
+  stream.addEventListener("error", () => {
+    setLive(false);
+    // The server answered with an error, so the browser does not try again by itself.
+    if (stream && stream.readyState === EventSource.CLOSED) { disconnect(); setTimeout(connect, 5000); }
+  });
+}
+
+function disconnect() {
+  if (stream) stream.close();
+  stream = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", connect);
+
+// --- plots: their library is large, so it is loaded only where there is a plot
+
+let plots = null;
+
+function shown() {
+  shownTimes(main);
+  for (const log of main.querySelectorAll("[data-follow]")) {
+    if (!log.dataset.seen || log.scrollHeight - log.scrollTop - log.clientHeight < 60) log.scrollTop = log.scrollHeight;
+    log.dataset.seen = "1";
+  }
+  const places = main.querySelectorAll("[data-plot]");
+  if (places.length) {
+    plots ??= import("./plots.js").then((module) => module.loaded(root));
+    plots.then((draw) => main.querySelectorAll("[data-plot]").forEach(draw));
+  }
+}
+
+// --- actions
+
+let hiding = 0;
+
+function say(text, isBad = false) {
+  notice.textContent = text;
+  notice.classList.toggle("bad", isBad);
+  notice.hidden = false;
+  clearTimeout(hiding);
+  hiding = setTimeout(() => { notice.hidden = true; }, isBad ? 15000 : 6000);
+}
+
+function confirmed(title, text, yes, no) {
+  document.getElementById("confirm-title").textContent = title;
+  document.getElementById("confirm-text").textContent = text;
+  document.getElementById("confirm-yes").textContent = yes;
+  dialog.querySelector("[value=no]").textContent = no || "Keep as it is";
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+async function act(name, args, button) {
+  button.disabled = true;
+  say("working …");
+  try {
+    const answer = await fetch(`${root}api/actions/${name}`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-Shoal-CSRF": document.querySelector("meta[name=csrf]").content },
+      body: JSON.stringify(args),
+    });
+    const document_ = await answer.json();
+    say(answer.ok ? document_.done : document_.error, !answer.ok);
+  } catch {
+    say("the server did not answer: look whether the action was carried out", true);
+  } finally {
+    button.disabled = false;
+    await refresh();
+    if (button.isConnected) button.focus(); else main.focus();
+  }
+}
+
+main.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (!button) return;
+  const { action, title, text, yes, no, arguments: args } = button.dataset;
+  if (await confirmed(title, text, yes, no)) await act(action, JSON.parse(args || "{}"), button);
+});
+
+main.addEventListener("submit", async (event) => {
+  const form = event.target.closest("form[data-action=alter]");
+  if (!form) return;
+  event.preventDefault();
+  const button = form.querySelector("button");
+  const [least, most] = ["min_nodes", "max_nodes"].map((name) => Number(form.elements[name].value));
+  const text = `The pool may then have ${least} to ${most} nodes.`;
+  if (!(await confirmed(button.dataset.title, text, button.dataset.yes))) return;
+  for (const input of form.querySelectorAll("input")) delete input.dataset.edited;
+  await act("alter", { pool: form.dataset.pool, min_nodes: least, max_nodes: most }, button);
+});
+
+// A field that the user edits is not overwritten by newer contents.
+main.addEventListener("input", (event) => { event.target.dataset.edited = "1"; });
+
+// --- inside a frame, other sites cannot be opened: show their addresses, to copy them
+
+if (window !== window.top) document.documentElement.classList.add("framed");
+
+shown();
+setInterval(() => shownTimes(main), 1000);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", shown);
+connect();

@@ -1,0 +1,107 @@
+// Draw the plots with Plotly, in the colours of the page.
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+const AXIS = () => ({
+  gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, tickfont: { color: colour("--soft") },
+  title: { font: { color: colour("--soft"), size: 12 } }, automargin: true, fixedrange: true,
+});
+
+const SYMBOLS = { succeeded: "circle", open: "circle-open", rolled_back: "x", superseded: "diamond-open" };
+const TONES = { succeeded: "--ok", open: "--info", rolled_back: "--bad", superseded: "--wait" };
+
+// Plotly reads a few tags in texts, and names come from users.
+function plain(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function size({ times, ready, target, requests, most }) {
+  return {
+    traces: [
+      {
+        name: "ready", x: times, y: ready, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
+        fillcolor: colour("--info-ground"), hovertemplate: "%{y} ready<extra></extra>",
+      },
+      {
+        name: "demand", x: times, y: target, mode: "lines",
+        line: { shape: "hv", color: colour("--plot-2"), width: 2, dash: "dash" }, hovertemplate: "%{y} demanded<extra></extra>",
+      },
+      {
+        name: "request", x: requests.times, y: requests.sizes, text: requests.texts.map(plain), mode: "markers",
+        marker: {
+          symbol: requests.states.map((state) => SYMBOLS[state] || "circle"), size: 10, line: { width: 1.6 },
+          color: requests.states.map((state) => colour(TONES[state] || "--off")),
+        },
+        hovertemplate: "%{text}<extra></extra>",
+      },
+    ],
+    layout: { yaxis: { ...AXIS(), title: { text: "nodes" }, range: [0, most + 0.5], dtick: most > 8 ? undefined : 1 }, xaxis: { ...AXIS(), type: "date" } },
+  };
+}
+
+function curves({ unit, series }) {
+  const palette = ["--plot-1", "--plot-2", "--plot-3", "--plot-4"];
+  const dashes = ["solid", "dash", "dot", "dashdot"];
+  return {
+    traces: series.map(({ name, x, y }, index) => ({
+      name: plain(name), x, y, mode: x.length > 1 ? "lines" : "markers",
+      line: { color: colour(palette[index % 4]), dash: dashes[Math.floor(index / 4) % 4], width: 2 },
+      marker: { color: colour(palette[index % 4]) },
+    })),
+    layout: { xaxis: { ...AXIS(), title: { text: plain(unit) } }, yaxis: AXIS() },
+  };
+}
+
+function model({ metric, times, values, versions, promoted }) {
+  return {
+    traces: [
+      {
+        name: plain(metric), x: times, y: values, mode: "lines+markers", text: versions.map((each) => `version ${plain(each)}`),
+        line: { color: colour("--strong-line"), width: 1 },
+        marker: {
+          size: promoted.map((each) => (each ? 13 : 9)), symbol: promoted.map((each) => (each ? "star" : "circle-open")),
+          color: promoted.map((each) => colour(each ? "--ok" : "--soft")), line: { width: 1.6 },
+        },
+        hovertemplate: "%{text}: %{y}<extra></extra>", showlegend: false,
+      },
+      { name: "promoted", x: [null], y: [null], mode: "markers", marker: { symbol: "star", size: 12, color: colour("--ok") } },
+      { name: "not promoted", x: [null], y: [null], mode: "markers", marker: { symbol: "circle-open", size: 9, color: colour("--soft"), line: { width: 1.6 } } },
+    ],
+    layout: { xaxis: { ...AXIS(), type: "date" }, yaxis: { ...AXIS(), title: { text: plain(metric) } } },
+  };
+}
+
+const KINDS = { size, curves, model };
+
+function draw(place) {
+  const theme = colour("--ground");
+  const drawn = `${theme} ${place.dataset.plot}`;
+  if (place.drawnAs === drawn) return;
+  place.drawnAs = drawn;
+  const data = JSON.parse(place.dataset.plot);
+  const { traces, layout } = KINDS[data.kind](data);
+  place.dataset.drawn = "1";
+  window.Plotly.react(
+    place,
+    traces,
+    {
+      ...layout, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--ink") },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { namelength: -1 }, dragmode: false,
+    },
+    { displayModeBar: false, responsive: true },
+  );
+}
+
+export function loaded(root) {
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    const version = new URL(document.querySelector("script[type=module]").src).search;
+    script.src = `${root}static/plotly.min.js${version}`;
+    script.addEventListener("load", () => resolve(draw));
+    script.addEventListener("error", reject);
+    document.head.append(script);
+  });
+}
