@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
 from shoal.distributors.embedded_pool import embedded_pool, least_gpus_of
+from shoal.distributors.process_pool import _forget
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
@@ -30,7 +32,8 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
-from tests.support.pool_processes import nothing_left
+from tests.support.pool_processes import node_rows, nothing_left
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -199,10 +202,52 @@ def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, c
     cpus = 2 * len(os.sched_getaffinity(0)) + 1
     assert remote(num_workers=cpus).distributed(-1) == ["done"]
     assert capsys.readouterr().err.startswith("no pool was named, and none is up on this host (the store contains old)")
-    (seen,) = calls
-    assert (len(seen.active), seen.active[0].cpus) == (1, cpus)
-    assert ComputePool(seen.name).describe().state == "down"
+    assert remote(num_workers=cpus).distributed(-1) == ["done"]
+    assert remote(num_workers=cpus + 1).distributed(-1) == ["done"]
+    first, again, larger = calls
+    assert (len(first.active), first.active[0].cpus, larger.active[0].cpus) == (1, cpus, cpus + 1)
+    assert again.active == first.active
+    assert [(pool.name, pool.embedded_in) for pool in list_pools(embedded=True) if pool.embedded_in] == [
+        (larger.name, f"process {os.getpid()}")
+    ]
+    assert ComputePool(first.name).describe().state == "down"
     assert [pool.name for pool in list_pools()] == ["old"]
+
+
+def test_calls_at_once_share_a_pool_that_is_started_again_after_it_went_down(tiny):
+    both_in = threading.Barrier(2, timeout=60)
+
+    def call() -> str:
+        with embedded_pool() as name:
+            both_in.wait()
+            return name
+
+    with ThreadPoolExecutor(2) as threads:
+        names = [each.result() for each in [threads.submit(call) for _ in range(2)]]
+    assert names[0] == names[1]
+    [node] = node_rows()
+    ComputePool(names[0]).down()  # as its idle_timeout does
+    with embedded_pool() as name:
+        assert name == names[0]
+        [another] = node_rows()
+    assert another.id != node.id
+
+
+def test_a_forked_child_has_a_pool_of_its_own_and_leaves_that_of_its_parent(tiny):
+    with embedded_pool() as parents:
+        pass
+    if (child := os.fork()) == 0:
+        try:
+            with embedded_pool() as own:
+                (tiny / "own").write_text(own)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    own = (tiny / "own").read_text()
+    assert own.startswith(f"embedded-{child}-")
+    wait_until(lambda: sweep(Store()) == [] and len(node_rows()) == 1, "the end of the child's pool")
+    assert [pool.name for pool in list_pools(embedded=True)] == [parents]
+    assert len(ComputePool(parents).get_nodes()) == 1
 
 
 @pytest.mark.ray
@@ -260,7 +305,10 @@ def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_mach
     gpu_machine(2)
     with embedded_pool() as first:
         assert ComputePool(first).get_nodes()[0]["gpus"] == 2
+        with embedded_pool(timeout_s=0) as same:
+            assert same == first
         said = f"within 0 s .*claimed them: {first}"
+        _forget()  # from here on, this is another process
         with pytest.raises(CapacityTimeoutError, match=said), embedded_pool(timeout_s=0):
             pass
     with embedded_pool(timeout_s=0) as second:
@@ -281,6 +329,6 @@ def test_a_call_on_this_node_has_a_worker_for_each_gpu_and_leaves_nothing(
     # Each worker sees all of the node's GPUs, as with torchrun.
     seen = distributed(num_cpus=0)(gpus).distributed()
     assert [(sorted(visible), rank) for visible, rank in seen] == [(sorted([a, b, c]), rank) for rank in range(3)]
-    assert list_pools() == []
+    assert list_pools(embedded=True) == []
     sweep(Store())
     nothing_left()

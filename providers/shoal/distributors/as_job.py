@@ -1,7 +1,7 @@
 """Run a training, a function or a prediction as a job on a pool.
 
-If no pool is named and none is up, an embedded pool is started: a pool with one node that belongs to this process and
-ends with the run, or that belongs to the job and ends with it if the call does not wait for the job.
+If no pool is named and none is up, an embedded pool is used: a pool with one node that belongs to this process and
+ends with it, or that belongs to the job and ends with it if the call does not wait for the job.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Site:
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
 
-        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is started.
+        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used.
         Otherwise nodes of the pool are leased. A pool that is named and down is started for the call.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from importlib.util import find_spec
 
+from shoal.distributors.process_pool import process_pool
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.capacity import Gang
 from shoal.jobs.journal import attempts
@@ -29,8 +29,6 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.xgboost.gpu import has_cuda
 
-_numbers = itertools.count(1)
-
 _DIGEST_LENGTH = 8
 """Hexadecimal digits of the hash in a pool's name, of at most 40 characters."""
 
@@ -47,7 +45,7 @@ def pool_for(
     timeout_s: float | None = None,
 ) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. Otherwise
-    start an embedded pool, and print why.
+    use an embedded pool, and print why.
 
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
@@ -117,9 +115,10 @@ def embedded_pool(
     job_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[str]:
-    """Start a pool with one node for this process or for a job, and yield its name.
+    """Yield the name of a pool with one node that belongs to this process, or start one that belongs to a job.
 
-    If other embedded pools have claimed the GPUs that the pool needs, first wait until they have released them.
+    The pool of this process stays up for its next calls (`process_pool`). If other embedded pools have claimed the GPUs
+    that a new pool needs, first wait until they have released them.
 
     Args:
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
@@ -127,7 +126,7 @@ def embedded_pool(
             other node has claimed.
         least_gpus: Number of GPUs that the pool needs at least if it gets all that are free.
         job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
-            ended. None: the pool goes down at the end of the block, or with this process.
+            ended. None: the pool belongs to this process.
         timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
 
     Raises:
@@ -135,36 +134,38 @@ def embedded_pool(
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     own = len(os.sched_getaffinity(0))
+    few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
+    if job_id is None:
+
+        def start(spec: PoolSpec, is_new: bool) -> tuple[ComputePool, bool]:
+            with gpu_turn(spec, timeout_s, _say, least_gpus) as found:
+                if is_new:
+                    _say(f"starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
+                pool = ComputePool(spec)
+                pool.up(owner=ProcessId.mine())
+            _warn_without_gpus(pool, found)
+            return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
+
+        with process_pool(max(own, cpus), gpus, start) as name:
+            yield name
+        return
     spec = PoolSpec(
         # If the same job is submitted again, it has the same pool, and is recognised.
-        name=pool_of_job(job_id) if job_id else f"embedded-{os.getpid()}-{next(_numbers)}",
+        name=pool_of_job(job_id),
         max_nodes=1,
         cpus_per_node=max(own, cpus),
         gpus_per_node=gpus,
     )
-    few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
-    if job_id is not None:
-        _end_pool_of_earlier_attempt(spec, job_id)
+    _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
-        if job_id is None:
-            _say(f"running on a pool that is embedded in this process, {spec.uri}{few}")
-            pool = ComputePool(spec)
-            pool.up(owner=ProcessId.mine())
-            try:
-                turn.close()
-                _warn_without_gpus(pool, found)
-                yield pool.name
-            finally:
-                pool.down()
-        else:
-            ends = "which goes down when the job has ended, even if this process has ended before"
-            _say(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
-            pool = ComputePool(spec, holder=job_holder(job_id))
-            with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
-                turn.close()
-                _warn_without_gpus(pool, found)
-                yield pool.name
+        ends = "which goes down when the job has ended, even if this process has ended before"
+        _say(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
+        pool = ComputePool(spec, holder=job_holder(job_id))
+        with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
+            turn.close()
+            _warn_without_gpus(pool, found)
+            yield pool.name
 
 
 def pool_of_job(job_id: str) -> str:

@@ -1,0 +1,139 @@
+"""Keep the embedded pools of this process for its next calls, because starting a pool takes seconds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shoal.pool.api import ComputePool
+from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.spec import PoolSpec
+from shoal.state.home import home
+from shoal.state.store import default_url
+
+_IDLE_TIMEOUT_S = 900.0
+"""Seconds without a call after which the embedded pool of a process goes down. A notebook whose user reads the results
+for some minutes then still has its pool, and a forgotten notebook does not keep the pool's memory for a day."""
+
+_Key = tuple[object, ...]
+
+Start = Callable[[PoolSpec, bool], tuple[ComputePool, bool]]
+"""Type of a function that starts a pool, or does nothing if the pool is up. Its arguments are the definition of the
+pool, and whether this process starts the pool for the first time. It returns the pool, and whether this machine has
+GPUs that the pool has claimed or could claim."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class _Kept:
+    """An embedded pool of this process.
+
+    Attributes:
+        spec: Definition of the pool.
+        calls: Number of calls that use the pool now.
+        pool: The pool; None before it was started.
+        may_have_gpus: Whether this machine has GPUs that the pool has claimed or could claim.
+        turn: Lock of the call that starts or ends the pool.
+    """
+
+    spec: PoolSpec
+    calls: int = 0
+    pool: ComputePool | None = None
+    may_have_gpus: bool = True
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+_kept: dict[_Key, _Kept] = {}
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """Forget, in a forked child, the pools of its parent: the parent goes on using them, and they end with it."""
+    global _lock
+    _lock = threading.Lock()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def process_pool(cpus: int, gpus: int, start: Start) -> Iterator[str]:
+    """Yield the name of an embedded pool of this process, which is started if the process has none of this size.
+
+    Calls at the same time share a pool: its queue decides which of their jobs run beside each other. After its last
+    call, a pool stays up for the next call until it has been idle for `_IDLE_TIMEOUT_S`, or this process has ended. But
+    on a machine with GPUs, a pool that asked for GPUs goes down at once, so that other processes get them.
+
+    Args:
+        cpus: Number of CPUs that the node offers. A call never gets a pool with more CPUs, because the number of CPUs
+            may decide how many threads a training has, and so which model it makes.
+        gpus: Number of GPUs that the node offers; `ALL` for all that are free.
+        start: Function that starts the pool.
+
+    Raises:
+        Exception: The pool could not be started.
+    """
+    kept, idle = _take(cpus, gpus)
+    try:
+        for each in idle:
+            _end(each)
+        with kept.turn:
+            kept.pool, kept.may_have_gpus = start(kept.spec, kept.pool is None)
+        yield kept.pool.name
+    finally:
+        with kept.turn:
+            with _lock:
+                kept.calls -= 1
+                is_last = not kept.calls
+            if is_last and kept.spec.gpus_per_node and kept.may_have_gpus:
+                _end(kept)
+
+
+def end_process_pools() -> None:
+    """End the embedded pools of this process, and wait until all their processes are gone.
+
+    It is not necessary to call this function, because the pools also end with this process.
+    """
+    with _lock:
+        pools = list(_kept.values())
+        _kept.clear()
+    for each in pools:
+        _end(each)
+
+
+def _take(cpus: int, gpus: int) -> tuple[_Kept, list[_Kept]]:
+    """Return the pool for a call, which now counts as a user of it, and the pools to end before it is started."""
+    # The processes of a pool inherit the environment of the process that starts it. So a call in which a variable has
+    # changed gets another pool.
+    place = (str(home()), default_url())
+    environment = tuple(sorted(inherited_environment().items()))
+    with _lock:
+        key = (*place, environment, cpus, gpus)
+        with_all = _kept.get((*place, environment, cpus, ALL))
+        if gpus == 0 and with_all is not None and not with_all.may_have_gpus:
+            kept = with_all
+        elif key in _kept:
+            kept = _kept[key]
+        else:
+            name = f"embedded-{os.getpid()}-{next(_numbers)}"
+            kept = _kept[key] = _Kept(
+                PoolSpec(name=name, max_nodes=1, cpus_per_node=cpus, gpus_per_node=gpus, idle_timeout=_IDLE_TIMEOUT_S)
+            )
+        kept.calls += 1
+        # Idle pools of other sizes would take memory and GPUs from this one.
+        idle = {other: each for other, each in _kept.items() if not each.calls and other[:2] == place}
+        for other in idle:
+            del _kept[other]
+    return kept, list(idle.values())
+
+
+def _end(kept: _Kept) -> None:
+    if kept.pool is not None:
+        kept.pool.down()
