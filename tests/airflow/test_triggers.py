@@ -165,7 +165,9 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     monkeypatch.setenv("MY_PIN", "hunter22")
     add_node(store, cpus=1)
     with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+        session.get_one(Pool, POOL).spec = PoolSpec(
+            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
+        ).model_dump()
     first = submit(spec, key="another task")
     secret = spec.model_copy(update={"run_config": RunConfig(secret_env=("MY_PIN",))})
 

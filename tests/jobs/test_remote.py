@@ -144,7 +144,7 @@ class TestReach:
         [
             (training(dataset={"paths": ["s3://b/x", "/data/train"]}), r"the dataset /data/train is .*object store"),
             (training(dataset={"paths": ["file:///data/train"]}), "the dataset /data/train is on this machine"),
-            (training(eval_set={"paths": ["/data/eval"]}), "the dataset /data/eval"),
+            (training(eval_set={"eval": {"paths": ["/data/eval"]}}), "the dataset /data/eval"),
             (training(run_config={}), r"the default folder for results .* set run_config\.artifact_location"),
             (training(run_config={"artifact_location": "/models"}), "artifact_location /models is .*s3://bucket"),
             (training(run_config={"artifact_location": "file:///models"}), "artifact_location /models is"),

@@ -36,7 +36,9 @@ def remote(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MY_PIN", PIN)
     with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+        session.get_one(Pool, POOL).spec = PoolSpec(
+            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
+        ).model_dump()
 
 
 @pytest.fixture
