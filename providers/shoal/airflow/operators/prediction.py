@@ -81,6 +81,9 @@ class BatchPredictOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> dict[str, Any]:
         from shoal.jobs import PredictJobSpec
 
         check_paths(self._fields())
@@ -92,6 +95,8 @@ class BatchPredictOperator(JobOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        if self.is_resubmitted(event, job):
+            return self._execute(context)
         return self.resume_job(event, job)[1].to_dict()
 
     def _fields(self) -> dict[str, Any]:

@@ -141,6 +141,9 @@ class DistributedTrainOperator(JobOperator):
     def execute(self, context: Context) -> Any:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> Any:
         if not self.wait_for_completion:
             with self._recording_failures(context):
                 return self.submit_only(self.job_spec(context), context)
@@ -149,6 +152,8 @@ class DistributedTrainOperator(JobOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
         """Continue after the deferral: return the result of the job, or raise its error."""
+        if self.is_resubmitted(event, job):
+            return self._execute(context)
         with self._recording_failures(context):
             spec, result = self.resume_job(event, job)
         return self.value_of(self._recorded(context, spec, result))
