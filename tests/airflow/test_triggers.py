@@ -31,17 +31,21 @@ from shoal.airflow.triggers.base import WaitTrigger
 from shoal.airflow.triggers.jobs import JobTrigger, JobWait
 from shoal.airflow.triggers.pools import PoolTrigger
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.jobs import TaskTry
+from shoal.jobs import JobHandle, TaskTry
+from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import attempts, handover
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.remote.sealing import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.schema import JobState, Lease
+from shoal.state.schema import JobState, Lease, Pool
+from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.airflow.test_operators import RESULT
-from tests.support.job_store import POOL
+from tests.support.job_store import POOL, add_node
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -152,6 +156,48 @@ def test_the_log_goes_on_while_deferred_and_after_in_the_worker(store, at, spec,
     assert in_worker == ["four"]
     assert attempts.load(Store(), key_of(handle)).collected_at is not None
     assert at.submissions == 1
+
+
+def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
+    store, at, spec, shown, context, monkeypatch
+):
+    """The pool is a Ray cluster of others, and the triggerer has no credentials."""
+    monkeypatch.setenv("MY_PIN", "hunter22")
+    add_node(store, cpus=1)
+    with store.transaction() as session:
+        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+    first = submit(spec, key="another task")
+    secret = spec.model_copy(update={"run_config": RunConfig(secret_env=("MY_PIN",))})
+
+    def task() -> DistributedTrainOperator:
+        return DistributedTrainOperator(
+            task_id="train", spec=secret, pool_name=POOL, deferrable=True, poll_interval=0.01, durable=False,
+            execution_timeout=timedelta(hours=1),
+        )  # fmt: skip
+
+    with pytest.raises(TaskDeferred) as queued:
+        task().execute(context)
+    [key] = [Key(job.job_id, job.attempt) for job in jobs.list_jobs() if job.job_id != first.job_id]
+    assert attempts.load(store, key).is_waiting
+    driver, taken = DriverKey(), []
+
+    def driver_goes_on(_: float) -> None:
+        if sealed := handover.sealed_for(store, key, driver.public):
+            taken.append(Secrets.loads(driver.open(sealed, key.submission_id)).environment["MY_PIN"])
+            attempts.start(store, key, {}, 1.0)
+
+    first.cancel()
+    jobs.attach(key.job_id).start_if_room()
+    handover.ask_for_credentials(store, key, driver.public)
+    event = fire(queued.value.trigger)
+    monkeypatch.setitem(JobHandle.__init__.__kwdefaults__, "sleep", driver_goes_on)
+    with pytest.raises(TaskDeferred) as running:
+        task().execute_complete(context, event, **queued.value.kwargs)
+
+    assert taken == ["hunter22"]
+    assert running.value.trigger.job_id == key.job_id
+    assert running.value.trigger.deadline == queued.value.trigger.deadline
+    assert len(jobs.list_jobs()) == 2
 
 
 def test_a_task_that_is_killed_before_it_is_deferred_takes_its_job_with_it(store, at, spec, context):

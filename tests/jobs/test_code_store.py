@@ -30,9 +30,9 @@ def scaled(factor: float, predictions: float, labels: float) -> float:
 
 
 @pytest.mark.processes
-def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None:
+def test_it_needs_nothing_of_the_sender_where_it_is_read(fresh_home: Path) -> None:
     along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
-    path = code_store.store_user_code(along, str(tmp_path))
+    path = code_store.store_user_code(along)
     read = f"from shoal.jobs.files import code_store\nalong = code_store.load_user_code({path!r})"
     read += "\nmine, other = along.callbacks"
     read += "\nprint(mine.double(), other([2, 1]), along.objective(3, 1), along.metrics[0](1, 3, 1), along.names())"
@@ -40,13 +40,13 @@ def test_it_needs_nothing_of_the_sender_where_it_is_read(tmp_path: Path) -> None
     assert said.stdout == "42 [1, 2] 4.0 2 {'objective': 'partial', 'custom_metric': 'scaled'}\n"
 
 
-def test_what_cannot_be_pickled(tmp_path: Path) -> None:
+def test_what_cannot_be_pickled() -> None:
     with pytest.raises(InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent .*lock"):
-        code_store.store_user_code(UserCode(callbacks=(threading.Lock(),)), str(tmp_path))
+        code_store.store_user_code(UserCode(callbacks=(threading.Lock(),)))
 
 
-def test_what_is_gone_or_was_changed(tmp_path: Path) -> None:
-    path = Path(code_store.store_user_code(UserCode(callbacks=(1,)), str(tmp_path)))
+def test_what_is_gone_or_was_changed(fresh_home: Path) -> None:
+    path = Path(code_store.store_user_code(UserCode(callbacks=(1,))))
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(JobError, match=r"was changed after it was stored"):
         code_store.load_user_code(str(path))

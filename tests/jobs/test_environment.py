@@ -133,9 +133,9 @@ def test_settings_of_databricks_travel_but_not_those_of_its_machines():
 
 class TestCode:
     def test_an_archive_is_named_by_the_content_alone(self, fresh_home, package, tmp_path):
-        (found,) = code.stored([str(package)], None)
+        (found,) = code.stored([str(package)])
         (package / ".git" / "config").write_text("changed")
-        assert code.stored([str(package)], None) == (found,) == code.stored([found], None)
+        assert code.stored([str(package)]) == (found,) == code.stored([found])
 
         code.unpack([found], tmp_path / "there")
 
@@ -144,7 +144,7 @@ class TestCode:
         }
         assert files == {"mypkg/__init__.py", "mypkg/deep/model.py", "mypkg/data.txt"}
         (package / "data.txt").write_text("changed")
-        assert code.stored([str(package)], None) != (found,)
+        assert code.stored([str(package)]) != (found,)
 
     def test_code_that_cannot_be_imported_is_refused(self, fresh_home, package, tmp_path):
         (tmp_path / "my-file.py").touch()
@@ -156,7 +156,7 @@ class TestCode:
             ([package, tmp_path / "mypkg.py"], 'two modules called "mypkg"'),
         ):
             with pytest.raises(InvalidArgumentError, match=says):
-                code.stored([str(path) for path in paths], None)
+                code.stored([str(path) for path in paths])
 
 
 @needs_uv
@@ -195,7 +195,7 @@ class TestPackages:
     def test_the_driver_can_import_them_too_but_prefers_those_of_the_node(self, fresh_home, package, monkeypatch):
         before = [*sys.path]
         monkeypatch.setattr(sys, "path", [*before])
-        config = RunConfig(packages=["tidbit"], code=code.stored([str(package)], None))
+        config = RunConfig(packages=["tidbit"], code=code.stored([str(package)]))
         installed, own = modules.runtime_env(config, "p", "a:1")["py_modules"]
         assert sys.path == [*before, own, installed]
 

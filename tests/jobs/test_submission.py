@@ -43,7 +43,6 @@ from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
 from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import subfolder
 from shoal.state.host import host_id
@@ -171,20 +170,6 @@ class TestSubmit:
         taken = credentials.take(key(handle).submission_id)
         assert taken.environment["AWS_SECRET_ACCESS_KEY"] == "wJalrXUtnFEMI"
         assert taken.uris == {"/tracking/uri": "http://me:hunter22@host"}
-
-    def test_a_database_of_this_machine_is_refused_for_a_pool_of_others(self, store, head, submit, spec, monkeypatch):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
-        assert submit(spec).attempt == 1
-        with store.transaction() as session:
-            session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
-
-        with pytest.raises(InvalidArgumentError, match=r"sqlite:////.*runs\.db on this machine, .*MLFLOW_TRACKING_URI"):
-            submit(spec, key="another")
-
-        shared = spec.model_copy(update={"tracking": Tracking(uri="sqlite:////shared/runs.db")})
-        for allowed in (shared, spec.model_copy(update={"tracking": None})):
-            assert submit(allowed, key="third").attempt == 1
-        assert head.submissions == 3
 
     def test_what_a_new_attempt_would_need_is_not_needed_to_attach_or_to_collect(
         self, store, head, submit, spec, monkeypatch

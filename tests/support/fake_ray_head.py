@@ -22,6 +22,7 @@ class FakeJob:
     message: str | None = None
     exit_code: int | None = None
     logs: str = ""
+    runtime_env: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,6 +34,7 @@ class FakeHead:
     failures: list[tuple[int, str]] = field(default_factory=list)
     submissions: int = 0
     stops: list[str] = field(default_factory=list)
+    packages: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.token_path.write_text(TOKEN)
@@ -41,7 +43,9 @@ class FakeHead:
         class Handler(BaseHTTPRequestHandler):
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else {}
+                sent = self.rfile.read(length)
+                is_package = self.command == "PUT"
+                body = {"package": sent} if is_package else json.loads(sent or b"{}")
                 status, answer = head.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
                 content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
                 self.send_response(status)
@@ -49,7 +53,7 @@ class FakeHead:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST = do_DELETE = _handle
+            do_GET = do_POST = do_PUT = do_DELETE = _handle
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -75,6 +79,9 @@ class FakeHead:
             return self.failures.pop(0)
         if (method, path) == ("POST", "/api/jobs/"):
             return self._submit(body)
+        if method == "PUT" and path.startswith("/api/packages/gcs/"):
+            self.packages[path.removeprefix("/api/packages/")] = body["package"]
+            return 200, ""
         submission_id, _, what = path.removeprefix("/api/jobs/").partition("/")
         job = self.jobs.get(submission_id)
         if job is None:
@@ -91,7 +98,9 @@ class FakeHead:
                 500,
                 f"Traceback (most recent call last):\nRuntimeError: Request failed with status code 400: {said}\n.",
             )
-        self.jobs[submission_id] = FakeJob(body["entrypoint"], body["metadata"])
+        self.jobs[submission_id] = FakeJob(
+            body["entrypoint"], body["metadata"], runtime_env=body.get("runtime_env", {})
+        )
         return 200, {"job_id": submission_id, "submission_id": submission_id}
 
     def _about(self, method: str, what: str, submission_id: str, job: FakeJob) -> tuple[int, Any]:

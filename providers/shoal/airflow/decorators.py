@@ -66,8 +66,11 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
         Returns a list of the function's return values, in the order of the workers' ranks.
         """
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> Any:
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
-        return DistributedTrainOperator.execute(self, context)
+        return super()._execute(context)
 
     def value_of(self, result: JobResult) -> Any:
         """Return the list of the function's return values for a job's result.

@@ -280,6 +280,7 @@ class _JobOperator(WaitingOperator):
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
+        self._deadline: float | None = None
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
@@ -322,9 +323,27 @@ class _JobOperator(WaitingOperator):
         """
         handle = self.submit_job(spec, context)
         # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
+        if self.deferrable and not self.is_killed:
+            # The triggerer has no credentials. While the job is queued, no driver needs them; when one does, the
+            # trigger's event lets a worker continue the task (`resubmitted`).
+            handle.deliver_credentials(while_queued=False)
         if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
         return self._wait_for(handle)
+
+    def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+        """Return whether the task has to execute again, because the driver of its job waits for the credentials.
+
+        The task then attaches to its job, also if `durable` is False, and sends them.
+
+        :param event: Event of the trigger.
+        :param job: The job, as `_defer_to` has described it.
+        """
+        if not event.get("wants_credentials"):
+            return False
+        self.durable = True
+        self._deadline = job.get("deadline")
+        return True
 
     def resume_job(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[AnyJobSpec, JobResult]:
         """Continue after the deferral: return the spec and the result of the job.
@@ -347,14 +366,16 @@ class _JobOperator(WaitingOperator):
 
         job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}
         limit = self.execution_timeout
+        deadline = self._deadline or (None if limit is None else time.time() + limit.total_seconds())
         trigger = JobTrigger(
             **job,
             task_try=context["ti"].try_number,
             cancel_on_kill=self.cancel_on_kill,
             poll_interval=self.poll_interval,
-            deadline=None if limit is None else time.time() + limit.total_seconds(),
+            deadline=deadline,
         )
-        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"job": job})
+        kwargs = {"job": {**job, "deadline": deadline}}
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
     def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
         # When Airflow ends a task, a signal raises an exception in the main thread. So the job is awaited in another
@@ -566,6 +587,9 @@ class DistributedTrainOperator(_JobOperator):
     def execute(self, context: Context) -> Any:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> Any:
         if not self.wait_for_completion:
             with self._recording_failures(context):
                 return _submitted(self.submit_job(self.job_spec(context), context))
@@ -574,6 +598,8 @@ class DistributedTrainOperator(_JobOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
         """Continue after the deferral: return the result of the job, or raise its error."""
+        if self.is_resubmitted(event, job):
+            return self._execute(context)
         with self._recording_failures(context):
             spec, result = self.resume_job(event, job)
         return self.value_of(self._recorded(context, spec, result))
@@ -735,6 +761,9 @@ class BatchPredictOperator(_JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
         dict."""
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> dict[str, Any]:
         from shoal.jobs import PredictJobSpec
 
         check_paths(self._fields())
@@ -746,6 +775,8 @@ class BatchPredictOperator(_JobOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        if self.is_resubmitted(event, job):
+            return self._execute(context)
         return self.resume_job(event, job)[1].to_dict()
 
     def _fields(self) -> dict[str, Any]:

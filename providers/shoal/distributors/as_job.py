@@ -114,7 +114,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> JobSpec:
-        along = code_store.store_user_code(user_code, location) if user_code else None
+        along = code_store.store_user_code(user_code) if user_code else None
         return JobSpec(**_on_pool(request, pool_name), user_code=along)
 
     def read(result: JobResult) -> T:
@@ -146,7 +146,7 @@ def function(
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> FunctionJobSpec:
-        stored = code_store.store(program, location)
+        stored = code_store.store(program)
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(call_values.function_value, location=location, returns=returns)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Self
+
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from shoal.errors import JobError
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
+from shoal.pool.endpoint import Endpoint
 
 _TIMEOUT_S = 30.0
 """Time limit in seconds for one request. A submission waits for a Ray process on the head, the agent, which took up to
@@ -37,18 +41,28 @@ class JobClient(RayHead):
     Args:
         api: The head's Job API, ``http://host:port``.
         token: The pool's bearer token; empty where the head asks for none.
+        ca: File with the certificates of the authorities that an https address may have; None: those of this machine.
         wait: Seconds to wait before the second try of a submission; later waits grow to four times that. Tests pass
             zero.
     """
 
-    def __init__(self, api: str, token: str, *, wait: float = 1.0) -> None:
+    def __init__(self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0) -> None:
         retrying = Retrying(
             retry=retry_if_exception_type((HeadBusyError, _SlowError)),
             stop=stop_after_attempt(_SUBMIT_ATTEMPTS),
             wait=wait_exponential(multiplier=wait, max=4 * wait),
             reraise=True,
         )
-        super().__init__(api, token, timeout_s=_TIMEOUT_S, retrying=retrying, error=self._job_error)
+        super().__init__(api, token, ca=ca, timeout_s=_TIMEOUT_S, retrying=retrying, error=self._job_error)
+
+    @classmethod
+    def at(cls, endpoint: Endpoint) -> Self:
+        """Return the client of a pool's head.
+
+        Raises:
+            PoolDownError: The token file is gone because the pool went down.
+        """
+        return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path)
 
     def _job_error(self, failure: Failure) -> JobError:
         head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"

@@ -1,7 +1,8 @@
 """Keep credentials out of a job's spec, and pass them from the submitter to the driver in a file.
 
 The store and Ray's history keep a job's spec, and every user who may list jobs can read the spec there. Credentials are
-therefore passed in a file of mode 0600, which the driver deletes as soon as it has read the file.
+therefore passed in a file of mode 0600, which the driver deletes as soon as it has read the file. On pools that others
+run, they are sealed instead (`shoal.jobs.remote.handover`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from shoal import redaction
 from shoal.data.queries import CONNECTION_PREFIX, connection_variable
@@ -87,6 +88,22 @@ class Secrets:
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
+
+    @property
+    def given(self) -> bool:
+        """Return whether there are any credentials."""
+        return bool(self.environment or self.uris)
+
+    def dumps(self) -> bytes:
+        """Return the credentials as JSON, for the driver."""
+        content = {"environment": dict(self.environment), "uris": dict(self.uris), "named": sorted(self.named)}
+        return json.dumps(content).encode()
+
+    @classmethod
+    def loads(cls, content: str | bytes) -> Self:
+        """Return the credentials from their JSON; shoal 0.1 wrote no ``named``."""
+        found = json.loads(content)
+        return cls(found["environment"], found["uris"], frozenset(found.get("named", ())))
 
     # A traceback may print the result of `__repr__`, so it contains no values.
     def __repr__(self) -> str:
@@ -235,15 +252,14 @@ def hand_over(submission_id: str, secrets: Secrets) -> None:
 
     If another process has already written the file for the same attempt, that file is kept.
     """
-    if not secrets.environment and not secrets.uris:
+    if not secrets.given:
         return
     path = _path(submission_id)
     # mkstemp creates the file with mode 0600 from the start, so that there is no moment when other users can read it.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            content = {"environment": dict(secrets.environment), "uris": dict(secrets.uris)}
-            json.dump({**content, "named": sorted(secrets.named)}, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.dumps())
         with suppress(FileExistsError):
             os.link(temporary, path)
     finally:
@@ -257,11 +273,11 @@ def take(submission_id: str) -> Secrets:
     """
     path = _path(submission_id)
     try:
-        content = json.loads(path.read_text())
+        secrets = Secrets.loads(path.read_bytes())
     except FileNotFoundError:
         return Secrets()
     discard(submission_id)
-    return Secrets(content["environment"], content["uris"], frozenset(content.get("named", ())))
+    return secrets
 
 
 def discard(submission_id: str) -> None:

@@ -48,6 +48,8 @@ from shoal.jobs.lost_attempts import (
 )
 from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
 from shoal.jobs.queue_order import Place
+from shoal.jobs.remote import handover, package
+from shoal.jobs.remote.package import Package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.api import ComputePool
@@ -79,9 +81,9 @@ measured."""
 
 _CLEAN_UP_POLL_S = 0.05
 
-_DRIVER = 'exec "${SHOAL_PYTHON:-$0}" -P -m shoal.jobs.driver "$@"'
+_DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
 """Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
-else with the path of the submitter's Python."""
+else with the path of the submitter's Python. A head that has no such file runs the `python` on its PATH."""
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -157,6 +159,7 @@ class JobHandle:
         store: Store that has the attempt's row.
         job: The attempt's row.
         secrets: Credentials for the driver; None unless this process submitted the job.
+        package: Code that travels with the job; None unless this process submitted it to a pool that others run.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
         submissions: Number of submissions from which this handle goes on, if another process had a handle before. None:
             the present number.
@@ -172,6 +175,7 @@ class JobHandle:
         job: Job,
         *,
         secrets: Secrets | None = None,
+        package: Package | None = None,
         cancel_on_interrupt: bool = False,
         submissions: int | None = None,
         endpoint_of: Callable[[str], Endpoint] | None = None,
@@ -183,7 +187,9 @@ class JobHandle:
         self._key = Key(job.id, job.attempt)
         self._pool = job.pool
         self._submissions = attempts.submissions(job) if submissions is None else submissions
+        self._is_sealed = bool(job.needs_credentials)
         self._secrets = secrets
+        self._package = package
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
         self._clock = clock
@@ -216,6 +222,12 @@ class JobHandle:
         return attempts.load(self._store, self._key).state in JOB_ENDED
 
     @property
+    def needs_credentials(self) -> bool:
+        """Return whether the driver waits for credentials, or will wait for them when the job leaves the queue."""
+        job = attempts.load(self._store, self._key)
+        return bool(job.needs_credentials) and job.state is JobState.PENDING
+
+    @property
     def spec(self) -> AnyJobSpec:
         """Return the spec with which the job was submitted, without credentials."""
         return parse_spec(attempts.load(self._store, self._key).spec)
@@ -234,6 +246,26 @@ class JobHandle:
     def left(self) -> str | None:
         """Return a sentence about the driver if it still ran when :meth:`cancel` returned; None if it did not."""
         return self._left
+
+    def deliver_credentials(self, secrets: Secrets | None = None, *, while_queued: bool = True) -> bool:
+        """Wait until the driver has the job's credentials, which this process then need not send any more.
+
+        Only a process that has the credentials can send them: one that has submitted the job, also if it has attached
+        to the job of an earlier call. On local pools, and for jobs without credentials, the call returns at once.
+
+        Args:
+            secrets: The credentials; by default those with which this handle was created.
+            while_queued: Whether to wait also while the job is in its pool's queue. False: return False then.
+
+        Returns:
+            Whether the driver has its credentials, needs none, or the job has ended.
+        """
+        self._secrets = secrets or self._secrets
+        while self.needs_credentials:
+            if self.settle().is_waiting and not while_queued:
+                return False
+            self._sleep(SHORTEST_PAUSE_S)
+        return True
 
     def outlive_interrupts(self) -> None:
         """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, whoever has submitted it."""
@@ -424,20 +456,25 @@ class JobHandle:
     def _queue_and_submit(self) -> bool:
         # The credentials are written before the attempt enters the queue, because another process may send a waiting
         # attempt to the head, and the driver then needs the credentials.
-        if self._secrets is not None:
+        if self._secrets is not None and not self._is_sealed:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
         head = self._endpoint_of(self._pool)
+        if self._package is not None and self._package.files:
+            with act(JobStep.HAND_OVER):
+                JobClient.at(head).upload(package.name(self._key.submission_id), self._package.content())
         admitted = admission.admit(self._store, self._key, self._clock(), address(head))
         return admitted is Admission.WAITS or self._submit(head)
 
     def _submit(self, head: Endpoint) -> bool:
-        client = JobClient(head.api, head.token())
+        client = JobClient.at(head)
+        job = attempts.load(self._store, self._key)
         with act(JobStep.SEND):
             submitted = client.submit(
-                self._entrypoint(),
+                _entrypoint(job),
                 self._key.submission_id,
                 {"shoal_job": self.job_id, "attempt": str(self.attempt)},
+                package=package.name(self._key.submission_id) if package.is_used(job.spec) else None,
             )
         if not submitted:
             self._discard_unneeded_credentials()
@@ -635,7 +672,9 @@ class JobHandle:
             # driver renews the lease.
             if job.is_waiting:
                 self._renew_lease(job)
-            return attempts.touch(self._store, self._key, self._clock())
+            job = attempts.touch(self._store, self._key, self._clock())
+        if self._secrets is not None and self._secrets.given:
+            handover.deliver(self._store, job, self._secrets)
         return job
 
     def _renew_lease(self, job: Job) -> None:
@@ -759,16 +798,10 @@ class JobHandle:
         while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
             self._sleep(_CLEAN_UP_POLL_S)
 
-    def _entrypoint(self) -> list[str]:
-        """Return the command that starts the driver with the Python of the process that first submitted the job."""
-        submitter = attempts.load(self._store, self._key).submitter or {}
-        python = str(submitter.get("python", sys.executable))
-        return ["sh", "-c", _DRIVER, python, self.job_id, str(self.attempt)]
-
     def _stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
-            client = JobClient(endpoint.api, endpoint.token())
+            client = JobClient.at(endpoint)
             with act(JobStep.STOP):
                 return client.stop(self._key.submission_id)
         except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
@@ -780,7 +813,7 @@ class JobHandle:
             endpoint = self._endpoint_of(self._pool)
             if address(endpoint) != job.endpoint:
                 return ""
-            return JobClient(endpoint.api, endpoint.token()).logs(self._key.submission_id)
+            return JobClient.at(endpoint).logs(self._key.submission_id)
         except (JobError, PoolDownError, PoolNotFoundError):
             return ""
 
@@ -810,6 +843,12 @@ class JobHandle:
             yield
         except (ShoalError, OSError) as error:
             log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
+
+
+def _entrypoint(job: Job) -> list[str]:
+    """Return the command that starts the driver with the Python of the process that first submitted the job."""
+    python = str((job.submitter or {}).get("python", sys.executable))
+    return ["sh", "-c", _DRIVER, python, job.id, str(job.attempt)]
 
 
 def _progress(job: Job) -> Progress | None:

@@ -165,7 +165,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     if address(endpoint) != job.endpoint:
         return View(silence=Silence.HEAD_REPLACED)
     try:
-        client = JobClient(endpoint.api, endpoint.token())
+        client = JobClient.at(endpoint)
         return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)

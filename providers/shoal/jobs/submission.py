@@ -20,19 +20,18 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.lost_attempts import address, pool_endpoint
+from shoal.jobs.remote import frames, package, reach
+from shoal.jobs.remote.package import Package
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
-from shoal.pool.backends import BACKENDS, versions
+from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
-from shoal.pool.journal import rows
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
-from shoal.training.locations import SQLITE
 
 MOST_LISTED = 1_000_000
 """Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
@@ -77,15 +76,16 @@ def submit(
         job_id: Id of the job if ``run_config.job_id`` is not set. None: an id is made. Unlike ``run_config.job_id``,
             this id is no part of the stored spec, so that `prune_jobs` may remove all attempts of the job.
         detached: Whether the job goes on without a process that polls it, unless the spec sets ``orphan_after``. The
-            stored spec does not change, so that the job is the same with and without it.
+            stored spec does not change, so that the job is the same with and without it. On a ``ray://`` pool, the
+            call then returns when the job's driver has the credentials, which only this process can send.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
         InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
             ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database
-            connection or a secret variable is not known, the pool runs another version of Python or shoal, or the pool
-            cannot reach the file of this process's MLflow.
+            connection or a secret variable is not known, the pool runs another version of Python or shoal, or its
+            nodes cannot reach a file or folder that the job names.
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
@@ -105,55 +105,71 @@ def submit(
     endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
     pool = which_pool(store, config.pool_name)
     library = spec.framework if returns_model else None
-    config = config.model_copy(update={"code": code.stored(config.code, config.artifact_location)})
+    config = config.model_copy(update={"code": code.stored(config.code)})
     given = spec.model_copy(update={"run_config": config})
     digest = fingerprint(given.identifying(pool, os.environ))
     spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     document, uris = credentials.hide(spec.document())
     job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
+    secrets_of = partial(_secrets, spec, uris, connection_url)
     if task is not None:
-        found = _of_earlier_try(store, holder, task, digest, endpoint_of, clock, detach=orphan_after is None)
+        found = _of_earlier_try(
+            store, holder, task, digest, endpoint_of, clock, secrets_of, detach=orphan_after is None
+        )
         if found is not None:
             return found
-    while True:
-        endpoint = endpoint_of(pool)
-        order = Order(
-            job_id,
-            pool,
-            holder,
-            document,
-            address(endpoint),
-            orphan_after,
-            spec.run_config.priority,
-            Gang.of(spec).to_json(),
-            task,
-        )
-        secrets: Secrets | None = None
-        refusal: InvalidArgumentError | None = None
-        try:
-            versions.check(pool, endpoint.versions, library)
-            _check_tracking(given, spec, pool, store)
-            secrets = _secrets(spec, uris, connection_url)
-        except InvalidArgumentError as error:
-            # Only a new attempt is refused. A job that was submitted before has its credentials already.
-            refusal = error
-        job = attempts.ask(store, order, clock(), refusal)
-        handle = JobHandle(
-            store,
-            job,
-            secrets=secrets,
-            cancel_on_interrupt=ids.is_interactive(holder),
-            endpoint_of=endpoint_of,
-            clock=clock,
-        )
-        with _naming_job_that_goes_on(store, job):
-            # If the job was submitted before, its attempt uses the data that were staged for that submission. The data
-            # that were staged for this submission are then not used, so the attempt does not claim them.
-            if job.state is JobState.PENDING:
-                _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
-            if _is_usable(handle, job, order):
-                return handle
-        # `_is_usable` has found that the attempt is lost, or has failed, so the next iteration creates a new attempt.
+    pool_spec = reach.spec_of(store, pool)
+    is_remote = reach.is_remote(pool_spec)
+    along: Package | None = None
+    with frames.copies_for(spec, pool_spec) as spec:
+        document, uris = credentials.hide(spec.document())
+        secrets_of = partial(_secrets, spec, uris, connection_url)
+        if is_remote:
+            document, along = package.taken_along(document)
+        while True:
+            endpoint = endpoint_of(pool)
+            secrets: Secrets | None = None
+            refusal: InvalidArgumentError | None = None
+            try:
+                versions.check(pool, endpoint.versions, library)
+                reach.check(spec, pool_spec)
+                secrets = secrets_of()
+            except InvalidArgumentError as error:
+                # Only a new attempt is refused. A job that was submitted before has its credentials already.
+                refusal = error
+            order = Order(
+                job_id,
+                pool,
+                holder,
+                document,
+                address(endpoint),
+                orphan_after,
+                spec.run_config.priority,
+                Gang.of(spec).to_json(),
+                task,
+                needs_credentials=is_remote and secrets is not None and secrets.given,
+            )
+            job = attempts.ask(store, order, clock(), refusal)
+            handle = JobHandle(
+                store,
+                job,
+                secrets=secrets,
+                package=along,
+                cancel_on_interrupt=ids.is_interactive(holder),
+                endpoint_of=endpoint_of,
+                clock=clock,
+            )
+            with _naming_job_that_goes_on(store, job):
+                # If the job was submitted before, its attempt uses the data that were staged for that submission. The
+                # data that were staged for this submission are then not used, so the attempt does not claim them.
+                if job.state is JobState.PENDING:
+                    _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
+                if _is_usable(handle, job, order):
+                    if orphan_after is None and secrets is not None:
+                        # After this call no process may be left that could send the credentials.
+                        handle.deliver_credentials()
+                    return handle
+            # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new one.
 
 
 @contextmanager
@@ -180,6 +196,7 @@ def _of_earlier_try(
     digest: str,
     endpoint_of: Callable[[str], Endpoint],
     clock: Callable[[], float],
+    secrets_of: Callable[[], Secrets],
     *,
     detach: bool,
 ) -> JobHandle | None:
@@ -194,6 +211,7 @@ def _of_earlier_try(
         digest: Fingerprint of the spec of this try.
         endpoint_of: Finds the head of a pool.
         clock: Returns seconds since the epoch.
+        secrets_of: Returns the credentials of this try, which it sends to a driver that waits for them.
         detach: Whether a job that this try takes over goes on if no process polls it.
 
     Raises:
@@ -223,7 +241,9 @@ def _of_earlier_try(
             # The job has ended since its row was read. If it has succeeded, its result is still there.
             joined = attempts.load(store, Key(job.id, job.attempt))
         if joined.state not in JOB_ENDED:
-            handle = JobHandle(store, joined, endpoint_of=endpoint_of, clock=clock)
+            needed = joined.state is JobState.PENDING and joined.needs_credentials
+            secrets = secrets_of() if needed else None
+            handle = JobHandle(store, joined, secrets=secrets, endpoint_of=endpoint_of, clock=clock)
             joined = handle.settle()
         if joined.state not in (JobState.FAILED, JobState.CANCELLED):
             found = handle
@@ -245,32 +265,6 @@ def _secrets(spec: AnyJobSpec, uris: dict[str, str], connection_url: Callable[[s
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
     databases = credentials.connections(named, os.environ, connection_url)
     return Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
-
-
-def _check_tracking(given: AnyJobSpec, completed: AnyJobSpec, pool: str, store: Store) -> None:
-    """Refuse a job whose MLflow run would be recorded in a local file of this machine.
-
-    Args:
-        given: The spec as the caller has given it.
-        completed: The spec with the values of this process's MLflow session.
-        pool: Name of the pool.
-        store: Store that has the pool's row.
-
-    Raises:
-        PoolNotFoundError: There is no such pool.
-        InvalidArgumentError: The MLflow of this process writes to a local file, which the pool's nodes cannot reach.
-    """
-    asked, tracking = given.tracking, completed.tracking
-    # If the spec itself names a file for MLflow, the file may be in a folder that all nodes share. So the URI is
-    # checked only if it comes from the MLflow session of this process.
-    if asked and asked.uri is None and tracking and tracking.uri and tracking.uri.startswith(SQLITE):
-        with store.reading() as session:
-            backend = PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec).backend
-        if not BACKENDS[backend]().bound_to_host:
-            raise InvalidArgumentError(
-                f'MLflow writes to the file {tracking.uri} on this machine, which the nodes of pool "{pool}" cannot '
-                "reach: set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing"
-            )
 
 
 def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:

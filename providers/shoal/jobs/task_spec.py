@@ -51,7 +51,7 @@ def spec_of(
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = FunctionJobSpec.parse({**named, **fields})
-    stored = code_store.store(program.dumps(), spec.run_config.artifact_location)
+    stored = code_store.store(program.dumps())
     return spec.model_copy(update={"program": stored})
 
 

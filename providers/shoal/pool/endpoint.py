@@ -19,12 +19,14 @@ class Endpoint:
         gcs: ``host:port`` to which drivers connect.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
+        ca_path: File with the certificates of the authorities that an https URL may have; None: those of this machine.
     """
 
     api: str
     gcs: str
     token_path: Path | None
     versions: Mapping[str, str] = field(default_factory=dict)
+    ca_path: Path | None = None
 
     def token(self) -> str:
         """Read the bearer token. Return an empty string if the head needs none.

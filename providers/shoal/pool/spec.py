@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
@@ -15,7 +16,7 @@ from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
 from shoal.settings import Settings, unknown_value
 
-_RAY_FIELDS = ("address", "gcs", "token_file")
+_RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
 
 BackendName = Literal["local", "ray"]
@@ -87,6 +88,30 @@ class PoolSpec(Settings):
         ),
     ] = None
 
+    ca_file: Annotated[
+        str | None,
+        Field(
+            description="Path of a file with the certificates (PEM) of the authorities that the certificate of an "
+            "https:// `address` may have. A relative path is relative to $SHOAL_HOME. Default: the authorities of this "
+            "machine. Allowed only for ray:// pools."
+        ),
+    ] = None
+    token_over_http: Annotated[
+        Literal["allow"] | None,
+        Field(
+            description="`allow`: send the token also to an http:// `address` on another host, where others on the "
+            "network can read it. Default: such a pool is refused. Allowed only for ray:// pools."
+        ),
+    ] = None
+    shared_folders: Annotated[
+        str | None,
+        Field(
+            description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
+            "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
+            "only for ray:// pools."
+        ),
+    ] = None
+
     @field_validator("*", mode="before")
     @classmethod
     def _not_bool(cls, value: Any) -> Any:
@@ -127,6 +152,10 @@ class PoolSpec(Settings):
                     f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
                     f"for example ray://{self.name}?address=http://10.0.0.5:8265"
                 )
+            if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
+                raise ValueError(f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path")
+            if self.ca_file is not None and parts.scheme != "https":
+                raise ValueError(f"ca_file is only for an https:// address, and address={self.address!r}")
             if parts.query:
                 raise ValueError(
                     f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
@@ -161,6 +190,26 @@ class PoolSpec(Settings):
             raise InvalidArgumentError(
                 f'{name}={size} is above max_nodes={self.max_nodes} of pool "{self.name}": raise max_nodes in '
                 f"{self.uri}, or request at most {self.max_nodes}"
+            )
+
+    def shared(self) -> list[str]:
+        """Return the folders of `shared_folders`."""
+        return [folder.strip() for folder in (self.shared_folders or "").split(",") if folder.strip()]
+
+    def check_token_is_private(self) -> None:
+        """Refuse to send a token without encryption to another host, unless `token_over_http` allows it.
+
+        Raises:
+            InvalidArgumentError: Others on the network could read the token, with which they could run any code.
+        """
+        parts = _url_parts(self.address or "")
+        if self.token_file is None or self.token_over_http == "allow" or parts is None or parts.scheme != "http":
+            return
+        if not _is_loopback(parts.hostname or ""):
+            raise InvalidArgumentError(
+                f'pool "{self.name}" would send its token to {self.address} without encryption, where others on the '
+                "network can read it: give an https:// address (and ca_file, if the certificate is from an authority "
+                "of your own), or set token_over_http=allow on a network that you trust"
             )
 
     @property
@@ -218,6 +267,13 @@ def is_uri(source: str) -> bool:
     """Return whether a text is a pool URI, such as ``local://name`` or ``ray://name?address=…``, and not a bare pool
     name."""
     return "://" in source
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _url_parts(url: str) -> SplitResult | None:

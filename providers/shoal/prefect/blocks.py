@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
@@ -57,6 +57,9 @@ class ComputePool(Block):
     address: str | None = _as_in_spec("address")
     gcs: str | None = _as_in_spec("gcs")
     token_file: str | None = _as_in_spec("token_file")
+    ca_file: str | None = _as_in_spec("ca_file")
+    token_over_http: Literal["allow"] | None = _as_in_spec("token_over_http")
+    shared_folders: str | None = _as_in_spec("shared_folders")
 
     @model_validator(mode="before")
     @classmethod

@@ -313,6 +313,13 @@ class Job(Base):
     """Stamp of `queued_at` (see `shoal.state.stamps`)."""
     admitted_at: Mapped[float | None]
     """Time at which the attempt left the queue, because the pool has room for its workers. None while it waits."""
+    needs_credentials: Mapped[bool | None]
+    """Whether the driver gets credentials through this row (`shoal.jobs.remote`), and waits for them while the attempt
+    is pending. None if it gets them from a file, or needs none, and in older rows."""
+    driver_key: Mapped[str | None] = mapped_column(_LongText)
+    """Public key of the driver that waits for credentials. None before it has asked, and once it has them."""
+    sealed_credentials: Mapped[str | None] = mapped_column(_LongText)
+    """The credentials, which only the owner of `driver_key` can decrypt. Removed when the attempt runs or has ended."""
     heartbeat_at: Mapped[float | None]
     """Time of the driver's last sign of life, which it writes every few seconds. None for drivers of shoal 0.1."""
     orphan_after: Mapped[float | None]

@@ -107,7 +107,7 @@ def test_it_trains(alone, tmp_path):
     write_rows(tmp_path / "rows")
     home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
     with ForeignCluster("static", workers=1, environment=home) as cluster:
-        pool = ComputePool(cluster.uri()).up()
+        pool = ComputePool(cluster.uri(shared_folders=f"{tmp_path},{os.environ['SHOAL_HOME']}")).up()
         spec = JobSpec(
             dataset={"paths": [str(tmp_path / "rows")]}, input_cols=COLUMNS, label_col="y", n_estimators=5,
             run_config={"pool_name": "foreign"}, scaling_config={"num_workers": 2}, tracking=None,

@@ -54,6 +54,7 @@ class JobWait(Wait):
         self.key = key
         self.task_try = task_try
         self.log_position = log_position
+        self.wants_credentials = False
         self._handle: JobHandle | None = None
         self._follower: LogFollower | None = None
         self._poll_timer = PollTimer()
@@ -70,6 +71,10 @@ class JobWait(Wait):
         for wait in waits:
             job = jobs.get(wait.key)
             if job is None or job.state in JOB_ENDED:
+                wait.send(Update(is_over=True))
+                continue
+            if job.state is JobState.PENDING and job.driver_key is not None:
+                wait.wants_credentials = True
                 wait.send(Update(is_over=True))
                 continue
             with isolated(f"job {wait.key.job_id}"):
@@ -173,7 +178,9 @@ class JobTrigger(WaitTrigger):
         :param wait: The wait.
         :param timed_out: Whether the deadline has passed.
         """
-        return {"timed_out": timed_out, "log_position": wait.log_position}
+        # The triggerer has no credentials, so the task continues in a worker, which sends them, and is deferred again.
+        wants = {"wants_credentials": True} if wait.wants_credentials else {}
+        return {"timed_out": timed_out, "log_position": wait.log_position, **wants}
 
     def saw(self, wait: JobWait, update: Update) -> None:
         """Note that the lines of an update are in the task's log.

@@ -7,6 +7,7 @@ the job for `orphan_after` seconds.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shoal.errors import CapacityError, MissingExtraError, ShoalError, UnusableGpuError
+from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
 from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
@@ -35,6 +36,7 @@ from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
 from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -49,6 +51,9 @@ from shoal.training.host.imports import import_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
+
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 """Status that MLflow's run gets for each final state of the attempt."""
@@ -198,8 +203,7 @@ class Driver:
 
     def _expiry_hint(self, cause: str) -> str:
         """Return a sentence about credentials that may have expired while the job waited; empty if that is unlikely."""
-        handed_over = self._secrets.environment or self._secrets.uris
-        if not handed_over or self._job.queued_at is None or self._job.admitted_at is None:
+        if not self._secrets.given or self._job.queued_at is None or self._job.admitted_at is None:
             return ""
         return credentials.expiry_hint(cause, self._job.admitted_at - self._job.queued_at)
 
@@ -333,9 +337,18 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
         runtime_env: Ray's runtime environment for the workers; empty if they need none.
     """
     os.environ["RAY_ADDRESS"] = gcs
+    if _JOB_CONFIG in os.environ:
+        os.environ[_JOB_CONFIG] = _without_package(os.environ[_JOB_CONFIG])
     import ray
 
     ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
+
+
+def _without_package(config: str) -> str:
+    """Remove the driver's folder from Ray's configuration of the job, so that no node unpacks it for the workers."""
+    found = json.loads(config)
+    (found.get("runtime_env") or {}).pop("working_dir", None)
+    return json.dumps(found)
 
 
 @contextmanager
@@ -361,14 +374,20 @@ def main() -> int:
         store = Store(migrate=False)
         # The credentials are read while the row's state is still PENDING, because in any other state another process
         # may delete the file with the credentials.
-        with act(JobStep.TAKE):
-            secrets = credentials.take(key.submission_id)
+        try:
+            with act(JobStep.TAKE):
+                secrets = credentials.take(key.submission_id)
+            secrets = handover.receive(store, key) or secrets
+        except JobError as error:
+            print(f"failed: {error}", flush=True)
+            attempts.end(store, key, JobState.FAILED, time.time(), seen={JobState.PENDING}, error=str(error))
+            return 1
         job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         if job is None:
             print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
             return 0
         os.environ.update(secrets.variables())
-        spec = parse_spec(credentials.reveal(job.spec, secrets.uris))
+        spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the
         # job compares models, because a champion that other software has registered may need scikit-learn.

@@ -17,14 +17,13 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """Time of all files in the archive, the earliest that a zip can have. So the same code gives the same archive."""
 
 
-def stored(paths: Sequence[str], artifact_location: str | None) -> tuple[str, ...]:
+def stored(paths: Sequence[str]) -> tuple[str, ...]:
     """Pack folders and files with code into one archive that the driver can read, and return the archive's path.
 
     The archive's name is the digest of its content, by which the same job is recognised when it is submitted again.
 
     Args:
         paths: Paths of packages and modules, or the result of an earlier call, which is returned unchanged.
-        artifact_location: Directory or URI for the archive; None: a folder under `$SHOAL_HOME`.
 
     Raises:
         InvalidArgumentError: A path does not exist, cannot be imported under its name, or the code is too large.
@@ -37,7 +36,7 @@ def stored(paths: Sequence[str], artifact_location: str | None) -> tuple[str, ..
             f"run_config.code is {len(archive) / 2**20:.0f} MiB large, but the limit is {MAX_BYTES / 2**20:.0f} MiB: "
             "name only folders with code, and pass data as datasets"
         )
-    return (code_store.store(archive, artifact_location),)
+    return (code_store.store(archive),)
 
 
 def unpack(paths: Sequence[str], folder: Path) -> None:

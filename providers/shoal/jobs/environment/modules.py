@@ -41,7 +41,7 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
         folder = _kept(pool, gcs, key, shipped_modules.PACKAGES, lambda folder: _install(config, folder))
         shipped += [folder] if any(Path(folder).iterdir()) else []
     if config.code:
-        key = ["code", sorted(config.code)]
+        key = ["code", sorted(path.rpartition("/")[2] for path in config.code)]
         folder = _kept(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions, so it also has to import the

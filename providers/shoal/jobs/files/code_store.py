@@ -12,17 +12,18 @@ from shoal.training.pickling import pickled
 _FOLDER = "_code"
 
 
-def store(content: bytes, artifact_location: str | None) -> str:
-    """Write pickled code into a file whose name is the SHA-256 of the code, for the job's driver to read.
+def store(content: bytes) -> str:
+    """Write pickled code into a file under `$SHOAL_HOME`, whose name is the SHA-256 of the code.
+
+    The driver reads the file there, or in a package that is sent to the pool (`shoal.jobs.remote.package`).
 
     Args:
         content: The pickled code.
-        artifact_location: Directory or URI for the file; None: a folder under `$SHOAL_HOME`.
 
     Returns:
-        The file's path or URI.
+        The file's path.
     """
-    path = f"{storage.root(artifact_location)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
+    path = f"{storage.root(None)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     storage.write(path, content)
     return path
 
@@ -36,22 +37,19 @@ def read(path: str) -> bytes:
     try:
         content = storage.read(path)
     except OSError as error:
-        raise JobError(
-            f"the file with the job's pickled code cannot be read: {error}. Submit the job again; if the pool is on "
-            "another host, set artifact_location to a place that both hosts can reach"
-        ) from error
+        raise JobError(f"the file with the job's pickled code cannot be read: {error}. Submit the job again") from error
     if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
         raise JobError(f"the job's code at {path} was changed after it was stored: submit the job again")
     return content
 
 
-def store_user_code(user_code: UserCode, artifact_location: str | None) -> str:
+def store_user_code(user_code: UserCode) -> str:
     """Pickle the user's callbacks, objective and metrics, and write them into a file; see :func:`store`.
 
     Raises:
         InvalidArgumentError: At least one of them cannot be pickled.
     """
-    return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"), artifact_location)
+    return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"))
 
 
 def load_user_code(path: str) -> UserCode:

@@ -44,6 +44,8 @@ class Order:
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.capacity.Gang`."""
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
+    needs_credentials: bool = False
+    """Whether the driver waits for credentials, which it gets through the row."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         uses_gpu=uses_gpu,
         task_key=order.task and order.task.key,
         task_try=order.task and order.task.number,
+        needs_credentials=order.needs_credentials or None,
         created_at=now,
     )
     try:
@@ -303,6 +306,8 @@ _SMALL = (
     Job.orphan_after,
     Job.task_try,
     Job.log_shown,
+    Job.needs_credentials,
+    Job.driver_key,
 )
 """Columns that a process reads that waits for many jobs."""
 
@@ -339,6 +344,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
         if job is None or job.state is not JobState.PENDING:
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
+        job.driver_key = job.sealed_credentials = None
         return job
 
 
@@ -418,6 +424,7 @@ def end(
             return False
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         job.results_digest, job.error_is_permanent = results_digest, error_is_permanent
+        job.driver_key = job.sealed_credentials = None
         job.progress = progress or job.progress
         return True
 

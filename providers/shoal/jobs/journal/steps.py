@@ -21,7 +21,8 @@ class JobStep(StrEnum):
     ASK = "ask"
     """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""
     HAND_OVER = "hand-over"
-    """Action: the submitter writes the credentials into a file for the driver."""
+    """Action: the submitter writes the credentials into a file for the driver. Transaction, on pools that others run: a
+    waiting process writes them into the attempt's row, sealed."""
     ADMIT = "admit"
     """Transaction: put the attempt into its pool's queue, and give it room if there is some; or let it wait again."""
     SEND = "send"
@@ -31,7 +32,8 @@ class JobStep(StrEnum):
     START = "start"
     """Transaction: the driver records that the attempt runs."""
     TAKE = "take"
-    """Action: the driver reads the credentials and deletes their file."""
+    """Action: the driver reads the credentials and deletes their file. Transaction, on pools that others run: the
+    driver asks for the credentials with its public key."""
     BEAT = "beat"
     """Transaction: the driver records every few seconds that it is alive (its heartbeat), and its progress."""
     NOTE_RUN = "note-run"

@@ -4,13 +4,17 @@ need not be installed."""
 from __future__ import annotations
 
 import shlex
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from tenacity import Retrying
+
+from shoal.errors import PoolUnreachableError
 
 T = TypeVar("T")
 
@@ -76,13 +80,21 @@ class RayHead:
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
         token: Bearer token; empty if the head needs none.
+        ca: File with the certificates of the authorities that an https URL may have; None: those of this machine.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
         retrying: Rule that decides by the exception of the last try whether a submission is tried again.
         error: Function that returns the exception to raise for a failed request.
     """
 
     def __init__(
-        self, api: str, token: str, *, timeout_s: float, retrying: Retrying, error: Callable[[Failure], Exception]
+        self,
+        api: str,
+        token: str,
+        *,
+        ca: Path | None = None,
+        timeout_s: float,
+        retrying: Retrying,
+        error: Callable[[Failure], Exception],
     ) -> None:
         self._api = api
         self._retrying = retrying
@@ -94,25 +106,43 @@ class RayHead:
             # head at a loopback address.
             "trust_env": False,
             # Plain HTTP needs no certificates, and loading them would take 40 ms of CPU time.
-            "verify": not api.lower().startswith("http:"),
+            "verify": not api.lower().startswith("http:") and _trusted(ca),
         }
 
     def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
         """Send a GET request, and return the part of the JSON answer that the function `read` extracts."""
         return self._read(self._send("GET", path, params=params), read)
 
-    def submit(self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str]) -> bool:
+    def upload(self, package: str, content: bytes) -> None:
+        """Upload a package with code, which a job names when it is submitted. Ray removes it after that job.
+
+        Args:
+            package: Name of the package. The name begins with ``_ray_pkg_`` and ends with ``.zip``.
+            content: The zip archive, at most 100 MiB.
+        """
+        self._check(self._send("PUT", f"/api/packages/gcs/{package}", content=content))
+
+    def submit(
+        self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str], *, package: str | None = None
+    ) -> bool:
         """Submit a job, unless the head already has a job with this id.
 
         Args:
             argv: The command, run on the head.
             submission_id: Id of the submission; Ray accepts each id only once.
             metadata: Shown in Ray's dashboard, so it must not contain secrets.
+            package: Name of an uploaded package, into whose folder Ray unpacks it for the command. None: there is none.
 
         Returns:
             False if a submission with this id existed.
         """
-        body = {"entrypoint": shlex.join(argv), "submission_id": submission_id, "metadata": dict(metadata)}
+        body: dict[str, Any] = {
+            "entrypoint": shlex.join(argv),
+            "submission_id": submission_id,
+            "metadata": dict(metadata),
+        }
+        if package is not None:
+            body["runtime_env"] = {"working_dir": f"gcs://{package}"}
         return self._retrying(self._submit_once, body)
 
     def status(self, submission_id: str) -> RayJob | None:
@@ -170,6 +200,22 @@ class RayHead:
             return httpx.request(method, self._api + path, **self._options, **options)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._error(Failure(_problem(error), str(error) or type(error).__name__, method)) from error
+
+
+def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
+    """Return what httpx needs to check a head's certificate.
+
+    Raises:
+        PoolUnreachableError: The file cannot be read, or contains no certificate.
+    """
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError as error:  # SSLError is a subclass
+        raise PoolUnreachableError(
+            f"ca_file={ca} cannot be used: {error}. It has to contain certificates in PEM format"
+        ) from None
 
 
 def _problem(error: Exception) -> Problem:

@@ -14,7 +14,7 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
 from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
-from shoal.pool.backends.ray.token_file import remove_token, token_path
+from shoal.pool.backends.ray.token_file import ca_path, remove_token, token_path
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_START_TIMEOUT
@@ -33,7 +33,9 @@ class RayBackend:
     start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Reject a size above the cluster's number of nodes, unless the cluster has an autoscaler."""
+        """Reject a token that others on the network could read, and a size above the cluster's number of nodes, unless
+        the cluster has an autoscaler."""
+        spec.check_token_is_private()
         cluster = Cluster(spec)
         there = len(cluster.nodes())
         if size <= there or cluster.has_autoscaler():
@@ -110,7 +112,7 @@ class RayBackend:
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
         spec."""
-        return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head))
+        return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
 
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""

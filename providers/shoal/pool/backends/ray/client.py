@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
-from shoal.pool.backends.ray.token_file import token_path
+from shoal.pool.backends.ray.token_file import ca_path, token_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
@@ -75,7 +75,12 @@ class Cluster:
             reraise=True,
         )
         self._head = RayHead(
-            self._address, token, timeout_s=CLUSTER_PATIENCE, retrying=retrying, error=self._pool_error
+            self._address,
+            token,
+            ca=ca_path(spec),
+            timeout_s=CLUSTER_PATIENCE,
+            retrying=retrying,
+            error=self._pool_error,
         )
 
     def nodes(self) -> list[ClusterNode]:

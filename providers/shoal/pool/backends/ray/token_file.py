@@ -1,4 +1,4 @@
-"""Find and keep the file with the bearer token of a pool's Ray cluster.
+"""Find and keep the files with the bearer token of a pool's Ray cluster and with the certificates to trust.
 
 The store contains only the file's path. The reconciler and the driver of a job read the token from the file.
 """
@@ -20,6 +20,11 @@ def token_path(spec: PoolSpec) -> Path | None:
     A relative path is relative to ``$SHOAL_HOME``, so that hosts with different home folders can share a pool.
     """
     return home() / Path(spec.token_file).expanduser() if spec.token_file else None
+
+
+def ca_path(spec: PoolSpec) -> Path | None:
+    """Return the path of the pool's file with certificates, to which the same applies as to the token file."""
+    return home() / Path(spec.ca_file).expanduser() if spec.ca_file else None
 
 
 def keep_token(pool: str, token: str) -> str:

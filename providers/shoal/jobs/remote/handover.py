@@ -1,0 +1,91 @@
+"""Pass the credentials of an attempt to its driver through the attempt's row, where nobody else can read them.
+
+This way is for pools that others run (`ray://`), whose head need not share a folder with the submitter. The drivers of
+local pools read a file (`shoal.jobs.credentials`): it costs no time, and the submitter need not live until the driver
+has started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from shoal.errors import JobError
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.journal import handover
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.remote.sealing import DriverKey, seal
+from shoal.state import Store
+from shoal.state.schema import Job, JobState
+
+PATIENCE_S = 600.0
+"""Seconds for which a driver waits for its credentials. A process that waits for the job sends them within seconds. If
+the task is deferred, Airflow first has to start a worker process for it, which may take minutes if Airflow is busy."""
+
+_POLL_S = 0.5
+"""Seconds between two looks of a driver at its row."""
+
+
+def receive(
+    store: Store,
+    key: Key,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Secrets | None:
+    """Ask for the credentials of a pending attempt, and wait until a process has sent them.
+
+    The credentials stay in the row until the attempt is recorded as running or as ended.
+
+    Args:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        monotonic: Returns seconds by a clock that never jumps.
+        sleep: Waits for a number of seconds.
+
+    Returns:
+        The credentials; None if the driver gets none in this way, or if the attempt is not pending any more.
+
+    Raises:
+        JobError: No process has sent the credentials in time, or they were not sealed for this driver.
+    """
+    if not handover.is_needed(store, key):
+        return None
+    driver_key = DriverKey()
+    if not handover.ask_for_credentials(store, key, driver_key.public):
+        return None
+    until = monotonic() + PATIENCE_S
+    while monotonic() < until:
+        found = handover.sealed_for(store, key, driver_key.public)
+        if found is None:
+            return None
+        if found:
+            return Secrets.loads(driver_key.open(found, key.submission_id))
+        sleep(_POLL_S)
+    raise JobError(
+        f"no process has sent this job's credentials for {PATIENCE_S / 60:.0f} minutes: a process that waits for the "
+        "job sends them, and has ended or cannot reach the store. Submit the job again, and let that process run "
+        "until the job has started"
+    )
+
+
+def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
+    """Seal the credentials of an attempt and write them into its row, if its driver has asked for them.
+
+    Args:
+        store: Store that has the attempt's row.
+        job: The attempt's row.
+        secrets: The credentials.
+
+    Returns:
+        Whether this call has written them.
+
+    Raises:
+        JobError: The driver's key is not valid.
+    """
+    if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
+        return False
+    key = Key(job.id, job.attempt)
+    return handover.send_credentials(
+        store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id)
+    )

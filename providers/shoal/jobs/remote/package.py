@@ -1,0 +1,110 @@
+"""Send the code of a job to a cluster that shares no folder with the submitter, as a package of Ray's Job API.
+
+The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`). It is uploaded to the
+head over HTTP, so no Ray is needed here. Ray unpacks it into the folder in which the driver starts, and removes it
+after the job. Each file's name is the SHA-256 of its content, which the driver checks when it reads the file.
+
+Each attempt has a package of its own: Ray removes a package when the last job that names it has ended, and a job that
+is still queued does not count.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.jobs import ids
+from shoal.jobs.files import code_store, storage
+
+_PREFIX = "shoal-package:"
+"""First part of the paths in a spec that are relative to the unpacked package."""
+
+_CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
+_PLACES = ("program", "user_code")
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files with code that travel with an attempt.
+
+    Attributes:
+        files: Path on this machine of each file, by its path in the package.
+    """
+
+    files: Mapping[str, str]
+
+    def content(self) -> bytes:
+        """Return the zip archive.
+
+        Raises:
+            JobError: A file cannot be read, or was changed.
+        """
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
+            for inside, path in sorted(self.files.items()):
+                # An entry without rights would be unpacked as a file that nobody can read.
+                entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
+                entry.external_attr = 0o600 << 16
+                written.writestr(entry, code_store.read(path), zipfile.ZIP_DEFLATED)
+        return archive.getvalue()
+
+
+def taken_along(document: dict[str, Any]) -> tuple[dict[str, Any], Package]:
+    """Return a copy of a spec that names its code by paths in the package, and the package.
+
+    Code at a URI, such as an object store, stays there.
+
+    Args:
+        document: The spec, as plain data.
+    """
+    files: dict[str, str] = {}
+
+    def inside(path: Any) -> Any:
+        if not isinstance(path, str) or (found := _CODE.fullmatch(path)) is None:
+            return path
+        files[found[1]] = storage.root(path)
+        return _PREFIX + found[1]
+
+    return _with_code(document, inside), Package(files)
+
+
+def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return a copy of a spec in which the paths in the package are those of the unpacked files.
+
+    Args:
+        document: The spec, as plain data.
+        folder: Folder into which Ray has unpacked the package.
+    """
+    return _with_code(document, lambda path: path.replace(_PREFIX, folder, 1) if _is_inside(path) else path)
+
+
+def is_used(document: dict[str, Any]) -> bool:
+    """Return whether a spec names files in a package."""
+    return any(_is_inside(path) for path in _code(document))
+
+
+def name(submission_id: str) -> str:
+    """Return the name of an attempt's package. Ray's name of a package has no other characters."""
+    return f"_ray_pkg_shoal_{ids.digest(submission_id)[:32]}.zip"
+
+
+def _is_inside(path: Any) -> bool:
+    return isinstance(path, str) and path.startswith(_PREFIX)
+
+
+def _code(document: dict[str, Any]) -> Iterator[Any]:
+    yield from (document.get(place) for place in _PLACES)
+    yield from (document.get("run_config") or {}).get("code") or ()
+
+
+def _with_code(document: dict[str, Any], replaced: Any) -> dict[str, Any]:
+    copy = {**document, **{place: replaced(document[place]) for place in _PLACES if place in document}}
+    config = document.get("run_config") or {}
+    if config.get("code"):
+        copy["run_config"] = {**config, "code": [replaced(path) for path in config["code"]]}
+    return copy

@@ -1,0 +1,106 @@
+"""Refuse a job whose files the nodes of its pool cannot reach, because they are on this machine only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
+from shoal.pool.backends import BACKENDS
+from shoal.pool.journal import rows
+from shoal.pool.spec import PoolSpec
+from shoal.redaction import redact_value
+from shoal.state import Store
+from shoal.state.home import home
+from shoal.training.locations import SQLITE, local_path
+
+_SHARED = (
+    "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
+    "are separated by commas)"
+)
+
+
+def spec_of(store: Store, pool: str) -> PoolSpec:
+    """Return the settings of a pool.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+    """
+    with store.reading() as session:
+        return PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec)
+
+
+def is_remote(spec: PoolSpec) -> bool:
+    """Return whether the pool's nodes may be on hosts that share only the network with this process."""
+    return not BACKENDS[spec.backend]().bound_to_host
+
+
+def is_reachable(location: str, pool: PoolSpec) -> bool:
+    """Return whether a location is a URI, or in a folder that the pool's nodes share with this machine."""
+    path = _local(location)
+    return path is None or any(Path(path).is_relative_to(folder) for folder in pool.shared())
+
+
+def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Refuse a job that names a file of this machine, if its pool's nodes may be on other hosts.
+
+    A file in one of the pool's `shared_folders` is allowed.
+
+    Args:
+        spec: Spec of the job, completed with the values of this process's MLflow session.
+        pool: Settings of the pool.
+
+    Raises:
+        InvalidArgumentError: The nodes cannot reach a path that the job needs. The message names the option to set.
+    """
+    if not is_remote(pool):
+        return
+    for path, what, remedy in _needed(spec):
+        if not is_reachable(path, pool):
+            raise InvalidArgumentError(
+                f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
+                f"it: {remedy}; or, {_SHARED}"
+            )
+
+
+def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the local paths that a job needs, with a description of each, and what to do instead."""
+    store = "an object store, such as s3://bucket/folder"
+    location = spec.run_config.artifact_location
+    for dataset in spec.datasets():
+        if dataset.staging is not None and (path := _local(dataset.staging)):
+            yield path, "the staged copy of a frame or a query in", f"pass staging_location= with a URI in {store}"
+        for given in dataset.paths:
+            if path := _local(given):
+                yield path, "the dataset", f"copy it to {store}"
+    if location is None:
+        yield str(home()), "the default folder for results", f"set run_config.artifact_location to a URI in {store}"
+    elif path := _local(location):
+        yield path, "artifact_location", f"set it to a URI in {store}"
+    tracking = spec.tracking
+    if tracking is not None and tracking.uri and (path := _database(tracking.uri)):
+        yield (
+            path,
+            f"MLflow's database {redact_value(tracking.uri)}, the file",
+            "set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing",
+        )
+    if isinstance(spec, PredictJobSpec):
+        if is_model_folder(spec.model):
+            yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
+        if path := _local(spec.output_path):
+            yield path, "output_path", f"set it to a URI in {store}"
+
+
+def _local(location: str) -> str | None:
+    """Return the path of a location on this machine; None for a URI."""
+    path = local_path(location)
+    return None if "://" in path else str(Path(path).expanduser().absolute())
+
+
+def _database(uri: str) -> str | None:
+    """Return the file or folder of an MLflow tracking URI; None for a server."""
+    if uri.startswith("sqlite:"):
+        return str(Path(uri.removeprefix(SQLITE)).absolute())
+    return None if uri == "databricks" else _local(uri)

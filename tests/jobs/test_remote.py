@@ -1,0 +1,276 @@
+"""Jobs on pools that others run: what travels with them, and what is refused because no node could reach it."""
+
+from __future__ import annotations
+
+import io
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from shoal.data import DataConnector
+from shoal.data.spec import DatasetSpec
+from shoal.data.staging import staged_data
+from shoal.errors import InvalidArgumentError, JobError, PoolUnreachableError
+from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, submission
+from shoal.jobs.client import JobClient
+from shoal.jobs.driver.main import _without_package
+from shoal.jobs.files import code_store
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.remote import package
+from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store, home
+from shoal.state.schema import Job, Pool
+from tests.support.fake_ray_head import FakeHead
+from tests.support.job_store import POOL
+
+ARTIFACTS = "s3://bucket/jobs"
+
+
+@pytest.fixture
+def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The pool is a Ray cluster of others."""
+
+    def of_others(**options: Any) -> None:
+        spec = PoolSpec(name=POOL, backend="ray", address="http://head:1", **options)
+        with store.transaction() as session:
+            session.get_one(Pool, POOL).spec = spec.model_dump()
+
+    of_others()
+    return of_others
+
+
+@pytest.fixture
+def submit(head: FakeHead, pool: Callable[..., None]) -> Callable[..., JobHandle]:
+    def submit(spec: Any, **options: Any) -> JobHandle:
+        return submission.submit(spec, holder="airflow:dag/run", endpoint_of=lambda _: head.endpoint, **options)
+
+    return submit
+
+
+def row(handle: JobHandle) -> Job:
+    return attempts.load(Store(), Key(handle.job_id, handle.attempt))
+
+
+def function(**config: Any) -> FunctionJobSpec:
+    given = {"pool_name": POOL, "artifact_location": ARTIFACTS, **config}
+    return FunctionJobSpec(name="train", program=code_store.store(b"pickled"), tracking=None, run_config=given)
+
+
+class TestPackage:
+    def test_code_travels_with_the_job_and_is_checked_by_its_digest(self, submit, head, tmp_path):
+        module = tmp_path / "features.py"
+        module.write_text("COLUMNS = ['a']\n")
+
+        handle = submit(function(code=[str(module)]))
+
+        [[name, archive]] = head.packages.items()
+        submitted = head.jobs[f"{handle.job_id}-1"]
+        assert submitted.runtime_env == {"working_dir": f"gcs://{name.removeprefix('gcs/')}"}
+        document = row(handle).spec
+        assert str(home()) not in str(document)
+        folder = tmp_path / "unpacked"
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
+        spec = parse_spec(package.unpacked(document, str(folder)))
+        assert code_store.read(spec.program) == b"pickled"
+        [code] = spec.run_config.code
+        assert zipfile.ZipFile(io.BytesIO(code_store.read(code))).read("features.py") == module.read_bytes()
+        Path(spec.program).write_bytes(b"another")
+        with pytest.raises(JobError, match="was changed after it was stored"):
+            code_store.read(spec.program)
+
+    def test_each_attempt_has_a_package_and_an_attached_one_sends_none(self, submit, head):
+        first = submit(function())
+        assert submit(function()).attempt == 1
+        assert len(head.packages) == 1
+        first.cancel()
+
+        assert submit(function()).attempt == 2
+        assert len(head.packages) == 2
+
+    def test_another_process_that_sends_a_queued_job_names_its_package(self, submit, head, store):
+        handle = submit(function())
+        sent = head.jobs.pop(f"{handle.job_id}-1")
+        with store.transaction() as session:
+            session.get_one(Job, (handle.job_id, 1)).admitted_at = None
+
+        other = JobHandle(store, row(handle), endpoint_of=lambda _: head.endpoint)
+        other.start_if_room()
+
+        assert head.jobs[f"{handle.job_id}-1"].runtime_env == sent.runtime_env
+
+    def test_a_local_pool_gets_no_package(self, submit, head, store):
+        with store.transaction() as session:
+            session.get_one(Pool, POOL).spec = PoolSpec(name=POOL).model_dump()
+
+        handle = submit(function(artifact_location=None))
+
+        assert head.packages == {}
+        assert head.jobs[f"{handle.job_id}-1"].runtime_env == {}
+        assert code_store.read(parse_spec(row(handle).spec).program) == b"pickled"
+
+    def test_workers_do_not_start_in_the_drivers_folder(self):
+        config = '{"runtime_env": {"working_dir": "gcs://x.zip", "env_vars": {"A": "1"}}, "metadata": {"job": "j"}}'
+
+        assert _without_package(config) == '{"runtime_env": {"env_vars": {"A": "1"}}, "metadata": {"job": "j"}}'
+
+
+def training(**fields: Any) -> JobSpec:
+    config = {"pool_name": POOL, "artifact_location": ARTIFACTS}
+    given = {"dataset": DatasetSpec(paths=("s3://bucket/train",)), "input_cols": ("a",), "label_col": "y", **fields}
+    return JobSpec(**{"tracking": None, "run_config": config, **given})
+
+
+class TestReach:
+    def test_a_job_that_names_only_uris_is_accepted(self, submit, monkeypatch):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+
+        assert submit(training(tracking=Tracking())).attempt == 1
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [
+            (training(dataset={"paths": ["s3://b/x", "/data/train"]}), r"the dataset /data/train is .*object store"),
+            (training(dataset={"paths": ["file:///data/train"]}), "the dataset /data/train is on this machine"),
+            (training(eval_set={"paths": ["/data/eval"]}), "the dataset /data/eval"),
+            (training(run_config={}), r"the default folder for results .* set run_config\.artifact_location"),
+            (training(run_config={"artifact_location": "/models"}), "artifact_location /models is .*s3://bucket"),
+            (training(run_config={"artifact_location": "file:///models"}), "artifact_location /models is"),
+            (training(tracking=Tracking(uri="sqlite:////x/runs.db")), r"the file /x/runs\.db is .*MLFLOW_TRACKING_URI"),
+            (training(tracking=Tracking(uri="/x/mlruns")), "MLflow's database /x/mlruns, the file /x/mlruns is"),
+            (
+                PredictJobSpec(
+                    model="/models/mine", dataset={"paths": ["s3://b/x"]}, output_path="s3://b/y",
+                    tracking=None, run_config={"artifact_location": ARTIFACTS},
+                ),
+                r"the model /models/mine is .*models:/NAME@ALIAS",
+            ),
+            (
+                PredictJobSpec(
+                    model="s3://b/m", dataset={"paths": ["s3://b/x"]}, output_path="/out",
+                    tracking=None, run_config={"artifact_location": ARTIFACTS},
+                ),
+                "output_path /out is on this machine",
+            ),
+        ],
+    )  # fmt: skip
+    def test_what_the_nodes_cannot_reach_is_refused_before_anything_is_sent(self, submit, head, spec, said):
+        with pytest.raises(InvalidArgumentError, match=said) as caught:
+            submit(spec.on_pool(POOL))
+
+        assert "shared_folders" in str(caught.value)
+        assert head.submissions == 0
+        assert submission.list_jobs() == []
+
+    def test_shared_folders_are_allowed(self, submit, pool):
+        pool(shared_folders="/data, /models")
+        spec = training(dataset={"paths": ["/data/train"]}, run_config={"artifact_location": "/models/x"})
+
+        assert submit(spec.on_pool(POOL)).attempt == 1
+        with pytest.raises(InvalidArgumentError, match="/database/train"):
+            submit(training(dataset={"paths": ["/database/train"]}))
+
+    def test_a_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(self, submit, pool, tmp_path):
+        pool(shared_folders=str(tmp_path))
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}))
+        spec = training(dataset=connector.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
+
+        handle = submit(spec)
+
+        [dataset] = parse_spec(row(handle).spec).datasets()
+        assert dataset.staging.startswith(f"{tmp_path}/staging/")
+        assert DataConnector.from_spec(dataset).to_pandas()["a"].tolist() == [1.0, 2.0]
+        assert staged_data.claims(dataset.staging) == {f"{handle.job_id}-1"}
+        assert not staged_data.is_held(dataset.staging)
+        again = submit(spec)
+        assert (again.job_id, again.attempt) == (handle.job_id, 1)
+        assert len(list((tmp_path / "staging").iterdir())) == 1
+        handle.cancel()
+        assert not Path(dataset.staging).exists()
+
+    def test_a_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit):
+        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0]}))
+
+        with pytest.raises(InvalidArgumentError, match=r"the staged copy .*staging_location="):
+            submit(training(dataset=connector.to_spec(), run_config={"pool_name": POOL}))
+
+
+@pytest.fixture
+def own_ca(tmp_path: Path) -> Any:
+    """A head behind https, whose certificate is from an authority of its own."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"https://127.0.0.1:{server.server_address[1]}", cert
+    server.shutdown()
+    server.server_close()
+
+
+class TestHttps:
+    def test_a_certificate_of_an_own_authority(self, own_ca, head):
+        url, ca = own_ca
+        endpoint = replace(head.endpoint, api=url)
+
+        with pytest.raises(JobError, match="CERTIFICATE_VERIFY_FAILED"):
+            JobClient.at(endpoint).status("job-1")
+        assert JobClient.at(replace(endpoint, ca_path=ca)).status("job-1") is None
+
+    def test_a_file_that_is_no_certificate(self, tmp_path, fresh_home):
+        (tmp_path / "ca.pem").write_text("no certificate")
+        for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
+            spec = PoolSpec.parse(f"ray://lab?address=https://10.0.0.5:8265&ca_file={file}")
+            with pytest.raises(PoolUnreachableError, match=f"ca_file={file} cannot be used.*PEM"):
+                Cluster(spec).nodes()
+
+    def test_a_token_goes_in_clear_only_to_this_machine_or_if_that_is_allowed_by_name(self):
+        base = "ray://lab?token_file=/t&address="
+        for fine in ("http://127.0.0.1:8265", "http://localhost:8265", "http://[::1]:8265", "https://10.0.0.5"):
+            PoolSpec.parse(base + fine).check_token_is_private()
+        PoolSpec.parse("ray://lab?address=http://10.0.0.5:8265").check_token_is_private()
+        PoolSpec.parse(f"{base}http://10.0.0.5:8265&token_over_http=allow").check_token_is_private()
+
+        with pytest.raises(InvalidArgumentError, match=r"without encryption.*https://.*token_over_http=allow"):
+            PoolSpec.parse(f"{base}http://10.0.0.5:8265").check_token_is_private()
+
+
+def test_the_driver_is_run_by_a_python_that_the_head_has(submit, head, tmp_path):
+    submit(function())
+    [job] = head.jobs.values()
+    (tmp_path / "python").write_text("#!/bin/sh\necho head:$@\n")
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    elsewhere = job.entrypoint.replace(sys.executable, "/of/the/submitter/python")
+
+    said = subprocess.run(["sh", "-c", elsewhere], env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert said.startswith("head:-P -m shoal.jobs.driver ")
