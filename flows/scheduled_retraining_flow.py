@@ -6,7 +6,8 @@ finds the months, the holdout and the settings of the newest version, it trains 
 trains on the months of 2013 before this month and evaluates the model on it, in any case.
 
 The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI for the process that
-serves the flow. To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
+serves the flow, and if its nodes are on other hosts, ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results. To train on a
+table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
 @task(cache_policy=NO_CACHE)
 def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
     """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-    return retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
+    spec = retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
+    run_config = spec.run_config.model_copy(update={"artifact_location": os.environ.get("SHOAL_RETRAIN_ARTIFACTS")})
+    return spec.model_copy(update={"run_config": run_config})
 
 
 @task(cache_policy=NO_CACHE)
