@@ -164,6 +164,8 @@ lock:  ## Pin the development environment again (no index address, no local path
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
 	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
+	@uv pip compile --quiet --upgrade --group stack --constraint requirements/dev.txt --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/stack.txt
 
 clean:  ## Remove the environments and all caches
 	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info

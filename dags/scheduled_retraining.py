@@ -13,7 +13,8 @@ the tasks after it are skipped.
 With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it, in any
 case. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
 ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
-``shoal_retrain_pool``.
+``shoal_retrain_pool``. If its nodes are on other hosts, write a URI for the results, such as ``s3://bucket/jobs``, to the
+Variable ``shoal_retrain_artifacts``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.sensors import NodesSensor
 
 POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"
+ARTIFACTS = "{{ var.value.get('shoal_retrain_artifacts', '') }}"
 NODES = 3
 WINDOW_MONTHS = 6
 FEATURES = (
@@ -65,7 +67,7 @@ def scheduled_retraining() -> None:
     """Prepare the data, lease nodes, wait for them, train, release the nodes, and report the champion."""
 
     @task
-    def prepare() -> dict[str, Any]:
+    def prepare(artifacts: str = "") -> dict[str, Any]:
         """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
         from shoal.examples.flights_data import month_files, months_before, recent_files
 
@@ -89,6 +91,7 @@ def scheduled_retraining() -> None:
             "n_estimators": rounds,
             "register": {"model": model, "metric": "rmse", "holdout": {"paths": holdout}},
             "tracking": {"experiment": model, "run_name": period},
+            "run_config": {"artifact_location": artifacts or None},
         }
 
     @task
@@ -110,7 +113,7 @@ def scheduled_retraining() -> None:
         """Return the id of the task to run next, depending on whether the new model was promoted."""
         return "promoted" if report["promoted"] else "kept"
 
-    spec = prepare()
+    spec = prepare(ARTIFACTS)
     with pool_for_run(size=NODES, pool_name=POOL, is_async=True) as pool:
         nodes = NodesSensor(task_id="wait_for_nodes", expected_nodes=NODES, pool_name=POOL)
         train = DistributedTrainOperator(

@@ -5,11 +5,14 @@ A run trains on the six complete months before the last complete month, and eval
 finds the months, the holdout and the settings of the newest version, it trains nothing. With the parameter `month`, it
 trains on the months of 2013 before this month and evaluates the model on it, in any case.
 
-To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
+The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI for the process that
+serves the flow, and if its nodes are on other hosts, ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results. To train on a
+table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import Any
 
@@ -63,7 +66,9 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
 @task(cache_policy=NO_CACHE)
 def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
     """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-    return retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
+    spec = retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
+    run_config = spec.run_config.model_copy(update={"artifact_location": os.environ.get("SHOAL_RETRAIN_ARTIFACTS")})
+    return spec.model_copy(update={"run_config": run_config})
 
 
 @task(cache_policy=NO_CACHE)
@@ -104,5 +109,6 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
 
 
 if __name__ == "__main__":
+    pool = os.environ.get("SHOAL_RETRAIN_POOL", POOL)
     # The flow runs on the first of the month at six. By default, Prefect pauses the schedule when this process stops.
-    retrain.serve(name="monthly", cron="0 6 1 * *", pause_on_shutdown=False)
+    retrain.serve(name="monthly", cron="0 6 1 * *", parameters={"pool": pool}, pause_on_shutdown=False)
