@@ -21,6 +21,7 @@ from shoal.errors import InvalidArgumentError, JobBusyError, JobError, JobNotFou
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
+from shoal.pool.journal import usage
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -339,6 +340,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
         if job is None or job.state is not JobState.PENDING:
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
+        usage.job_uses(session, job, 1, now)
         return job
 
 
@@ -419,7 +421,21 @@ def end(
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         job.results_digest, job.error_is_permanent = results_digest, error_is_permanent
         job.progress = progress or job.progress
+        usage.end_job(session, job, now)
         return True
+
+
+def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:
+    """Return the number of nodes that attempts have used up to now, multiplied by the seconds.
+
+    Attempts that have not started, or that a version of shoal ran that did not record this, are missing.
+    """
+    wanted = [(key.job_id, key.attempt) for key in keys]
+    found: dict[tuple[str, int], float] = {}
+    with store.reading(snapshot=False) as session:
+        for first in range(0, len(wanted), _MOST_KEYS):
+            found |= usage.of_attempts(session, wanted[first : first + _MOST_KEYS], now)
+    return {Key(*attempt): value for attempt, value in found.items()}
 
 
 def collect(store: Store, key: Key, now: float) -> None:
