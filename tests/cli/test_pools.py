@@ -1,12 +1,14 @@
 """`shoal pool …` without a node; `test_real_pool` has them."""
 
+import time
+
 import pytest
 
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.pool.status import NodeStatus, PoolStatus
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import Job, Lease, Pool, PoolState
+from shoal.state.schema import Job, Lease, Pool, PoolState, Usage
 from tests.cli.conftest import document
 
 
@@ -104,12 +106,17 @@ def test_leases_are_shown_with_their_kind_and_place(shoal, a_pool):
             )
             lease.exclusive, lease.waiting, lease.queue_number = exclusive, waiting, number
             session.add(lease)
+        session.add(Usage(pool=a_pool, holder="run/1", lease_id="run/1", nodes=2, begun_at=time.time() - 50))
     text = " ".join(shoal("pool", "describe").stdout.split())
     assert "run/1 2 exclusive granted" in text
     assert "run/2 2 exclusive waiting as the next in the queue, 2 of 3 nodes are taken" in text
     assert "run/3 1 shared waiting for 1 lease ahead, 2 of 3 nodes are taken" in text
-    leases = document(shoal("pool", "describe", "--json").stdout)["leases"]
-    assert [lease["position"] for lease in leases] == [None, 1, 2]
+    assert "used in the last 30 days" in text and "run/1 2 1" in text
+    shown = document(shoal("pool", "describe", "--json").stdout)
+    assert [lease["position"] for lease in shown["leases"]] == [None, 1, 2]
+    [used] = shown["usage"]
+    assert (used["holder"], used["nodes"], used["job_node_seconds"]) == ("run/1", 2, 0)
+    assert used["lease_node_seconds"] >= 100
 
 
 def test_limits_are_altered(shoal, a_pool):

@@ -311,6 +311,9 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
     assert system.keys() == {f"worker-{rank}/{name}" for rank in range(2) for name in done.peak_usage_per_worker[0]}
     assert done.peak_usage_per_worker[1]["memory_usage_megabytes"] >= system["worker-1/memory_usage_megabytes"] > 10
     assert run.data.params["function"] == "log_and_return"
+    assert done.node_seconds is not None and status.node_seconds is not None
+    assert 0 < done.node_seconds <= 2 * done.seconds
+    assert done.node_seconds <= run.data.metrics["system/node_seconds"] == pytest.approx(status.node_seconds)
 
     job = attempts.load(Store(), Key("function", 1))
     assert job.spec["hyper_params"] == {"password": "***", "database": "postgresql://db/x"}
@@ -327,8 +330,9 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
 
 
 def system_metrics(run: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the run's system metrics, without the prefix, and all others."""
+    """Return the workers' system metrics, without the prefix, and all metrics but those of the system."""
     metrics = dict(run.data.metrics)
+    del metrics["system/node_seconds"]
     system = {name: metrics.pop(name) for name in list(metrics) if name.startswith("system/")}
     return {name.removeprefix("system/"): value for name, value in system.items()}, metrics
 

@@ -19,7 +19,7 @@ from shoal.pool.journal.advance import advance
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.spec import PoolSpec
-from shoal.state.schema import Base, Node, NodeState, Operation, OperationState
+from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, Usage
 
 MAX_NODES = 6
 
@@ -208,6 +208,8 @@ class Leasing(RuleBasedStateMachine):
             still_open = {row.lease_id for row in snapshot.operations if row.state is OperationState.OPEN}
             for one in lease_rules.queue(snapshot):
                 assert one.id in still_open, "a lease waits without a deadline"
+            uses = session.query(Usage).filter(Usage.ended_at.is_(None))
+            assert {(row.lease_id, row.nodes) for row in uses} == {(one.id, one.size) for one in granted}
             self.known = {one.id: (one.holder, one.size, one.waiting) for one in snapshot.leases}
             self.own = set()
 

@@ -114,6 +114,7 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("created", when(status.created_at)),
                 ("started", when(status.started_at)),
                 ("ended", when(status.ended_at)),
+                ("node-seconds", None if status.result else status.node_seconds),
                 ("MLflow run", None if status.result else status.mlflow_run_id),
             ]
         )

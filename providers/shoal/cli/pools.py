@@ -13,7 +13,7 @@ from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.names import is_pool_name
-from shoal.pool.tunables import ROLLBACK_AFTER
+from shoal.pool.tunables import ROLLBACK_AFTER, USAGE_DAYS
 
 if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
@@ -23,6 +23,9 @@ app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop comput
 
 _MOST_JOBS = 10_000
 """Largest number of unfinished jobs that `shoal pool describe` reads and counts."""
+
+_MOST_HOLDERS = 20
+"""Largest number of holders whose use of nodes `shoal pool describe` prints. With --json, it prints all."""
 
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
@@ -80,18 +83,27 @@ def describe(name: Name = None, as_json: Json = False) -> None:
     from shoal.jobs import list_jobs
     from shoal.state.schema import JOB_ACTIVE
 
-    status = _pool(name).describe()
+    pool = _pool(name)
+    status, used = pool.describe(), pool.usage()
     unfinished = list_jobs(status.name, states=JOB_ACTIVE, limit=_MOST_JOBS)
     waiting = sorted((job for job in unfinished if job.position is not None), key=lambda job: job.position or 0)
     running = len(unfinished) - len(waiting)
     if as_json:
         named = ("job_id", "attempt", "holder", "priority", "position")
         queue = [{name: getattr(job, name) for name in named} for job in waiting]
-        print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}})
+        print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}, "usage": used})
     else:
         _show(status, as_json)
         if unfinished:
             show("", f"jobs: {running} running, {len(waiting)} waiting for room")
+        if used:
+            rows = [
+                (one.holder, one.nodes, round(one.lease_node_seconds), round(one.job_node_seconds))
+                for one in used[:_MOST_HOLDERS]
+            ]
+            title = f"used in the last {USAGE_DAYS:g} days"
+            columns = ("HOLDER", "NODES NOW", "NODE-SECONDS OF LEASES", "OF JOBS")
+            show("", table(columns, rows, title=title))
     if (check := reconciler([status])).status != "ok":
         say(f"the reconciler {check.found}: {check.advice}")
 

@@ -110,6 +110,8 @@ class JobStatus:
             attempt runs; None if no progress has been recorded yet.
         priority: Priority in the pool's queue.
         position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
+        node_seconds: Number of nodes that the attempt has used up to now, multiplied by the seconds; None before it has
+            started.
     """
 
     job_id: str
@@ -126,10 +128,11 @@ class JobStatus:
     progress: Progress | None = None
     priority: int = 0
     position: int | None = None
+    node_seconds: float | None = None
 
     @classmethod
-    def of(cls, job: Job, place: Place | None = None) -> JobStatus:
-        """Build the status from a job's row and its place in the queue."""
+    def of(cls, job: Job, place: Place | None = None, node_seconds: float | None = None) -> JobStatus:
+        """Build the status from a job's row, its place in the queue, and the node-seconds that it has used."""
         return cls(
             job_id=job.id,
             attempt=job.attempt,
@@ -146,6 +149,7 @@ class JobStatus:
             progress=_progress(job),
             priority=job.priority or 0,
             position=place.position if place and job.is_waiting else None,
+            node_seconds=node_seconds,
         )
 
 
@@ -280,7 +284,9 @@ class JobHandle:
         The call also polls the job (updates its `last_polled_at`), so that a job with `orphan_after` does not end
         itself.
         """
-        return JobStatus.of(self.settle(), self._place)
+        job = self.settle()
+        used = attempts.node_seconds(self._store, [self._key], self._clock())
+        return JobStatus.of(job, self._place, used.get(self._key))
 
     def wait(
         self,

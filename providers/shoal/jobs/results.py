@@ -32,7 +32,7 @@ DATA_TAGS = "shoal.data_"
 """Begin of the names of a registered version's tags that describe its training rows."""
 
 
-_NEWER = ("peak_usage_per_worker",)
+_NEWER = ("peak_usage_per_worker", "node_seconds")
 """Fields that results of earlier versions of shoal do not have."""
 
 
@@ -144,6 +144,11 @@ class JobResult(PlainResult):
     )
     num_workers: int = Field(description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
+    node_seconds: float | None = Field(
+        default=None,
+        description="Number of nodes that the job has used, multiplied by the seconds: the nodes of its workers, or "
+        "one node (the head with the driver) while it has no workers. None: an earlier version of shoal ran the job.",
+    )
     restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(
         description="Highest resident memory of each worker in bytes, in the order of the ranks."

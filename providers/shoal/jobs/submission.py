@@ -352,4 +352,6 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)
     places = admission.places(store) if any(job.is_waiting for job in found) else {}
-    return [JobStatus.of(job, places.get(Key(job.id, job.attempt))) for job in found]
+    keys = [Key(job.id, job.attempt) for job in found]
+    used = attempts.node_seconds(store, keys, time.time())
+    return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]

@@ -23,9 +23,10 @@ from shoal.errors import (
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
-from shoal.pool.journal import commands, rows
+from shoal.pool.journal import commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.journal.usage import HolderUsage
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.lease_rules import nodes_for
 from shoal.pool.names import pool_name_of
@@ -36,9 +37,9 @@ from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, head_endpoint, report_of, status_of
-from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
+from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
-from shoal.state import Store
+from shoal.state import Store, stamps
 from shoal.state.codec import storable
 from shoal.state.host import hostname
 from shoal.state.process import ProcessId
@@ -177,7 +178,7 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
-            commands.remove(session, self.name, abandon=abandon)
+            commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
 
@@ -498,6 +499,22 @@ class ComputePool:
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
+
+    def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
+        """Return how many node-seconds the leases and the jobs of each holder have used, the largest number first.
+
+        Args:
+            days: Number of past days that count.
+
+        Raises:
+            PoolNotFoundError: No pool has this name.
+        """
+        if not days > 0:
+            raise InvalidArgumentError(f"days={days}: it has to be above 0")
+        now = self._clock()
+        with self._store.reading() as session:
+            rows.load(session, self.name, lock=False)
+            return usage.by_holder(session, self.name, now, since=stamps.shared_now(session, now) - days * 24 * 3600)
 
     def endpoint(self) -> Endpoint:
         """Return the address at which the pool's head accepts jobs.

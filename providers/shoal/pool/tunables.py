@@ -45,6 +45,12 @@ larger number would make each read slower."""
 KEEP_LOGS = 7 * 24 * 3600.0
 """Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
 
+KEEP_USAGE = 400 * 24 * 3600.0
+"""Time for which the record of used nodes is kept: long enough to compare a month with the same month of last year."""
+
+USAGE_DAYS = 30.0
+"""Number of past days whose use of nodes `shoal pool describe` shows: about a month, the period of most budgets."""
+
 RETENTION_PERIOD = 3600.0
 """Interval at which the reconciler removes old logs and operations."""
 

@@ -376,6 +376,34 @@ class Job(Base):
         return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
 
 
+class Usage(Base):
+    """A number of nodes that a lease or a job has used for some time without a change.
+
+    The row is written when the time begins, in the transaction that grants the lease or starts the job. So the sum over
+    the rows is right even if every process was killed meanwhile.
+    """
+
+    __tablename__ = "usage"
+    __table_args__ = (Index("ix_usage_pool", "pool", "ended_at"), Index("ix_usage_job", "job_id", "attempt"))
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    pool: Mapped[str]
+    """Name of the pool. The column is not a foreign key, because the row is kept when the pool is deleted."""
+    holder: Mapped[str] = mapped_column(_HOLDER)
+    lease_id: Mapped[str | None]
+    """Id of the lease; None if a job has used the nodes."""
+    job_id: Mapped[str | None]
+    attempt: Mapped[int | None]
+    nodes: Mapped[int]
+    begun_at: Mapped[float]
+    begun_clock: Mapped[dict[str, Any] | None]
+    """Stamp of `begun_at` (see `shoal.state.stamps`)."""
+    ended_at: Mapped[float | None]
+    """Time at which the lease or job ended, or got another number of nodes. None: it goes on."""
+    node_seconds: Mapped[float | None]
+    """Number of nodes multiplied by the seconds. None while it goes on."""
+
+
 class Lock(Base):
     """A named lock that expires, for actions that must not run at the same time, such as promoting a model."""
 

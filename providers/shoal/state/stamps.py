@@ -38,17 +38,18 @@ def wall() -> float:
     return time.time()
 
 
-def stamp(value: float) -> dict[str, Any]:
+def stamp(value: float, *, ago: float = 0.0) -> dict[str, Any]:
     """Return a stamp (a reading of the monotonic clock) to store beside a value that is being written now.
 
     Args:
         value: The value, such as ``last_polled_at``. The stamp contains the value, because shoal 0.1 may later change
             the value but not the stamp. :func:`age` then sees that they differ, and ignores the stamp.
+        ago: Seconds that have passed since the time of the value, if it is not the present time.
 
     Returns:
         The stamp: the id of the monotonic clock, its reading in seconds, and the value.
     """
-    return {"clock": _clock_id(), "at": monotonic(), "of": value}
+    return {"clock": _clock_id(), "at": monotonic() - ago, "of": value}
 
 
 def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:

@@ -18,9 +18,11 @@ from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.pool.api import ComputePool
+from shoal.pool.journal import usage
 from shoal.pool.tunables import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.training.gang.gang import nodes_in_use
 from shoal.training.progress import Progress
 
 _PERIOD_S = 2.0
@@ -42,6 +44,15 @@ class Reason:
 
     state: JobState
     text: str
+
+
+def job_nodes() -> tuple[int, float]:
+    """Return how many nodes this driver's job uses, and for how many seconds it has used this number.
+
+    A job without workers uses the head, on which its driver runs.
+    """
+    nodes, seconds = nodes_in_use()
+    return max(1, nodes), seconds
 
 
 def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout: float | None) -> Reason | None:
@@ -144,6 +155,8 @@ class Watchdog:
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
+                nodes, seconds = job_nodes()
+                usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
                 self._beat_at = now + _HEARTBEAT_S
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now

@@ -25,7 +25,7 @@ from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.driver.heartbeat import Reason, Watchdog
+from shoal.jobs.driver.heartbeat import Reason, Watchdog, job_nodes
 from shoal.jobs.environment import modules
 from shoal.jobs.files import queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
@@ -54,6 +54,9 @@ _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""
+
+_NODE_SECONDS = "system/node_seconds"
+"""Metric of MLflow's run. MLflow shows it beside the usage of CPUs and memory, away from the model's metrics."""
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 """Status that MLflow's run gets for each final state of the attempt."""
@@ -128,6 +131,9 @@ class Driver:
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
+        with _logged("the node-seconds could not be logged to MLflow"):
+            if self._run and (node_seconds := self._node_seconds()) is not None:
+                self._run.log_values({_NODE_SECONDS: node_seconds})
         with _logged(f"the MLflow run could not be marked {status}"):
             if self._run:
                 self._run.finish(status)
@@ -156,6 +162,7 @@ class Driver:
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
             result, results_digest = self._work(self._run)
+            result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
             # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has turned that into a SystemError,
@@ -174,6 +181,11 @@ class Driver:
                 error=cause + self._expiry_hint(cause),
                 error_is_permanent=self._is_permanent(error),
             )
+
+    def _node_seconds(self) -> float | None:
+        """Return the number of nodes that the attempt has used so far, multiplied by the seconds."""
+        found = patiently(self._store, lambda: attempts.node_seconds(self._store, [self._key], time.time()))
+        return found.get(self._key)
 
     def _is_permanent(self, error: Exception) -> bool:
         """Return whether a further attempt would fail with the same error."""
@@ -266,8 +278,9 @@ class Driver:
         from shoal.training.gang.shared import end_gangs
 
         with _logged("the room of the job's workers could not be freed before the end of the job"):
+            used = job_nodes()
             end_gangs()
-            admission.free_gang(self._store, self._key)
+            admission.free_gang(self._store, self._key, time.time(), used)
             cleanup.start_next(self._store, self._job.pool)
         # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
         if self._told_to_end:

@@ -21,6 +21,7 @@ from shoal.jobs.capacity import Gang, NodeSize, Room, drivers_in
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.queue_order import Entry, Place
+from shoal.pool.journal import usage
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Node, NodeState
@@ -116,16 +117,27 @@ def _is_unsent(job: Job) -> bool:
     return job.state is JobState.PENDING and job.admitted_at is None
 
 
-def free_gang(store: Store, key: Key) -> None:
+def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> None:
     """Record that a running attempt needs no more CPUs and GPUs, so that they count as free for the waiting attempts.
 
     The attempt still counts with its driver.
+
+    Args:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        now: Seconds since the epoch.
+        used: Number of nodes that the attempt has used until now, and the seconds for which it has used this number.
 
     Raises:
         JobError: There is no such attempt.
     """
     with transaction(store, JobStep.FREE) as session:
-        get(session, key).gang = Gang(workers=0, cpus=0, gpus=0).to_json()
+        job = get(session, key)
+        job.gang = Gang(workers=0, cpus=0, gpus=0).to_json()
+        if job.state is JobState.RUNNING:
+            nodes, seconds = used
+            usage.job_uses(session, job, nodes, now, since_s=seconds)
+            usage.job_uses(session, job, 1, now)
 
 
 def put_back(store: Store, key: Key) -> None:

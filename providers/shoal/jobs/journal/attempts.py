@@ -23,6 +23,7 @@ from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
+from shoal.pool.journal import usage
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -347,6 +348,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
         job.driver_key = job.sealed_credentials = None
+        usage.job_uses(session, job, 1, now)
         return job
 
 
@@ -435,7 +437,21 @@ def end(
                 session, ActionKind.CANCELLED, job.id, holder=actor or python_holder(), at=now, pool=job.pool,
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
+        usage.end_job(session, job, now)
         return True
+
+
+def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:
+    """Return the number of nodes that attempts have used up to now, multiplied by the seconds.
+
+    Attempts that have not started, or that a version of shoal ran that did not record this, are missing.
+    """
+    wanted = [(key.job_id, key.attempt) for key in keys]
+    found: dict[tuple[str, int], float] = {}
+    with store.reading(snapshot=False) as session:
+        for first in range(0, len(wanted), _MOST_KEYS):
+            found |= usage.of_attempts(session, wanted[first : first + _MOST_KEYS], now)
+    return {Key(*attempt): value for attempt, value in found.items()}
 
 
 def collect(store: Store, key: Key, now: float) -> None:

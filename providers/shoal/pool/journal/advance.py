@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
-from shoal.pool.journal import clock, rows
+from shoal.pool.journal import clock, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_rules import grantable
 from shoal.pool.scaling_plan import (
@@ -112,6 +112,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     pool = snapshot.pool
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
+    usage.follow_leases(session, pool.name, now)
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     return Intents(_claim_starts(nodes, now), ending, [*expired, *ended, *granted, *gone_down], wanted(snapshot))
 
@@ -121,6 +122,7 @@ def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
     shared_now = stamps.shared_now(session, now)
     expired = [lease for lease in snapshot.leases if _has_expired(snapshot, lease, shared_now)]
     for lease in expired:
+        usage.end_expired(session, lease, now)
         session.delete(lease)
     if expired:
         session.flush()

@@ -19,7 +19,7 @@ from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
-from shoal.pool.journal import clock, rows
+from shoal.pool.journal import clock, rows, usage
 from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
@@ -197,6 +197,7 @@ def lease(
     )
     pool.touched_at = now
     _try_at_once(pool)
+    usage.follow_leases(session, name, now)
     return operation.id, lease
 
 
@@ -254,6 +255,7 @@ def release(session: Session, name: str, holder: str, now: float) -> int:
     for lease in mine:
         session.delete(lease)
     snapshot.pool.touched_at = now
+    usage.follow_leases(session, name, now)
     return len(mine)
 
 
@@ -288,12 +290,13 @@ def abandon(session: Session, name: str, now: float) -> None:
     pool.state = PoolState.DOWN
 
 
-def remove(session: Session, name: str, *, abandon: bool) -> None:
+def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
     """Delete all rows of a pool except those of its jobs.
 
     Args:
         session: A write transaction.
         name: Name of the pool.
+        now: Seconds since the epoch.
         abandon: Delete the rows even if the pool's host or cluster may still run its nodes. A supervisor that finds its
             row deleted ends its node.
 
@@ -316,6 +319,7 @@ def remove(session: Session, name: str, *, abandon: bool) -> None:
         rows.require_here(pool)
         _require_unused(snapshot, [job.id for job in rows.unfinished_jobs(session, [name])])
     session.delete(pool)
+    usage.follow_leases(session, name, now)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

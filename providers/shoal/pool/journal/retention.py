@@ -1,16 +1,20 @@
-"""Delete old operations and old logs of ended nodes. A node's folder is deleted when the node ends."""
+"""Delete old operations, old records of used nodes, and old logs of ended nodes.
+
+A node's folder is deleted when the node ends.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from shoal.pool.journal import rows
-from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS
+from shoal.pool.journal import rows, usage
+from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS, KEEP_USAGE
 from shoal.state import Store, home
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete a pool's old records: ended operations except the newest, and old logs of ended nodes.
+    """Delete a pool's old records: ended operations except the newest, records of used nodes, and old
+    logs of ended nodes.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -18,6 +22,7 @@ def retain(store: Store, name: str, now: float) -> None:
     with store.transaction() as session:
         nodes = {node.name for node in rows.load(session, name).nodes}
         rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
+        usage.forget_before(session, now - KEEP_USAGE)
     # A ray:// pool has no log folder, so the loop finds no files. Another process may delete the same log at the same
     # time, so a missing file is no error.
     for log in (home() / "pools" / name / "logs").glob("*.log"):

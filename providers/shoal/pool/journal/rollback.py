@@ -6,7 +6,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.pool.journal import rows
+from shoal.pool.journal import rows, usage
 from shoal.pool.lease_rules import may_resize
 from shoal.pool.scaling_plan import Verdict
 from shoal.pool.snapshot import Snapshot
@@ -21,6 +21,7 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
         return False
     snapshot = rows.load(session, operation.pool)
     end_operation(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
+    usage.follow_leases(session, operation.pool, now)
     return True
 
 

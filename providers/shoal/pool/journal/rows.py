@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.pool.holder import ANYWHERE, bind_here, is_here, job_of
-from shoal.pool.journal import clock
+from shoal.pool.journal import clock, usage
 from shoal.pool.snapshot import Snapshot
 from shoal.state.host import hostname
 from shoal.state.process import ProcessId
@@ -201,4 +201,5 @@ def stop(session: Session, pool: Pool, now: float) -> None:
     pool.touched_at = now
     session.execute(delete(Demand).where(Demand.pool == pool.name))
     session.execute(delete(Lease).where(Lease.pool == pool.name))
+    usage.follow_leases(session, pool.name, now)
     session.expire_all()

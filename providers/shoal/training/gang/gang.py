@@ -100,6 +100,40 @@ OnNote = Callable[[int, dict[str, Any]], None]
 """Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
 
 
+class _NodesInUse:
+    """The nodes on which the gangs of this process have workers, and the time of the last change."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_gangs: dict[Gang, frozenset[str]] = {}
+        self._changed_at = time.monotonic()
+
+    def set(self, gang: Gang, nodes: Iterable[str]) -> None:
+        with self._lock:
+            before = self._number()
+            self._of_gangs[gang] = frozenset(nodes)
+            if not self._of_gangs[gang]:
+                del self._of_gangs[gang]
+            if self._number() != before:
+                self._changed_at = time.monotonic()
+
+    def get(self) -> tuple[int, float]:
+        with self._lock:
+            return self._number(), time.monotonic() - self._changed_at
+
+    def _number(self) -> int:
+        return len(frozenset().union(*self._of_gangs.values()))
+
+
+_nodes_in_use = _NodesInUse()
+
+
+def nodes_in_use() -> tuple[int, float]:
+    """Return on how many nodes the gangs of this process have workers, and for how many seconds this number has not
+    changed."""
+    return _nodes_in_use.get()
+
+
 class Gang:
     """The running workers of one training, on which functions can be run; :meth:`start` creates a gang.
 
@@ -220,6 +254,7 @@ class Gang:
         if self.ended:
             return
         self.ended = True
+        _nodes_in_use.set(self, ())
         with contextlib.suppress(Exception):
             # Killing the actors fails if Ray is shut down already. The error is ignored, because the actors then have
             # ended, too.
@@ -250,6 +285,7 @@ class Gang:
 
         seats = placement.seats(self.shape, self._group)
         size = len(seats)
+        _nodes_in_use.set(self, (seat.node_id for seat in seats))
         here = str(ray.get_runtime_context().get_node_id())
         board = Switchboard(_listen_on(self.host, here, (seat.node_id for seat in seats)), size, self._hear)
         self._switchboard = board

@@ -1,0 +1,173 @@
+"""Record how many nodes leases and jobs use, and for how long (table `usage`), and add it up in node-seconds.
+
+A lease uses its nodes from the time at which it is granted to its end, also while the nodes still start. A job uses the
+nodes of its workers, and one node (the head, on which its driver runs) while it has no workers.
+
+The transaction that changes a lease or a job also writes the row, so no process has to live until the end of the use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Select, delete, select, tuple_
+from sqlalchemy.orm import Session
+
+from shoal.state import stamps
+from shoal.state.schema import Job, Lease, Usage
+
+_LOST_S = 60.0
+"""Seconds without a heartbeat after which the use by a job whose end is recorded is taken to have ended with the last
+heartbeat. A driver writes a heartbeat every 5 s, and the store may not answer for some time."""
+
+
+@dataclass(frozen=True)
+class HolderUsage:
+    """Use of a pool by the leases or the jobs of one holder.
+
+    Attributes:
+        holder: Name of the run or process.
+        nodes: Number of nodes that its leases, or its jobs, use now.
+        lease_node_seconds: Nodes of its leases, multiplied by the seconds for which the leases were granted.
+        job_node_seconds: Nodes of its jobs, multiplied by the seconds for which the jobs ran on them.
+    """
+
+    holder: str
+    nodes: int
+    lease_node_seconds: float
+    job_node_seconds: float
+
+
+def follow_leases(session: Session, pool: str, now: float) -> None:
+    """Update the rows of a pool's leases: end the use by leases that have ended or were resized, and begin the use by
+    leases that were granted or resized.
+
+    Every transaction that may change leases calls this at its end.
+    """
+    session.flush()
+    granted = {
+        lease.id: lease for lease in session.scalars(select(Lease).where(Lease.pool == pool, Lease.waiting.is_(False)))
+    }
+    open_rows = select(Usage).where(Usage.pool == pool, Usage.ended_at.is_(None), Usage.lease_id.is_not(None))
+    for row in session.scalars(open_rows):
+        lease = granted.get(row.lease_id or "")
+        if lease is not None and lease.size == row.nodes:
+            del granted[lease.id]
+        else:
+            _end(session, row, now)
+    for lease in granted.values():
+        session.add(_begun(session, Usage(pool=pool, holder=lease.holder, lease_id=lease.id, nodes=lease.size), now))
+
+
+def end_expired(session: Session, lease: Lease, now: float) -> None:
+    """End the use by a lease that has expired. If this host was down meanwhile, the use has ended with the lease's time
+    to live."""
+    for row in session.scalars(select(Usage).where(Usage.lease_id == lease.id, Usage.ended_at.is_(None))):
+        _end(session, row, now, until=lease.expires_at)
+
+
+def job_uses(session: Session, job: Job, nodes: int, now: float, *, since_s: float = 0.0) -> None:
+    """Record how many nodes an attempt of a job uses.
+
+    Args:
+        session: A write transaction.
+        job: The attempt's row.
+        nodes: Number of nodes.
+        now: Seconds since the epoch.
+        since_s: Seconds for which the attempt has used this number of nodes.
+    """
+    for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
+        if row.nodes == nodes:
+            return
+        _end(session, row, now, ago=since_s)
+    row = Usage(pool=job.pool, holder=job.holder, job_id=job.id, attempt=job.attempt, nodes=nodes)
+    session.add(_begun(session, row, now, ago=since_s))
+
+
+def end_job(session: Session, job: Job, now: float) -> None:
+    """End the use by an attempt of a job. If its driver was lost long ago, the use ended with its last heartbeat."""
+    last = job.heartbeat_at or job.started_at or now
+    for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
+        _end(session, row, now, until=last if now - last > _LOST_S else None)
+
+
+def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: float) -> dict[tuple[str, int], float]:
+    """Return the node-seconds of attempts of jobs up to now. Attempts for which none were recorded are missing.
+
+    Args:
+        session: An open transaction.
+        attempts: Pairs of the job's id and the attempt's number.
+        now: Seconds since the epoch.
+    """
+    found: dict[tuple[str, int], list[Usage]] = {}
+    for row in session.scalars(select(Usage).where(tuple_(Usage.job_id, Usage.attempt).in_(attempts))):
+        found.setdefault((row.job_id or "", row.attempt or 0), []).append(row)
+    return {attempt: _total(session, rows, now) for attempt, rows in found.items()}
+
+
+def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) -> list[HolderUsage]:
+    """Return the use of a pool by each holder, the largest first.
+
+    Args:
+        session: An open transaction.
+        pool: Name of the pool.
+        now: Seconds since the epoch.
+        since: Time (seconds since the epoch) from which the use counts.
+    """
+    rows = session.scalars(select(Usage).where(Usage.pool == pool, Usage.ended_at.is_(None) | (Usage.ended_at > since)))
+    of_holder: dict[str, list[Usage]] = {}
+    for row in rows:
+        of_holder.setdefault(row.holder, []).append(row)
+    found = []
+    for holder, used in of_holder.items():
+        leases = [row for row in used if row.lease_id is not None]
+        jobs = [row for row in used if row.lease_id is None]
+        at_work = [sum(row.nodes for row in rows if row.ended_at is None) for rows in (leases, jobs)]
+        seconds = (_total(session, rows, now, since=since) for rows in (leases, jobs))
+        found.append(HolderUsage(holder, max(at_work), *seconds))
+    return sorted(found, key=lambda one: -max(one.lease_node_seconds, one.job_node_seconds))
+
+
+def forget_before(session: Session, time: float) -> None:
+    """Delete the rows of all pools whose use ended before a time, in seconds since the epoch."""
+    session.execute(delete(Usage).where(Usage.ended_at < time))
+
+
+def _of_attempt(job_id: str, attempt: int) -> Select[Usage]:
+    return select(Usage).where(Usage.job_id == job_id, Usage.attempt == attempt)
+
+
+def _begun(session: Session, row: Usage, now: float, *, ago: float = 0.0) -> Usage:
+    row.begun_at = stamps.shared_now(session, now) - ago
+    row.begun_clock = stamps.stamp(row.begun_at, ago=ago)
+    return row
+
+
+def _end(session: Session, row: Usage, now: float, *, ago: float = 0.0, until: float | None = None) -> None:
+    """End the use that a row describes `ago` seconds before now, and at the time `until` at the latest."""
+    shared_now = stamps.shared_now(session, now)
+    seconds = max(0.0, _seconds(row, shared_now) - ago)
+    if until is not None:
+        seconds = min(seconds, max(0.0, until - row.begun_at))
+    row.ended_at, row.node_seconds = shared_now - ago if until is None else until, row.nodes * seconds
+
+
+def _seconds(row: Usage, shared_now: float) -> float:
+    """Return for how many seconds the use that a row describes has gone on, by the monotonic clock where it was
+    written on this host since its last boot, otherwise by the clock that all hosts share."""
+    measured = stamps.age(row.begun_at, row.begun_clock)
+    return max(0.0, shared_now - row.begun_at if measured is None else measured)
+
+
+def _total(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
+    """Return the node-seconds of several rows. Of a use that began before `since`, only the later part counts."""
+    shared_now = stamps.shared_now(session, now)
+    total = 0.0
+    for row in rows:
+        used = row.nodes * _seconds(row, shared_now) if row.node_seconds is None else row.node_seconds
+        end = shared_now if row.ended_at is None else row.ended_at
+        if row.begun_at < since < end:
+            used *= (end - since) / (end - row.begun_at)
+        total += used
+    return total
