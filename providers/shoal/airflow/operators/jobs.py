@@ -14,6 +14,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
+from shoal.airflow._holder import task_key
 from shoal.airflow.base.waiting import WaitingOperator
 from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.hooks import database_url
@@ -202,7 +203,7 @@ class JobOperator(WaitingOperator):
         cleared = ti.max_tries - (self.retries or 0)
         # If `retries` of the DAG was changed after the run began, the difference is not the number of a try.
         is_a_try = 0 < cleared < ti.try_number
-        return TaskTry(f"{ti.task_id}/{ti.map_index}", ti.try_number, cleared if is_a_try else 0, durable=self.durable)
+        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
 
     def _show_job_id(self, handle: JobHandle, context: Context) -> None:
         """Store the job's id in the task's state of Airflow 3.3, which shows it in the UI. It is never read."""

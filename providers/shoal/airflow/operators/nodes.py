@@ -41,6 +41,7 @@ class ScaleClusterOperator(WaitingOperator):
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
+    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class LeasePoolOperator(WaitingOperator):
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
+    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
         self,
