@@ -318,7 +318,7 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
 @pytest.mark.long
 @pytest.mark.timeout(900 + 15 * SENSORS)
 def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer(
-    airflow: LocalAirflow, tmp_path: Path, record_property: Callable[[str, object], None]
+    airflow: LocalAirflow, tmp_path: Path, record: Callable[[str, object], None]
 ):
     data = tmp_path / "data.parquet"
     pq.write_table(pa.table({"x": [float(number) for number in range(100)], "y": [0.0, 1.0] * 50}), data)
@@ -340,16 +340,16 @@ def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer
     airflow_until(
         lambda: states("crowd_of_sensors", sensors, "nodes")["deferred"] == SENSORS, "all sensors deferred", limit
     )
-    record_property("deferred at once", states("crowd_of_trainings", trainings, "train")["deferred"] + SENSORS)
-    record_property("s until all are deferred", round(time.monotonic() - began))
+    record("deferred at once", states("crowd_of_trainings", trainings, "train")["deferred"] + SENSORS)
+    record("s until all are deferred", round(time.monotonic() - began))
     above = tree_bytes(component(airflow, "triggerer").pid) - idle
-    record_property("MB of the triggerer above idle", round(above / 1e6))
+    record("MB of the triggerer above idle", round(above / 1e6))
 
     airflow_until(lambda: airflow.run_state("crowd_of_trainings", trainings) != "running", "the trainings", limit)
-    record_property("s until all trainings are done", round(time.monotonic() - began))
+    record("s until all trainings are done", round(time.monotonic() - began))
     assert states("crowd_of_trainings", trainings, "train") == {"success": TRAININGS}
     airflow_until(lambda: airflow.run_state("crowd_of_sensors", sensors) != "running", "the sensors", limit)
-    record_property("s until all sensors are done", round(time.monotonic() - began))
+    record("s until all sensors are done", round(time.monotonic() - began))
     assert states("crowd_of_sensors", sensors, "nodes") == {"success": SENSORS}
     mine = [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:crowd_of_trainings/{trainings}"]
     assert [(job.state, job.attempt) for job in mine] == [(JobState.SUCCEEDED, 1)] * TRAININGS

@@ -88,6 +88,13 @@ class Run:
     def log(self) -> list[str]:
         return self.airflow.task_log(self.dag_id, self.run_id, "train", self.train["try_number"])
 
+    @property
+    def deferred_at(self) -> float:
+        path = f"/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/train/logs/1?full_content=true"
+        entries = self.airflow.call("GET", path)["content"]
+        (pause,) = [entry for entry in entries if "task as DEFERRED" in str(entry["event"])]
+        return datetime.fromisoformat(pause["timestamp"]).timestamp()
+
     def wait_until_it_trains(self) -> None:
         """Wait until the training's log is in the log of the task's last try, and the task waits as its DAG says."""
         state = "deferred" if self.dag_id.endswith("deferred") else "running"
@@ -171,7 +178,7 @@ def wait_until_nothing_is_left(run: Run, since: float, record: Record) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_marking_a_task_failed_ends_its_job(airflow: LocalAirflow, start: Start, kind: str, record_property: Record):
+def test_marking_a_task_failed_ends_its_job(airflow: LocalAirflow, start: Start, kind: str, record: Record):
     run = start(f"single_{kind}")
     run.wait_until_it_trains()
     since = time.time()
@@ -179,34 +186,34 @@ def test_marking_a_task_failed_ends_its_job(airflow: LocalAirflow, start: Start,
     path = f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/train"
     airflow.call("PATCH", path, new_state="failed")
 
-    wait_until_nothing_is_left(run, since, record_property)
+    wait_until_nothing_is_left(run, since, record)
     assert run.end() == "failed"
 
 
-def test_a_killed_worker_without_a_retry_ends_the_job(airflow: LocalAirflow, start: Start, record_property: Record):
+def test_a_killed_worker_without_a_retry_ends_the_job(airflow: LocalAirflow, start: Start, record: Record):
     run = start("single_waiting")
     run.wait_until_it_trains()
     since = time.time()
 
     kill_all(worker_of(run))
 
-    wait_until_nothing_is_left(run, since, record_property)
+    wait_until_nothing_is_left(run, since, record)
     assert run.end() == "failed"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_execution_timeout_ends_the_job(airflow: LocalAirflow, start: Start, kind: str, record_property: Record):
+def test_execution_timeout_ends_the_job(airflow: LocalAirflow, start: Start, kind: str, record: Record):
     run = start(f"timed_{kind}")
     run.wait_until_it_trains()
-    # A task that waits is timed from its start, a deferred one from its deferral, which is seen here.
-    began = time.time() if kind == "deferred" else datetime.fromisoformat(run.train["start_date"]).timestamp()
+    # A task that waits is timed from its start, a deferred one from its deferral.
+    began = run.deferred_at if kind == "deferred" else datetime.fromisoformat(run.train["start_date"]).timestamp()
 
-    wait_until_nothing_is_left(run, began + EXECUTION_TIMEOUT_S, record_property)
+    wait_until_nothing_is_left(run, began + EXECUTION_TIMEOUT_S, record)
     assert run.end() == "failed"
 
 
 def test_dagrun_timeout_ends_the_jobs_and_the_janitor_releases_the_leases(
-    airflow: LocalAirflow, start: Start, record_property: Record
+    airflow: LocalAirflow, start: Start, record: Record
 ):
     """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them."""
     theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")
@@ -219,7 +226,7 @@ def test_dagrun_timeout_ends_the_jobs_and_the_janitor_releases_the_leases(
     since = time.time()
     for run in runs:
         wait_until(lambda run=run: run.job.state is JobState.CANCELLED, f"the end of the job of {run.dag_id}", 120)
-        record_property(f"{run.dag_id}: job", round(time.time() - since, 1))
+        record(f"{run.dag_id}: job", round(time.time() - since, 1))
         assert len(run.starts) == len(run.jobs) == 1
 
     assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
