@@ -26,7 +26,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, Ai
 from shoal.airflow._holder import ENGINE, run_of
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
+from shoal.airflow.base.waiting import (
+    WaitingOperator,
+    WorkerLostError,
+    deadline_of_operation,
+    end_if_worker_is_lost,
+)
 from shoal.airflow.block_checks import check_block
 from shoal.airflow.checks import (
     UNKNOWN,
@@ -365,6 +370,10 @@ class _JobOperator(WaitingOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
+                    end_if_worker_is_lost()
+            except WorkerLostError:
+                stop.set()
+                raise
             # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
             # The job is then cancelled, unless a newer try of the task has attached to it. There is such a try if
             # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and
