@@ -17,3 +17,9 @@ def context():
         "dag_run": SimpleNamespace(dag_id="a_dag", run_id="a_run"),
         "ti": SimpleNamespace(task_id="train", map_index=-1, try_number=1, max_tries=0),
     }
+
+
+@pytest.fixture
+def record(record_testsuite_property):
+    """A function that writes a measured figure, by its name, into the report of `--junitxml`."""
+    return record_testsuite_property

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +19,13 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     AirflowTaskTimeout,
 )
+from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import jobs
 from shoal.airflow.base.pool import TaskKilledError
+from shoal.airflow.base.waiting import WorkerLostError
 from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
@@ -361,6 +364,21 @@ def test_a_killed_task_takes_its_job_with_it(on_fake_head, spec, context):
     (job,) = jobs.list_jobs()
     assert job.state is JobState.CANCELLED
     assert on_fake_head.stops
+
+
+def test_a_task_whose_worker_was_killed_leaves_the_job_and_its_result_to_the_next_try(
+    on_fake_head, spec, context, monkeypatch
+):
+    supervisor, connection = socket.socketpair()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(socket=connection), raising=False)
+    with connection:
+        killer = meanwhile(lambda: (running(on_fake_head), supervisor.close()))
+        with pytest.raises(WorkerLostError, match="next try attaches"):
+            train(spec).execute(context)
+        killer.join()
+    (job,) = jobs.list_jobs()
+    assert job.state is JobState.RUNNING
+    assert not on_fake_head.stops
 
 
 def test_a_try_that_is_killed_late_leaves_the_job_to_the_newer_try(on_fake_head, spec, context, monkeypatch):

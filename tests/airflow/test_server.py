@@ -1,22 +1,19 @@
-"""The real DAGs in a real Airflow - scheduler, DAG processor, API server, LocalExecutor - on a real pool.
+"""The real DAGs in a real Airflow - scheduler, DAG processor, triggerer, API server, LocalExecutor - on a real pool.
 
 One of them in `make test`, the others in `make soak`.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
-import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import mlflow
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,41 +27,37 @@ from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
 from shoal.jobs.mlflow.tracking import default_uri
 from shoal.state.schema import JobState
+from tests.airflow.real_airflow import (
+    POOL,
+    airflow_until,
+    component,
+    ended,
+    is_given_back,
+    kill_all,
+    real_airflow,
+)
+from tests.benchmarks.process_tree import tree_bytes
 from tests.support.plain_training import plain_digest
 from tests.support.pool_processes import a_worker
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.ray]
 
-POOL = "local://server-tests?max_nodes=4"
-DEFERRED = "deferred_training"
-ANY, TIMED, JANITOR, FUNCTION = "any_training", "timed_training", "pool_janitor", "function_training"
+ANY, FUNCTION = "any_training", "function_training"
 MAPPED, TOLD, SCORING = "mapped_training", "told_training", "score_on_promotion"
 MANY, DUE, MODEL = "many_trainings", "due_retraining", "recent-flight-delays"
 MODELS = int(os.environ.get("SHOAL_MODELS", "6"))
 """How many models the test of many models trains; `make soak` trains more."""
+SENSORS = int(os.environ.get("SHOAL_SENSORS", "12"))
+TRAININGS = SENSORS // 4
+"""How many deferred tasks of both kinds wait in one triggerer; `make soak` has more."""
 
 
 @pytest.fixture(scope="module")
 def airflow(session_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    folders = [DAGS, Path(__file__).parent / "server_dags", folder_of_due_retraining(tmp_path_factory.mktemp("dags"))]
-    try:
-        with LocalAirflow(
-            tmp_path_factory.mktemp("airflow"),
-            folders,
-            {
-                "AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL,
-                "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL,
-                "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # tasks of a killed scheduler run again soon
-                "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # so do triggers of a killed triggerer
-            },
-        ) as airflow:
-            ComputePool(POOL).up()
-            yield airflow
-            session = airflow.session
-    finally:
-        ComputePool(POOL).down()
-    assert [process for process in psutil.process_iter() if os.getsid(process.pid) == session] == []
+    folder = folder_of_due_retraining(tmp_path_factory.mktemp("dags"))
+    with real_airflow(tmp_path_factory.mktemp("airflow"), [folder]) as airflow:
+        yield airflow
 
 
 def folder_of_due_retraining(folder: Path) -> Path:
@@ -84,36 +77,6 @@ def folder_of_due_retraining(folder: Path) -> Path:
         code = code.replace(old, new)
     (folder / f"{DUE}.py").write_text(code)
     return folder
-
-
-def forever() -> dict:
-    """A training that ends only when it is made to."""
-    return retraining_spec(2, n_estimators=1_000_000).model_copy(update={"register_as": None}).document()
-
-
-airflow_until = functools.partial(wait_until, every=1.0)
-"""Waits for what Airflow's API shows: an answer takes its server 0.1 s of a CPU, which its tasks need for theirs."""
-
-
-def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
-    airflow_until(lambda: airflow.run_state(dag_id, run_id) in ("success", "failed"), f"the end of {run_id}", 300)
-    return airflow.run_state(dag_id, run_id)
-
-
-def job_of(dag_id: str, run_id: str) -> JobStatus | None:
-    return next((job for job in jobs.list_jobs() if job.holder == f"airflow:{dag_id}/{run_id}"), None)
-
-
-def trains(run_id: str) -> JobStatus:
-    """The job of a run, once it runs."""
-    running: Callable[[], bool] = lambda: (job := job_of(ANY, run_id)) is not None and job.state is JobState.RUNNING  # noqa: E731
-    wait_until(running, "the training", 120)
-    return job_of(ANY, run_id)
-
-
-def is_given_back() -> bool:
-    status = ComputePool(POOL).describe()
-    return status.leases == () and len(status.active) == status.target == 1
 
 
 @pytest.mark.long
@@ -333,7 +296,7 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
     airflow_until(
         lambda: sum(job.result is not None for job in mine()) >= half, "half of the models", 300 + 30 * MODELS
     )
-    kill_scheduler(airflow)
+    kill_all(component(airflow, "scheduler"))
     airflow_until(is_over, "the end of the run", 300 + 60 * MODELS)
 
     assert airflow.run_state(MANY, run) == "success", airflow.task_states(MANY, run)
@@ -352,98 +315,45 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
     wait_until(is_given_back, "the pool as it was")
 
 
-def kill_scheduler(airflow: LocalAirflow) -> None:
-    """SIGKILL the scheduler with all that it runs, as the end of its container does; it is started again."""
-    [scheduler] = [
-        process for process in psutil.Process(airflow.session).children() if "scheduler" in process.cmdline()
-    ]
-    for process in (scheduler, *scheduler.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-@contextmanager
-def triggerer(airflow: LocalAirflow) -> Iterator[psutil.Process]:
-    """Run a triggerer of this Airflow, which has none unless a test needs it."""
-    command = [sys.executable, "-P", "-m", "airflow", "triggerer", "--skip-serve-logs"]
-    with (airflow.home / "triggerer.log").open("ab") as log:
-        process = psutil.Popen(command, env=airflow.environment, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
-        process.wait(60)
-
-
-def kill(triggerer: psutil.Process) -> None:
-    """SIGKILL a triggerer with its runner, as the end of its container does."""
-    for process in (triggerer, *triggerer.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def deferred_run(airflow: LocalAirflow, release: Path) -> tuple[str, JobStatus]:
-    """Start a run, and return it with its job when the training is deferred and its log is shown."""
-    os.mkfifo(release)
-    run = airflow.trigger(DEFERRED, {"release": str(release)})
-    is_shown(airflow, run, 1)
-    return run, job_of(DEFERRED, run)
-
-
-def is_shown(airflow: LocalAirflow, run: str, attempt: int) -> None:
-    def is_there() -> bool:
-        if airflow.task_states(DEFERRED, run)["train"] != "deferred":
-            return False
-        return any("second " in line for line in airflow.task_log(DEFERRED, run, "train", attempt))
-
-    airflow_until(is_there, "the log of a deferred training", 300)
-
-
 @pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_deferred_training_survives_sigkill_of_triggerer_and_scheduler_and_runs_once(
-    airflow: LocalAirflow, tmp_path: Path
+@pytest.mark.timeout(900 + 15 * SENSORS)
+def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer(
+    airflow: LocalAirflow, tmp_path: Path, record: Callable[[str, object], None]
 ):
-    with triggerer(airflow) as first:
-        run, job = deferred_run(airflow, tmp_path / "release")
-        kill(first)
-    kill_scheduler(airflow)
-    with triggerer(airflow):
-        shown = len(airflow.task_log(DEFERRED, run, "train"))
-        airflow_until(lambda: len(airflow.task_log(DEFERRED, run, "train")) > shown + 1, "further lines", 120)
-        (tmp_path / "release").write_text("now")
-        assert ended(airflow, DEFERRED, run) == "success", airflow.task_states(DEFERRED, run)
+    data = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"x": [float(number) for number in range(100)], "y": [0.0, 1.0] * 50}), data)
+    fields = {"dataset": {"paths": [str(data)]}, "input_cols": ["x"], "label_col": "y", "tracking": None}
+    spec = {**fields, "n_estimators": 2, "scaling_config": {"num_workers": 1}}
+    began, idle = time.monotonic(), tree_bytes(component(airflow, "triggerer").pid)
 
-    (mine,) = [one for one in jobs.list_jobs() if one.holder == f"airflow:{DEFERRED}/{run}"]
-    assert (mine.job_id, mine.attempt, mine.state) == (job.job_id, 1, JobState.SUCCEEDED)
-    log = airflow.task_log(DEFERRED, run, "train")
-    assert any("released" in line for line in log)
-    seconds = [line.rpartition("second ")[2] for line in log if "second " in line]
-    assert set(seconds) == {str(number) for number in range(len(set(seconds)))}  # none is missing
+    def states(dag_id: str, run: str, task_id: str) -> Counter[str]:
+        path = f"/dags/{dag_id}/dagRuns/{run}/taskInstances?task_id={task_id}&limit=100"  # the most that it gives
+        pages = [airflow.call("GET", f"{path}&offset={offset}") for offset in range(0, SENSORS, 100)]
+        return Counter(one["state"] for page in pages for one in page["task_instances"])
+
+    trainings = airflow.trigger("crowd_of_trainings", {"specs": [spec] * TRAININGS})
+    airflow_until(
+        lambda: airflow.task_states("crowd_of_trainings", trainings)["lease_pool"] == "success", "the lease", 120
+    )
+    sensors = airflow.trigger("crowd_of_sensors", {"sensors": SENSORS})
+    limit = 300 + 5 * SENSORS
+    airflow_until(
+        lambda: states("crowd_of_sensors", sensors, "nodes")["deferred"] == SENSORS, "all sensors deferred", limit
+    )
+    record("deferred at once", states("crowd_of_trainings", trainings, "train")["deferred"] + SENSORS)
+    record("s until all are deferred", round(time.monotonic() - began))
+    above = tree_bytes(component(airflow, "triggerer").pid) - idle
+    record("MB of the triggerer above idle", round(above / 1e6))
+
+    airflow_until(lambda: airflow.run_state("crowd_of_trainings", trainings) != "running", "the trainings", limit)
+    record("s until all trainings are done", round(time.monotonic() - began))
+    assert states("crowd_of_trainings", trainings, "train") == {"success": TRAININGS}
+    airflow_until(lambda: airflow.run_state("crowd_of_sensors", sensors) != "running", "the sensors", limit)
+    record("s until all sensors are done", round(time.monotonic() - began))
+    assert states("crowd_of_sensors", sensors, "nodes") == {"success": SENSORS}
+    mine = [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:crowd_of_trainings/{trainings}"]
+    assert [(job.state, job.attempt) for job in mine] == [(JobState.SUCCEEDED, 1)] * TRAININGS
     wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_clearing_a_deferred_training_begins_anew_and_marking_it_failed_ends_its_job(
-    airflow: LocalAirflow, tmp_path: Path
-):
-    with triggerer(airflow):
-        run, first = deferred_run(airflow, tmp_path / "release")
-        only_train = {"dry_run": False, "task_ids": ["train"], "dag_run_id": run, "only_failed": False}
-
-        airflow.call("POST", f"/dags/{DEFERRED}/clearTaskInstances", **only_train)
-
-        is_shown(airflow, run, 2)
-        states = {(job.job_id, job.attempt): job.state for job in jobs.list_jobs() if job.holder == first.holder}
-        assert sorted(state.value for state in states.values()) == ["cancelled", "running"]
-        assert states[first.job_id, 1] is JobState.CANCELLED
-
-        airflow.call("PATCH", f"/dags/{DEFERRED}/dagRuns/{run}", state="failed")
-
-        wait_until(lambda: job_of(DEFERRED, run).state is JobState.CANCELLED, "the job's end", 60)
-        wait_until(is_given_back, "the pool as it was", 120)
 
 
 @pytest.mark.long
@@ -471,93 +381,3 @@ def test_a_broken_training_fails_the_run_and_the_pool_is_given_back(airflow: Loc
     log = airflow.task_log(ANY, run, "train")
     assert any("JobFailedError" in line and "reg:nonsense" in line for line in log), log
     wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-def test_a_killed_worker_fails_the_run_and_its_log_ends_with_the_cause(airflow: LocalAirflow):
-    run = airflow.trigger(ANY, {"spec": forever()})
-    trains(run)
-
-    wait_until(a_worker, "a worker", 60).kill()
-
-    assert ended(airflow, ANY, run) == "failed"
-    assert airflow.task_states(ANY, run)["clean_up_pool"] == "success"
-    log = airflow.task_log(ANY, run, "train")
-    assert "was lost" in log[-1], log
-    wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-def test_marking_a_run_failed_ends_its_job(airflow: LocalAirflow):
-    run = airflow.trigger(ANY, {"spec": forever()})
-    trains(run)
-
-    airflow.call("PATCH", f"/dags/{ANY}/dagRuns/{run}", state="failed")
-
-    wait_until(lambda: job_of(ANY, run).state is JobState.CANCELLED, "the job's end", 60)
-    airflow_until(lambda: airflow.task_states(ANY, run)["clean_up_pool"] == "success", "the teardown", 60)
-    wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-def test_a_killed_task_process_leaves_nothing(airflow: LocalAirflow):
-    run = airflow.trigger(ANY, {"spec": forever()})
-    trains(run)
-
-    process_of(airflow, run).send_signal(signal.SIGKILL)
-
-    assert ended(airflow, ANY, run) == "failed"
-    assert airflow.task_states(ANY, run)["clean_up_pool"] == "success"
-    assert job_of(ANY, run).state is JobState.CANCELLED
-    wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
-    run = airflow.trigger(ANY, {"spec": forever()})
-    trains(run)
-
-    def deleted() -> bool:
-        with suppress(ShoalError):  # refused while any of its tasks runs, the teardown too
-            airflow.call("DELETE", f"/dags/{ANY}/dagRuns/{run}")
-            return True
-        return False
-
-    assert not deleted()
-    airflow.call("PATCH", f"/dags/{ANY}/dagRuns/{run}", state="failed")
-    wait_until(deleted, "the deletion", 60)
-
-    assert job_of(ANY, run).state is JobState.CANCELLED
-    wait_until(is_given_back, "the pool as it was")
-
-
-@pytest.mark.long
-def test_a_run_past_its_timeout_gives_its_nodes_back_without_a_teardown(airflow: LocalAirflow):
-    """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them. The listener ends its
-    job and its lease, and neither the listener nor the janitor those of others."""
-    theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")
-    theirs.lease(1)
-    run = airflow.trigger(TIMED, {"spec": forever()})
-    assert ended(airflow, TIMED, run) == "failed"
-    wait_until(lambda: (job := job_of(TIMED, run)) is None or job.state is JobState.CANCELLED, "the job's end", 60)
-
-    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 1, "the end of the run's lease", 60)
-    assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
-
-    assert [lease.holder for lease in ComputePool(POOL).describe().leases] == [theirs.holder]
-    theirs.release()
-    wait_until(is_given_back, "the pool as it was")
-
-
-def process_of(airflow: LocalAirflow, run: str) -> psutil.Process:
-    """The process of a run's training: a group of its own, with the id of the task instance as its title."""
-    ti = airflow.call("GET", f"/dags/{ANY}/dagRuns/{run}/taskInstances/train")["id"]
-
-    def found() -> psutil.Process | None:
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == process.pid and ti in " ".join(process.cmdline()):
-                    return process
-        return None
-
-    return wait_until(found, "the task's process")

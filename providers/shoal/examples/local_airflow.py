@@ -1,9 +1,9 @@
 """Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
-keeper starts scheduler, DAG processor and API server in a session of its own, and starts them again if they are killed.
-When the keeper's standard input closes, it ends all processes in that session. The standard input closes when
-`LocalAirflow.stop` is called, or when the process that started the keeper is killed.
+keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts them again if they
+are killed. When the keeper's standard input closes, it ends all processes in that session. The standard input closes
+when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _COMPONENTS = (
     ("api-server", "--workers", "1"),
     ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler need not serve them.
     ("dag-processor",),
+    ("triggerer", "--skip-serve-logs"),  # Without it, a deferred task would wait forever.
 )
 _READY_S = 600.0
 """Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, this takes 15 to 30 s.
@@ -52,6 +53,7 @@ class LocalAirflow:
         dags: Folders with DAG files.
         environment: Additional environment variables of Airflow's processes.
         on_wait: Function that is called every 0.5 s while a method waits.
+        python: Python interpreter of the environment that has Airflow and shoal. By default, that of this process.
 
     Attributes:
         environment: Environment variables of Airflow's processes, with which a further component can be started.
@@ -63,11 +65,14 @@ class LocalAirflow:
         dags: Sequence[Path],
         environment: Mapping[str, str] | None = None,
         on_wait: Callable[[], None] = lambda: None,
+        *,
+        python: str | Path = sys.executable,
     ) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{free_port()}"
         self.environment = {**os.environ, **self._settings(dags), **(environment or {})}
         self._on_wait = on_wait
+        self._python = python
         self._keeper: subprocess.Popen[bytes] | None = None
         self._http = httpx.Client(base_url=self.url, timeout=30)
 
@@ -183,7 +188,7 @@ class LocalAirflow:
         self._migrate()
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", "-m", "shoal.examples.local_airflow"],
+                [self._python, "-P", "-m", "shoal.examples.local_airflow"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -197,7 +202,7 @@ class LocalAirflow:
         if done.exists():
             return
         ran = subprocess.run(
-            [sys.executable, "-P", "-m", "airflow", "db", "migrate"],
+            [self._python, "-P", "-m", "airflow", "db", "migrate"],
             env=self.environment,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Functions that run on every rank: as decorated tasks, and by value in an operator."""
+"""Functions that run on every rank: as decorated tasks, and by value in an operator, which waits deferred."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def function_training() -> None:
             op_args=[1.0],
             spec={"scaling_config": {"num_nodes": 2}, "tracking": None},
             pool_name=POOL,
+            deferrable=True,
         )
         results = decorated(number(), "{{ dag.dag_id }}")
         operator >> results

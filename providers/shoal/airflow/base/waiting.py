@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException
 
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import Arguments, check_waits
@@ -34,6 +36,32 @@ def deadline_of_operation(rollback_after_s: float) -> float:
     :returns: Seconds since the epoch.
     """
     return time.time() + rollback_after_s + _OPERATION_GRACE_S
+
+
+class WorkerLostError(AirflowException):
+    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to it."""
+
+
+def end_if_worker_is_lost() -> None:
+    """Raise WorkerLostError if the worker's process that supervises this task was killed.
+
+    The task's own process survives this, but it can give Airflow no result. If it went on, it would collect the job's
+    result, and the next try would train anew.
+    """
+    from airflow.sdk.execution_time import task_runner
+
+    # There is no connection in `dag.test()`, which runs tasks in its own process.
+    connection = getattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "socket", None)
+    if connection is None:
+        return
+    try:
+        is_lost = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        is_lost = False
+    except OSError:
+        is_lost = True
+    if is_lost:
+        raise WorkerLostError("the task's worker was killed: the job goes on, and the task's next try attaches to it")
 
 
 class WaitingOperator(PoolOperator):

@@ -15,7 +15,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._holder import task_key
-from shoal.airflow.base.waiting import WaitingOperator
+from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.hooks import database_url
 from shoal.airflow.links import LINKS, links_of
@@ -165,6 +165,10 @@ class JobOperator(WaitingOperator):
             try:
                 while not wait([result], timeout=_LOOK_S).done:
                     self.end_if_killed()
+                    end_if_worker_is_lost()
+            except WorkerLostError:
+                stop.set()
+                raise
             # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
             # The job is then cancelled, unless a newer try of the task has attached to it. There is such a try if
             # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and

@@ -1,0 +1,102 @@
+"""A real Airflow on a real pool, shared by the tests of a module: its DAGs, how its parts are killed, how runs end."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from shoal import ComputePool, jobs
+from shoal.examples.airflow_run import DAGS
+from shoal.examples.local_airflow import LocalAirflow
+from shoal.jobs import JobStatus
+from tests.support.waiting import wait_until
+
+POOL = "local://server-tests?max_nodes=4"
+JANITOR = "pool_janitor"
+
+
+@contextmanager
+def real_airflow(
+    home: Path, folders: Sequence[Path] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[LocalAirflow]:
+    """Run Airflow with the sample DAGs and those of the tests, beside a pool that is up; nothing of both is left.
+
+    Args:
+        home: `$AIRFLOW_HOME`.
+        folders: Further folders with DAG files.
+        environment: Further settings of Airflow.
+    """
+    try:
+        with LocalAirflow(
+            home,
+            [DAGS, Path(__file__).parent / "server_dags", *folders],
+            {
+                "AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL,
+                "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL,
+                "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # tasks of a killed scheduler run again soon
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",  # so do tasks of a killed worker
+                "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",  # so do triggers of a killed triggerer
+                **(environment or {}),
+            },
+        ) as airflow:
+            ComputePool(POOL).up()
+            yield airflow
+            session = airflow.session
+    finally:
+        ComputePool(POOL).down()
+    assert [process for process in psutil.process_iter() if os.getsid(process.pid) == session] == []
+
+
+airflow_until = functools.partial(wait_until, every=1.0)
+"""Waits for what Airflow's API shows: an answer takes its server 0.1 s of a CPU, which its tasks need for theirs."""
+
+
+def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
+    airflow_until(lambda: airflow.run_state(dag_id, run_id) in ("success", "failed"), f"the end of {run_id}", 300)
+    return airflow.run_state(dag_id, run_id)
+
+
+def jobs_of(dag_id: str, run_id: str) -> list[JobStatus]:
+    return [job for job in jobs.list_jobs() if job.holder == f"airflow:{dag_id}/{run_id}"]
+
+
+def job_of(dag_id: str, run_id: str) -> JobStatus | None:
+    return next(iter(jobs_of(dag_id, run_id)), None)
+
+
+def is_given_back() -> bool:
+    status = ComputePool(POOL).describe()
+    return status.leases == () and len(status.active) == status.target == 1
+
+
+def process_of(airflow: LocalAirflow, dag_id: str, run: str) -> psutil.Process:
+    """The process of a run's training: a group of its own, with the id of the task instance as its title."""
+    ti = airflow.call("GET", f"/dags/{dag_id}/dagRuns/{run}/taskInstances/train")["id"]
+
+    def found() -> psutil.Process | None:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == process.pid and ti in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    return wait_until(found, "the task's process")
+
+
+def kill_all(process: psutil.Process) -> None:
+    """SIGKILL a process with all that it runs, as the end of its container does."""
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def component(airflow: LocalAirflow, name: str) -> psutil.Process:
+    """One of Airflow's components, which is started again when it is killed."""
+    children = psutil.Process(airflow.session).children()
+    [found] = [process for process in children if name in process.cmdline()]
+    return found
