@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from importlib.metadata import entry_points
 from importlib.resources import files
 
 import jsonschema
 import pytest
+from airflow.sdk import DAG, task
+
+from shoal.airflow import operators
+from shoal.airflow.sensors import NodesSensor
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn")
 NOT_FOR_CHECKS = ("shoal.jobs.submission", "shoal.jobs.handle", "shoal.jobs.mlflow")
@@ -34,9 +39,36 @@ def test_the_modules_that_it_names_are_there(info):
         __import__(module)
 
 
-def test_the_decorator_is_there():
-    from airflow.sdk import task
+RENDERERS = {"bash", "html", "json", "md", "py", "sql", "yaml"}
+"""Formats that Airflow highlights (its guide to custom operators lists more)."""
 
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: operators.ScaleClusterOperator(task_id="t", expected_cluster_size=2),
+        lambda: operators.LeasePoolOperator(task_id="t", size=2),
+        lambda: operators.DistributedTrainOperator(task_id="t", spec="{{ params.spec }}"),
+        lambda: operators.BatchPredictOperator(task_id="t", model="models:/m/1", dataset="{{ x }}", output_path="/out"),
+        lambda: operators.CleanupPoolOperator(task_id="t"),
+        lambda: operators.SweepPoolsOperator(task_id="t"),
+        lambda: operators.CheckModelsOperator(task_id="t", started_within=timedelta(hours=1)),
+        lambda: NodesSensor(task_id="t", expected_nodes=2),
+        lambda: task.distributed(task_id="t")(lambda: 1)().operator,
+    ],
+)
+def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
+    with DAG("a_dag", schedule=None):
+        operator = made()
+
+    assert all(hasattr(operator, field) for field in operator.template_fields)
+    assert operator.template_fields_renderers.keys() <= set(operator.template_fields)
+    assert set(operator.template_fields_renderers.values()) <= RENDERERS
+    structured = {"options", "spec", "dataset", "op_args", "op_kwargs"}
+    assert structured & set(operator.template_fields) == operator.template_fields_renderers.keys()
+
+
+def test_the_decorator_is_there():
     from shoal.airflow.decorators import distributed_task
 
     assert task.distributed is distributed_task

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from shoal import history
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
@@ -26,11 +27,13 @@ from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool, record_sweep, sweep_nodes
 from shoal.pool.holder import is_here, python_holder
+from shoal.pool.journal import commands
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
 from shoal.state.locks import open_locked
-from shoal.state.schema import JOB_ACTIVE, JobState, Lease, Pool
+from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
 
@@ -279,6 +282,51 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
             with acting_as(f"{engine}:janitor"):
                 done += clean_up_everywhere(holder, reason=reason)
     return done
+
+
+def end_in_store(
+    *, reason: str, owns_lease: Callable[[str], bool], owns_job: Callable[[str, str | None], bool]
+) -> list[str]:
+    """Record in the store that jobs and leases of a failed run have ended, without contacting a cluster.
+
+    The driver of a running job reads within 2 s that it has to end. The leases expire, and the reconciler of the pool's
+    host ends the nodes that nothing else needs. `clean_up` does the same and waits for it.
+
+    Args:
+        reason: Stored as the error of the cancelled jobs.
+        owns_lease: Returns whether the lease of a holder ends.
+        owns_job: Returns whether an unfinished job ends, from its holder and the name of its task.
+
+    Returns:
+        The actions that were taken, one sentence each.
+    """
+    store = Store(migrate=False)
+    if not store.exists():
+        return []
+    did = []
+    for job in attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED):
+        key = attempts.Key(job.id, job.attempt)
+        if owns_job(job.holder, job.task_key) and attempts.end(
+            store, key, JobState.CANCELLED, time.time(), error=reason, actor=job.holder
+        ):
+            did.append(f"{job.pool}: cancelled job {job.id}: {reason}")
+    with store.reading() as session:
+        leases = [lease for lease in session.scalars(select(Lease)) if owns_lease(lease.holder)]
+    for lease in leases:
+        with transaction(store, JournalStep.REQUEST) as session:
+            now = time.time()
+            commands.let_expire(session, lease.id, lease.epoch, now)
+            history.record(
+                session,
+                ActionKind.RELEASED,
+                lease.holder,
+                holder=lease.holder,
+                at=now,
+                pool=lease.pool,
+                detail=reason,
+            )
+        did.append(f"{lease.pool}: the lease of {lease.holder} expires: {reason}")
+    return did
 
 
 def _claims() -> set[tuple[str, str]]:
