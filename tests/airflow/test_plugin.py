@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,7 +66,7 @@ def test_the_menu_has_the_page_in_a_frame_and_in_a_tab():
 
 
 @pytest.fixture
-def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[object, object]]]:
+def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[object, object]]:
     """What the auth manager answers for each user: whether the user may see, and may act. Users send their name."""
     from shoal.airflow.plugin import access
 
@@ -91,7 +90,7 @@ def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     manager = SimpleNamespace(is_authorized_view=answer(0), is_authorized_connection=answer(1))
     monkeypatch.setattr(access, "get_user", get_user)
     monkeypatch.setattr(access, "get_auth_manager", lambda: manager)
-    yield answers
+    return answers
 
 
 @pytest.fixture

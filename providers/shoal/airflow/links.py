@@ -1,5 +1,5 @@
-"""Links of a training task in Airflow's UI: the job's page, its MLflow run, the registered model, and the dashboard of the
-Ray cluster.
+"""Links of a training task in Airflow's UI: the job's page, its MLflow run, the registered model, and the dashboard of
+the Ray cluster.
 
 The link to the job's page is known when the task has ended, the others when the job has succeeded. If a service has no
 address that a browser can open, such as an SQLite file of MLflow, there is no link.

@@ -35,8 +35,8 @@ _OPTIONS = {
         "retrain",
     ),
     "ui_url": (
-        "Address of the page for pools, jobs and models, to which tasks link. Default: the page in Airflow, if the extra "
-        "`ui` is installed where the task runs.",
+        "Address of the page for pools, jobs and models, to which tasks link. Default: the page in Airflow, if the "
+        "extra `ui` is installed where the task runs.",
         "https://shoal.example",
     ),
 }
