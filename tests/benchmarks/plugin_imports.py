@@ -1,8 +1,8 @@
 """What does Airflow's plugin add to the start of Airflow's processes?
 
-Each turn is a new process that loads Airflow's plugins, as the API server (core) and a worker (Task SDK) do at their start.
-The entry points of shoal are there, or are hidden. Airflow itself is imported before the clock starts. *page* is the first
-request of the page, which imports and builds it; it refuses the request, because nobody is logged in.
+Each turn is a new process that loads Airflow's plugins, as the API server (core) and a worker (Task SDK) do when they
+start. shoal's entry points are there, or are hidden. Airflow itself is imported before the clock starts. *page* is the
+first request of the page, which imports and builds it. The request is refused, because nobody is logged in.
 
 Run it with ``python -m tests.benchmarks.plugin_imports``.
 """
