@@ -60,6 +60,7 @@ class Pages:
             size=formats.size,
             number=formats.number,
             count=formats.count,
+            progress=formats.progress,
             part=lambda text: quote(str(text), safe=""),
         )
         self._environment.globals.update(version=version, run_link=run_link)
