@@ -14,6 +14,7 @@ from typing import Any
 import mlflow
 import pytest
 
+from shoal import history
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
@@ -222,6 +223,10 @@ def test_a_promotion_that_died_before_its_confirmation_is_confirmed_by_the_next(
 
     assert [state for _, state in registry.recorded()] == [PromotionState.CONFIRMED] * 2
     assert registry.champion() == 0.5
+    newest, first = history.read(kind="promoted")
+    assert (newest.subject, newest.actor, newest.outcome) == (registry.model, "job:job", "done")
+    assert newest.detail == "version 2 became champion instead of 1, rmse=0.5, job job"
+    assert first.detail == "version 1 became champion, rmse=0.9, job job"
 
 
 def test_a_promotion_that_died_before_the_alias_was_set_is_withdrawn_by_the_next(registry):

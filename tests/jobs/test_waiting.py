@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from sqlalchemy import select, update
 
-from shoal import jobs
+from shoal import history, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
@@ -224,6 +224,13 @@ def test_a_run_that_is_cleaned_up_leaves_the_queue(queue, monkeypatch):
     queue.submit("second")
 
     assert jobs.clean_up(POOL, "airflow:dag/run").cancelled == ("second",)
+    with history.acting_as("anna"):
+        jobs.cancel("first")
+
+    assert [(line.subject, line.actor, line.pool, line.detail) for line in history.read(kind="cancelled")] == [
+        ("first", "anna", POOL, "attempt 1: cancelled on request"),
+        ("second", "airflow:dag/run", POOL, "attempt 1: the run of the job was cleaned up"),
+    ]
 
 
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):

@@ -217,8 +217,9 @@ def _follow(handle: JobHandle) -> JobResult:
 
 def _attach(job_id: str) -> JobHandle:
     from shoal.jobs import attach
+    from shoal.pool.holder import cli_holder
 
-    return attach(job_id)
+    return attach(job_id, actor=cli_holder())
 
 
 def _require_pool(name: str) -> None:

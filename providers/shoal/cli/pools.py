@@ -190,9 +190,12 @@ def sweep(as_json: Json = False) -> None:
     You can run this command at any time."""
     from shoal import jobs
     from shoal.cli.doctor_checks import leftovers
+    from shoal.history import acting_as
+    from shoal.pool.holder import cli_holder
     from shoal.state import Store
 
-    did = jobs.sweep()
+    with acting_as(cli_holder()):
+        did = jobs.sweep()
     left = leftovers(Store())
     if as_json:
         print_json({"did": did, "left": left})

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobHandle
@@ -23,9 +24,8 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
-from shoal.pool.api import ComputePool
-from shoal.pool.api import sweep as sweep_pools
-from shoal.pool.holder import is_here
+from shoal.pool.api import ComputePool, record_sweep, sweep_nodes
+from shoal.pool.holder import is_here, python_holder
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
@@ -83,7 +83,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
     attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
-    mine = [attach(job_id, attempt) for job_id, attempt in attempts_of_run]
+    mine = [attach(job_id, attempt, actor=holder) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
     left = [handle.left for handle in mine if handle.left]
     try:
@@ -107,7 +107,10 @@ def sweep(store: Store | None = None) -> list[str]:
     Returns:
         The actions that were taken, one sentence each.
     """
-    return [*settle_jobs(store), *sweep_pools(store)]
+    store = store or Store()
+    did = [*settle_jobs(store), *sweep_nodes(store)]
+    record_sweep(store, did, holder=python_holder())
+    return did
 
 
 def retain(
@@ -273,7 +276,8 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
     for holder in sorted({of for _, of in _claims() if of.startswith(f"{engine}:")}):
         reason = why_ended(holder.removeprefix(f"{engine}:"))
         if reason:
-            done += clean_up_everywhere(holder, reason=reason)
+            with acting_as(f"{engine}:janitor"):
+                done += clean_up_everywhere(holder, reason=reason)
     return done
 
 

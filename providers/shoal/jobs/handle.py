@@ -160,6 +160,7 @@ class JobHandle:
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
         submissions: Number of submissions from which this handle goes on, if another process had a handle before. None:
             the present number.
+        actor: Holder that is recorded if this handle cancels the job. None: this process.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
@@ -174,6 +175,7 @@ class JobHandle:
         secrets: Secrets | None = None,
         cancel_on_interrupt: bool = False,
         submissions: int | None = None,
+        actor: str | None = None,
         endpoint_of: Callable[[str], Endpoint] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -184,6 +186,7 @@ class JobHandle:
         self._pool = job.pool
         self._submissions = attempts.submissions(job) if submissions is None else submissions
         self._secrets = secrets
+        self._actor = actor
         self._cancel_on_interrupt = cancel_on_interrupt
         self._endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
         self._clock = clock
@@ -351,6 +354,7 @@ class JobHandle:
             seen=seen,
             most_submissions=most_submissions,
             error=reason,
+            actor=self._actor,
         ):
             return False
         try:
@@ -602,7 +606,8 @@ class JobHandle:
             state: Final state of the attempt.
             why: Stored as the attempt's error.
         """
-        if not attempts.end(self._store, self._key, state, self._clock(), seen={JobState.PENDING}, error=why):
+        seen = {JobState.PENDING}
+        if not attempts.end(self._store, self._key, state, self._clock(), seen=seen, error=why, actor=self._actor):
             return False
         self._tidy(job)
         return True

@@ -143,6 +143,7 @@ def submit(
             job,
             secrets=secrets,
             cancel_on_interrupt=ids.is_interactive(holder),
+            actor=holder,
             endpoint_of=endpoint_of,
             clock=clock,
         )
@@ -201,7 +202,7 @@ def _of_earlier_try(
     """
     found: JobHandle | None = None
     for job in jobs_of(store, holder, task):
-        handle = JobHandle(store, job, endpoint_of=endpoint_of, clock=clock)
+        handle = JobHandle(store, job, actor=holder, endpoint_of=endpoint_of, clock=clock)
         is_ended = job.state in JOB_ENDED
         if not is_ended and task.is_older_than(job):
             raise task.superseded_by(job)
@@ -223,7 +224,7 @@ def _of_earlier_try(
             # The job has ended since its row was read. If it has succeeded, its result is still there.
             joined = attempts.load(store, Key(job.id, job.attempt))
         if joined.state not in JOB_ENDED:
-            handle = JobHandle(store, joined, endpoint_of=endpoint_of, clock=clock)
+            handle = JobHandle(store, joined, actor=holder, endpoint_of=endpoint_of, clock=clock)
             joined = handle.settle()
         if joined.state not in (JobState.FAILED, JobState.CANCELLED):
             found = handle
@@ -302,7 +303,12 @@ def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
 
 
 def attach(
-    job_id: str, attempt: int | None = None, *, submissions: int | None = None, store: Store | None = None
+    job_id: str,
+    attempt: int | None = None,
+    *,
+    submissions: int | None = None,
+    actor: str | None = None,
+    store: Store | None = None,
 ) -> JobHandle:
     """Return a handle of a job that was submitted before, by this process or another one.
 
@@ -310,6 +316,7 @@ def attach(
         job_id: Id of the job.
         attempt: Number of the attempt, from 1; the newest if not given.
         submissions: Value of `JobHandle.submissions` of the handle of another process, for which this one goes on.
+        actor: Holder that is recorded if the handle cancels the job (`shoal.history`). None: this process.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Raises:
@@ -320,7 +327,7 @@ def attach(
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = store or Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
-    return JobHandle(store, job, submissions=submissions)
+    return JobHandle(store, job, submissions=submissions, actor=actor)
 
 
 def cancel(job_id: str) -> bool:

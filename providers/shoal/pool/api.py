@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
     PoolStoppingError,
@@ -39,8 +40,9 @@ from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.host import hostname
 from shoal.state.process import ProcessId
-from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
 
@@ -121,13 +123,12 @@ class ComputePool:
         self._admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            return commands.up(
-                session,
-                self._definition(session),
-                holder=self.holder,
-                rollback_after=rollback_after_seconds,
-                now=self._clock(),
+            spec = self._definition(session)
+            operation_id = commands.up(
+                session, spec, holder=self.holder, rollback_after=rollback_after_seconds, now=self._clock()
             )
+            self._record(session, ActionKind.STARTED, _nodes(spec.min_nodes), operation_id=operation_id)
+            return operation_id
 
         self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
         return self
@@ -148,9 +149,15 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
+            was_down = rows.load(session, self.name).pool.state is PoolState.DOWN
             if abandon:
-                return commands.abandon(session, self.name, self._clock())
-            commands.down(session, self.name, self._clock())
+                commands.abandon(session, self.name, self._clock())
+            else:
+                commands.down(session, self.name, self._clock())
+            if not was_down:
+                self._record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
+            if abandon:
+                return
         ensure_running()
         self._waiting.until_down(on_progress)
 
@@ -171,6 +178,7 @@ class ComputePool:
         with transaction(self._store, JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
             commands.remove(session, self.name, abandon=abandon)
+            self._record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
 
     def scale(
@@ -187,7 +195,7 @@ class ComputePool:
         self._admit(size)
 
         def request(session: Session) -> str:
-            return commands.scale(
+            operation_id = commands.scale(
                 session,
                 self.name,
                 size,
@@ -196,6 +204,10 @@ class ComputePool:
                 block_until_min_cluster_size=parsed.block_until_min_cluster_size,
                 now=self._clock(),
             )
+            before = session.get_one(Operation, operation_id).replaced_size
+            change = _nodes(size) if before is None else f"{before} -> {_nodes(size)}"
+            self._record(session, ActionKind.SCALED, change, operation_id=operation_id)
+            return operation_id
 
         self._carry_out(
             request,
@@ -293,6 +305,13 @@ class ComputePool:
                 now=self._clock(),
             )
             leases.append(lease)
+            self._record(
+                session,
+                ActionKind.LEASED,
+                _nodes(size) + (", exclusive" if exclusive else ""),
+                subject=self.holder,
+                operation_id=operation_id,
+            )
             return operation_id
 
         self._carry_out(
@@ -318,6 +337,8 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             released = commands.release(session, self.name, self.holder, self._clock())
+            if released:
+                self._record(session, ActionKind.RELEASED, subject=self.holder)
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
@@ -339,7 +360,10 @@ class ComputePool:
                 checked_size(value, name)
         self._admit(min_nodes or 1)
         with transaction(self._store, JournalStep.REQUEST) as session:
+            pool = rows.load(session, self.name).pool
+            before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
+            self._record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
         ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -488,7 +512,9 @@ class ComputePool:
     def sweep(self) -> list[str]:
         """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
         for each action."""
-        return _sweep.sweep(self._store, clock=self._clock)
+        did = _sweep.sweep(self._store, clock=self._clock)
+        record_sweep(self._store, did, holder=self.holder)
+        return did
 
     def _carry_out(
         self,
@@ -555,8 +581,32 @@ class ComputePool:
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self._definition(session)
+        if session.get(Pool, spec.name) is None:
+            self._record(session, ActionKind.CREATED, spec.uri)
         begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
         return spec if begins else None
+
+    def _record(
+        self,
+        session: Session,
+        kind: ActionKind,
+        detail: str | None = None,
+        *,
+        subject: str | None = None,
+        operation_id: str | None = None,
+    ) -> None:
+        """Add a line to the record of actions; see `shoal.history.record`. The subject is the pool by default."""
+        history.record(
+            session,
+            kind,
+            subject or self.name,
+            holder=self.holder,
+            at=self._clock(),
+            pool=self.name,
+            detail=detail,
+            outcome=history.REQUESTED if operation_id else history.DONE,
+            operation_id=operation_id,
+        )
 
     def _give_up(self, operation_id: str) -> None:
         with transaction(self._store, JournalStep.WITHDRAW) as session:
@@ -708,9 +758,44 @@ def sweep(store: Store | None = None) -> list[str]:
     """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
     safe to call at any time."""
     store = store or Store()
+    did = sweep_nodes(store)
+    record_sweep(store, did, holder=python_holder())
+    return did
+
+
+def sweep_nodes(store: Store) -> list[str]:
+    """End the nodes on this host that no pool needs any more, as `sweep` does, but add no line to the record of
+    actions. Return one sentence for each action."""
     did = _sweep.sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
         ensure_running()
     return did
+
+
+def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
+    """Add a sweep of this host to the record of actions.
+
+    A sweep that found nothing to do is recorded only inside a block of `shoal.history.acting_as`: a user asked for it.
+    Clean-ups and janitors sweep all the time, and would fill the record with such lines.
+
+    Args:
+        store: The state store.
+        did: The sentences that the sweep has returned.
+        holder: Holder on whose behalf this process sweeps.
+    """
+    if did or history.is_named():
+        with store.transaction() as session:
+            history.record(
+                session, ActionKind.SWEPT, hostname(), holder=holder, at=time.time(), detail="; ".join(did) or None,
+                outcome=history.DONE if did else "nothing to sweep",
+            )  # fmt: skip
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _limits(pool: Pool) -> str:
+    return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"

@@ -98,6 +98,33 @@ class PromotionState(StrEnum):
     """The promotion crashed, and the next process that took the lock found that the alias was not set."""
 
 
+class ActionKind(StrEnum):
+    """Kind of an action in the record of actions (table `history`)."""
+
+    CREATED = "created"
+    """A pool was started for the first time."""
+    STARTED = "started"
+    """A pool was started, or asked for its minimum number of nodes, with `up`."""
+    SCALED = "scaled"
+    """The base demand of a pool was set with `scale_cluster`."""
+    LEASED = "leased"
+    """A lease was requested."""
+    RELEASED = "released"
+    """A lease was released."""
+    ALTERED = "altered"
+    """The limits of a pool were changed."""
+    STOPPED = "stopped"
+    """A pool was asked to go down."""
+    DELETED = "deleted"
+    """A pool was deleted."""
+    CANCELLED = "cancelled"
+    """A job was cancelled."""
+    SWEPT = "swept"
+    """A host was swept: nodes that no pool needs were ended, and the end of lost jobs was recorded."""
+    PROMOTED = "promoted"
+    """A version of a model became champion."""
+
+
 def _state(enum: type[StrEnum]) -> Enum:
     """Return the column type for an enum: a string column that stores the values of the enum's members.
 
@@ -383,3 +410,25 @@ class Promotion(Base):
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
     created_at: Mapped[float]
     confirmed_at: Mapped[float | None]
+
+
+class Action(Base):
+    """One line of the record of actions. Lines are only added, and never changed (`shoal.history`)."""
+
+    __tablename__ = "history"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    """Id of the line. Later lines have greater ids."""
+    at: Mapped[float]
+    actor: Mapped[str] = mapped_column(_LongText)
+    """Name of the user, run or process that acted."""
+    kind: Mapped[ActionKind] = mapped_column(_state(ActionKind))
+    pool: Mapped[str | None] = mapped_column(index=True)
+    """Name of the pool; None for an action that belongs to no pool."""
+    subject: Mapped[str] = mapped_column(_LongText)
+    """Name of what was changed: a pool, the holder of a lease, the id of a job, or a model. For a sweep, the host."""
+    detail: Mapped[str | None] = mapped_column(_LongText)
+    outcome: Mapped[str] = mapped_column(_LongText)
+    operation_id: Mapped[str | None] = mapped_column(index=True)
+    """Id of the operation. An operation has a line when it is requested, and one when it has ended. None for actions
+    that are complete at once."""

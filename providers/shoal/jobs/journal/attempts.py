@@ -17,14 +17,16 @@ from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, load_only
 
+from shoal import history
 from shoal.errors import InvalidArgumentError, JobBusyError, JobError, JobNotFoundError, StoreError
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
+from shoal.pool.holder import python_holder
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Base, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
 
 
 @dataclass(frozen=True)
@@ -386,6 +388,7 @@ def end(
     result: dict[str, Any] | None = None,
     results_digest: str | None = None,
     progress: dict[str, Any] | None = None,
+    actor: str | None = None,
 ) -> bool:
     """Record the end of an attempt if its present state is one of the given states.
 
@@ -401,6 +404,7 @@ def end(
         result: Result of an attempt that succeeded, as plain data.
         results_digest: SHA-256 of the file that `result` names as `results_path`.
         progress: Latest progress of the training; None: the row keeps the progress that it has.
+        actor: Holder that cancels the attempt, for the record of actions. None: this process.
 
     Returns:
         False if the attempt was in another state, or was submitted more often; the row is then unchanged.
@@ -419,6 +423,11 @@ def end(
         job.state, job.error, job.result, job.ended_at = state, error, result, now
         job.results_digest, job.error_is_permanent = results_digest, error_is_permanent
         job.progress = progress or job.progress
+        if state is JobState.CANCELLED:
+            history.record(
+                session, ActionKind.CANCELLED, job.id, holder=actor or python_holder(), at=now, pool=job.pool,
+                detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
+            )  # fmt: skip
         return True
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
+from shoal import history
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.specs.register import Register
+from shoal.pool.holder import job_holder
 from shoal.redaction import redact_value
 from shoal.state import Store
-from shoal.state.schema import Promotion, PromotionState
+from shoal.state.schema import ActionKind, Job, Promotion, PromotionState
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -77,7 +79,7 @@ class Ledger:
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
-            _confirm(session.get_one(Promotion, promotion_id))
+            _confirm(session, session.get_one(Promotion, promotion_id))
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
@@ -100,7 +102,7 @@ class Ledger:
             ).first()
             if newest is not None and newest.state is PromotionState.INTENDED:
                 if newest.version == version:
-                    _confirm(newest)
+                    _confirm(session, newest)
                 else:
                     newest.state = PromotionState.WITHDRAWN
             return True
@@ -187,5 +189,18 @@ def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
     return chosen
 
 
-def _confirm(promotion: Promotion) -> None:
-    promotion.state, promotion.confirmed_at = PromotionState.CONFIRMED, time.time()
+def _confirm(session: Session, promotion: Promotion) -> None:
+    now = time.time()
+    promotion.state, promotion.confirmed_at = PromotionState.CONFIRMED, now
+    job = session.get(Job, (promotion.job_id, promotion.attempt))
+    instead = "" if promotion.previous is None else f" instead of {promotion.previous}"
+    value = "" if promotion.value is None else f", {promotion.metric}={promotion.value:.6g}"
+    history.record(
+        session,
+        ActionKind.PROMOTED,
+        promotion.model,
+        holder=job.holder if job else job_holder(promotion.job_id),
+        at=now,
+        pool=job.pool if job else None,
+        detail=f"version {promotion.version} became {promotion.alias}{instead}{value}, job {promotion.job_id}",
+    )

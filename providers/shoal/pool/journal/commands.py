@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
+from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
@@ -177,7 +178,7 @@ def lease(
             f"become {_kind(exclusive)} one: release it first"
         )
     elif lease.waiting:
-        _supersede_requests(snapshot, lease, now)
+        _supersede_requests(session, snapshot, lease, now)
         if size > lease.size:
             lease.queue_number = _next_number(snapshot)
     else:
@@ -361,13 +362,14 @@ def _kind(exclusive: bool) -> str:
     return "an exclusive" if exclusive else "a shared"
 
 
-def _supersede_requests(snapshot: Snapshot, lease: Lease, now: float) -> None:
+def _supersede_requests(session: Session, snapshot: Snapshot, lease: Lease, now: float) -> None:
     """End the unfinished operations of a waiting lease, because its holder has requested the lease again. The new
     request has its own operation with its own deadline."""
     for operation in snapshot.operations:
         if operation.lease_id == lease.id and operation.state is OperationState.OPEN:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now
             operation.error = "the same holder requested the lease again"
+            history.record_end(session, operation.id, f"superseded: {operation.error}", at=now)
 
 
 def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
+from shoal import history
 from shoal.pool.journal import rows
 from shoal.pool.lease_rules import may_resize
 from shoal.pool.scaling_plan import Verdict
@@ -33,7 +34,9 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
         why = {node.name: node.error or f"{node.state.value} still at the deadline" for node in late}
         operation.node_errors = operation.node_errors | why
     _apply(session, snapshot, operation, verdict, now)
-    ended = f"{operation.kind.value} to {operation.size} of {operation.holder}: {verdict.state.value.replace('_', ' ')}"
+    outcome = verdict.state.value.replace("_", " ")
+    history.record_end(session, operation.id, f"{outcome}: {verdict.reason}" if verdict.reason else outcome, at=now)
+    ended = f"{operation.kind.value} to {operation.size} of {operation.holder}: {outcome}"
     return f"{ended}, {verdict.reason}" if verdict.reason else ended
 
 

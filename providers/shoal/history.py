@@ -1,0 +1,228 @@
+"""The record of actions: who scaled, released, altered, cancelled, swept or promoted what, when, with which outcome.
+
+Each action adds a line in the transaction that makes the change. So a change has its line exactly if it was committed.
+Lines are only added. No function changes or deletes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.redaction import redact
+from shoal.state import Store
+from shoal.state.schema import Action, ActionKind
+
+__all__ = ["ActionKind", "Entry", "acting_as", "is_named", "read", "record", "record_end"]
+
+DONE = "done"
+"""Outcome of an action that is complete at once."""
+
+REQUESTED = "requested"
+"""Outcome of an operation that has been requested. Its end is recorded as a line of its own."""
+
+MOST_READ = 100_000
+"""Greatest number of lines that `read` returns."""
+
+_LONGEST = 2000
+"""Number of characters after which a text of a line is cut. The errors of nodes and jobs may be long."""
+
+_LONGEST_NAME = 500
+"""Greatest length of an actor's name. A holder contains Airflow's DAG id and run id, of up to 250 characters each."""
+
+_actor: ContextVar[str | None] = ContextVar("shoal_actor", default=None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the record.
+
+    Attributes:
+        id: Number of the line. Later lines have greater numbers.
+        at: Time of the action, in seconds since the epoch.
+        actor: Name of the user, run or process that acted: the name given to `acting_as`, else the holder.
+        kind: What was done.
+        pool: Name of the pool; None for an action that belongs to no pool.
+        subject: Name of what was changed: a pool, the holder of a lease, the id of a job, or a model. For a sweep, the
+            host.
+        detail: What exactly was requested, such as the sizes before and after; None if there is nothing to say.
+        outcome: ``done``, or for an operation ``requested``, ``succeeded``, ``superseded: …`` or ``rolled back: …``.
+        operation_id: Id of the operation, which the line of its request and the line of its end have in common; None
+            for an action that is complete at once.
+    """
+
+    id: int
+    at: float
+    actor: str
+    kind: ActionKind
+    pool: str | None
+    subject: str
+    detail: str | None
+    outcome: str
+    operation_id: str | None
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Record the actions inside the ``with`` block under a name, such as that of the user who is logged in.
+
+    The name applies to this thread or asyncio task only. In nested blocks, the innermost name applies.
+
+    Args:
+        name: Name of the user or program, at most 500 characters.
+
+    Raises:
+        InvalidArgumentError: The name is empty or too long.
+
+    Example:
+        >>> with acting_as("airflow:anna"):
+        ...     shoal.scale_cluster(3, pool_name="retrain")
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME:
+        raise InvalidArgumentError(f"name={shown(name)}: it has to be a text of 1 to {_LONGEST_NAME} characters")
+    token = _actor.set(name)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def is_named() -> bool:
+    """Return whether the code runs inside a block of `acting_as`."""
+    return _actor.get() is not None
+
+
+def record(
+    session: Session,
+    kind: ActionKind,
+    subject: str,
+    *,
+    holder: str,
+    at: float,
+    pool: str | None = None,
+    detail: str | None = None,
+    outcome: str = DONE,
+    operation_id: str | None = None,
+) -> None:
+    """Add a line to the record, in the transaction that makes the change. Credentials are removed from its texts.
+
+    Args:
+        session: The write transaction.
+        kind: What was done.
+        subject: Name of what was changed.
+        holder: Holder on whose behalf this process acts. The line has this name, unless `acting_as` has set another.
+        at: Seconds since the epoch.
+        pool: Name of the pool; None if the action belongs to no pool.
+        detail: What exactly was requested.
+        outcome: Outcome of the action.
+        operation_id: Id of the operation that was requested.
+    """
+    session.add(
+        Action(
+            at=at,
+            actor=_text(_actor.get() or holder),
+            kind=kind,
+            pool=pool,
+            subject=_text(subject),
+            detail=detail and _text(detail),
+            outcome=_text(outcome),
+            operation_id=operation_id,
+        )
+    )
+
+
+def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:
+    """Add the line with the end of an operation, for the actor who has requested it.
+
+    Nothing is recorded if the request has no line, because an older version of shoal has written it.
+
+    Args:
+        session: The write transaction.
+        operation_id: Id of the operation.
+        outcome: How the operation ended.
+        at: Seconds since the epoch.
+    """
+    asked = session.scalars(select(Action).where(Action.operation_id == operation_id).order_by(Action.id)).first()
+    if asked is not None:
+        session.add(
+            Action(
+                at=at,
+                actor=asked.actor,
+                kind=asked.kind,
+                pool=asked.pool,
+                subject=asked.subject,
+                detail=asked.detail,
+                outcome=_text(outcome),
+                operation_id=operation_id,
+            )
+        )
+
+
+def read(
+    *,
+    pool: str | None = None,
+    kind: ActionKind | str | None = None,
+    since: float | None = None,
+    limit: int = 100,
+    store: Store | None = None,
+) -> list[Entry]:
+    """Return lines of the record, the newest first.
+
+    Args:
+        pool: Only actions on this pool and its jobs. A deleted pool keeps its lines.
+        kind: Only actions of this kind, such as ``"scaled"``.
+        since: Only actions at this time or later, in seconds since the epoch.
+        limit: Greatest number of lines, 1 to 100,000.
+        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal.
+        StoreError: The store cannot be used.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_READ:
+        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: use a whole number from 1 to {MOST_READ}")
+    is_time = isinstance(since, int | float) and not isinstance(since, bool) and math.isfinite(since)
+    if since is not None and not is_time:
+        raise InvalidArgumentError(f"since={shown(since)} is not legal: use seconds since the epoch, as time.time()")
+    query = select(Action).order_by(Action.id.desc()).limit(limit)
+    if pool is not None:
+        query = query.where(Action.pool == pool)
+    if kind is not None:
+        query = query.where(Action.kind == _kind(kind))
+    if since is not None:
+        query = query.where(Action.at >= since)
+    with (store or Store()).reading(snapshot=False) as session:
+        return [
+            Entry(
+                id=row.id,
+                at=row.at,
+                actor=row.actor,
+                kind=row.kind,
+                pool=row.pool,
+                subject=row.subject,
+                detail=row.detail,
+                outcome=row.outcome,
+                operation_id=row.operation_id,
+            )
+            for row in session.scalars(query)
+        ]
+
+
+def _kind(kind: ActionKind | str) -> ActionKind:
+    try:
+        return ActionKind(kind)
+    except ValueError:
+        known = ", ".join(ActionKind)
+        raise InvalidArgumentError(f"kind={shown(kind)} is not legal: use one of {known}") from None
+
+
+def _text(text: str) -> str:
+    text = redact(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
