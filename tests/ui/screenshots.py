@@ -29,7 +29,11 @@ def main(folder: Path) -> None:
             with new_home():
                 getattr(ui_systems, system)(Store())
                 with browser.serving() as address:
-                    for form, size, scheme in (("light", WIDE, "light"), ("dark", WIDE, "dark"), ("phone", PHONE, "light")):
+                    for form, size, scheme in (
+                        ("light", WIDE, "light"),
+                        ("dark", WIDE, "dark"),
+                        ("phone", PHONE, "light"),
+                    ):
                         context = chromium.new_context(viewport=size, color_scheme=scheme)
                         page = context.new_page()
                         page.on("console", lambda message: print("console:", message.text))

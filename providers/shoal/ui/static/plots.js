@@ -17,15 +17,15 @@ function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-function size({ times, ready, target, requests, most }) {
+function size({ ready, target, requests, most }) {
   return {
     traces: [
       {
-        name: "ready", x: times, y: ready, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
+        name: "ready", x: ready.x, y: ready.y, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
         fillcolor: colour("--info-ground"), hovertemplate: "%{y} ready<extra></extra>",
       },
       {
-        name: "demand", x: times, y: target, mode: "lines",
+        name: "demand", x: target.x, y: target.y, mode: "lines",
         line: { shape: "hv", color: colour("--plot-2"), width: 2, dash: "dash" }, hovertemplate: "%{y} demanded<extra></extra>",
       },
       {
