@@ -278,8 +278,8 @@ def broken(store: Store) -> None:
             JobState.FAILED,
             1_300,
             progress=progress(41),
-            error="column 'dep_delay' of s3://flights/2025/part-07.parquet, row group 3: 12 infinite values (row 88,112 is "
-            "the first)\n\n"
+            error="column 'dep_delay' of s3://flights/2025/part-07.parquet, row group 3: 12 infinite values "
+            "(row 88,112 is the first)\n\n"
             "XGBoost refuses infinite values: replace them, or drop the rows before the training.",
         ),
         job(

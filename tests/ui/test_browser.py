@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -139,23 +138,18 @@ def test_a_field_that_is_edited_stays_when_the_page_changes(address, opened, sto
     assert page.get_by_label("At most").input_value() == "9"
 
 
-def test_the_page_works_in_a_sandboxed_frame(address, opened, store):
+def test_the_page_works_in_a_sandboxed_frame_below_a_prefix(opened, store):
     ui_systems.busy(store)
-    page = opened(address)
-    page.wait_for_selector("#live.on")
-    page.evaluate(
-        """() => {
-            const frame = document.createElement("iframe");
-            frame.sandbox = "allow-scripts allow-same-origin allow-forms allow-downloads";
-            frame.src = "pools/features";
-            document.body.append(frame);
-        }"""
-    )
-    frame = page.frame_locator("iframe")
-    frame.locator("#live.on").wait_for()
-    frame.get_by_role("button", name="Release the lease").click()
-    frame.get_by_role("button", name="Release", exact=True).click()
-    frame.get_by_text("No run holds a lease.").wait_for()
+    rights = "allow-scripts allow-same-origin allow-forms allow-downloads"  # those of Airflow's frame
+    with serving(within=f'<iframe src="/shoal/pools/features" sandbox="{rights}"></iframe>') as link:
+        page = opened(link)
+        page.goto(link.replace("/shoal/", "/outer"))
+        frame = page.frame_locator("iframe")
+        frame.locator("#live.on").wait_for()
+        frame.get_by_role("button", name="Release the lease").click()
+        frame.get_by_role("button", name="Release", exact=True).click()
+        frame.get_by_text("No run holds a lease.").wait_for()
+        page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -202,7 +196,6 @@ def test_the_command_ends_cleanly_although_a_page_is_open(store, opened):
     assert link.startswith("http://127.0.0.1:")
     page = opened(link)
     page.wait_for_selector("#live.on")
-    # The page leaves first its stream of events, which would otherwise be cut off in the middle.
     started.send_signal(signal.SIGTERM)
     wait_until(lambda: started.poll() is not None, "the end of the command")
     assert (started.returncode, started.stderr.read()) == (0, "")
