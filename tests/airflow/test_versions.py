@@ -67,6 +67,23 @@ print(__version__, list(bag.dags), [name for name in ("numpy", "pandas", "pyarro
 """
 
 
+PAGE = """
+from airflow.api_fastapi.app import create_app, get_auth_manager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from fastapi.testclient import TestClient
+
+client = TestClient(create_app())
+for role in (None, "viewer", "op"):
+    headers = {"accept": "text/html"}
+    if role:
+        user = SimpleAuthManagerUser(username="anna", role=role)
+        headers["authorization"] = f"Bearer {get_auth_manager().generate_jwt(user)}"
+    answer = client.get("/shoal/", headers=headers)
+    print("page:", role, answer.status_code, 'data-action="sweep"' in answer.text)
+"""
+"""The page in Airflow, for a stranger and for two roles: the status, and whether the user may act."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -99,7 +116,7 @@ def in_new_environment(wheel: Path, fresh_home: Path, tmp_path: Path) -> Callabl
 
     def install(version: str) -> Callable[..., str]:
         run("uv", "venv", "--quiet", "--python", sys.executable, "environment")
-        run("uv", "pip", "install", "--quiet", f"shoal[airflow] @ {wheel.as_uri()}", f"apache-airflow{version}")
+        run("uv", "pip", "install", "--quiet", f"shoal[airflow,ui] @ {wheel.as_uri()}", f"apache-airflow{version}")
         return lambda name, *args: run(tmp_path / "environment" / "bin" / name, *args)
 
     return install
@@ -124,6 +141,10 @@ def test_a_dag_trains_on_a_remote_pool(version, in_new_environment, tmp_path, ro
         file.write_text(f"POOL, JOB = {cluster.uri(max_nodes=2)!r}, {job}\n{DAG}")
         assert command("python", "-c", PROVIDER).splitlines()[-1].endswith(" ['retrain'] []")
         assert command("shoal", "check-dags", "dags") == "1 DAG file, no problems\n"
-        said = command("python", "-c", MIGRATED, file)
+        page = tmp_path / "page.py"
+        page.write_text(PAGE)
+        said = command("python", "-c", MIGRATED, file, page)
         assert "the run ended as success" in said, said
         assert "rows" in said
+    shown = [line for line in said.splitlines() if line.startswith("page: ")]
+    assert shown == ["page: None 401 False", "page: viewer 200 False", "page: op 200 True"]

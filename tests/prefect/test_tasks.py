@@ -220,6 +220,7 @@ class Reporting:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_async):
     monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Reporting())
+    monkeypatch.setenv("SHOAL_UI_URL", "https://shoal.example")
     spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 
     @flow
@@ -235,8 +236,11 @@ def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_asyn
     assert "on purpose" in message
     with get_client(sync_client=True) as client:
         by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
-        [artifact] = client.read_artifacts(artifact_filter=by_run)
-    assert (artifact.type, artifact.key, float(artifact.data)) == ("progress", "shoal-progress", 75.0)
+        found = {each.key: each for each in client.read_artifacts(artifact_filter=by_run)}
+    page, artifact = found.pop("shoal-job"), found.pop("shoal-progress")
+    assert found == {}
+    assert page.data == "[Job reporting](https://shoal.example/jobs/reporting)"
+    assert (artifact.type, float(artifact.data)) == ("progress", 75.0)
     assert artifact.description == "round 3 of 4, eval-rmse: 1.5"
     assert artifact.task_run_id is not None
 

@@ -43,7 +43,8 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [{"name": "distributed", "class-name": "shoal.airflow.decorators.distributed_task"}],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "extra-links": [
-            f"shoal.airflow.links.{name}" for name in ("MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
+            f"shoal.airflow.links.{name}"
+            for name in ("JobPageLink", "MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
         ],
         "config": config_section(),
         "connection-types": [

@@ -1,7 +1,8 @@
-"""Links of a training task in Airflow's UI: the MLflow run, the registered model, and the dashboard of the Ray cluster.
+"""Links of a training task in Airflow's UI: the job's page, its MLflow run, the registered model, and the dashboard of
+the Ray cluster.
 
-A link is known when the job has succeeded. If a service has no address that a browser can open, such as an SQLite file
-of MLflow, there is no link.
+The link to the job's page is known when the task has ended, the others when the job has succeeded. If a service has no
+address that a browser can open, such as an SQLite file of MLflow, there is no link.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ class _Link(BaseOperatorLink):
         return address
 
 
+class JobPageLink(_Link):
+    """Link to the job on shoal's page, with its progress, log and error."""
+
+    name = "Job"
+
+
 class MlflowRunLink(_Link):
     """Link to the job's run in MLflow."""
 
@@ -47,7 +54,23 @@ class RayDashboardLink(_Link):
     name = "Ray dashboard"
 
 
-LINKS = (MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
+LINKS = (JobPageLink(), MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
+
+
+def page_links(job_id: str) -> dict[str, str]:
+    """Return the address of a job's page by the name of its link. The result is empty if there is no page.
+
+    The address is that of ``$SHOAL_UI_URL``, or else of the page in Airflow.
+
+    :param job_id: Id of the job.
+    """
+    from shoal.airflow.plugin import page_path
+    from shoal.airflow.plugin.lazy_app import has_extra
+    from shoal.ui.links import job_page
+
+    if (given := job_page(job_id)) is not None:
+        return {JobPageLink.name: given}
+    return {JobPageLink.name: f"{page_path()}jobs/{quote(job_id, safe='')}"} if has_extra() else {}
 
 
 def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:
@@ -57,7 +80,7 @@ def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, s
     :param result: Result of the job.
     :param pool: Definition of the pool on which the job ran.
     """
-    found: dict[str, str] = {}
+    found = page_links(result.job_id)
     # A user's browser has credentials of its own.
     mlflow = re.sub("//[^/@]*@", "//", (spec.tracking and spec.tracking.uri) or "", count=1)
     if mlflow.startswith(_WEB):

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 SECTION = "shoal"
 
-VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL"}
+VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL", "ui_url": "SHOAL_UI_URL"}
 """Environment variable of each option."""
 
 _OPTIONS = {
@@ -33,6 +33,11 @@ _OPTIONS = {
         "Name of the pool that a task uses if neither its arguments nor its spec name one, and there is no connection "
         "`compute_pool_default`. Default: the only pool that is up.",
         "retrain",
+    ),
+    "ui_url": (
+        "Address of the page for pools, jobs and models, to which tasks link. Default: the page in Airflow, if the "
+        "extra `ui` is installed where the task runs.",
+        "https://shoal.example",
     ),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from shoal import history
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
@@ -32,7 +33,7 @@ from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
 from shoal.state.locks import open_locked
-from shoal.state.schema import JOB_ACTIVE, JobState, Lease, Pool
+from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
 
@@ -306,14 +307,24 @@ def end_in_store(
     for job in attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED):
         key = attempts.Key(job.id, job.attempt)
         if owns_job(job.holder, job.task_key) and attempts.end(
-            store, key, JobState.CANCELLED, time.time(), error=reason
+            store, key, JobState.CANCELLED, time.time(), error=reason, actor=job.holder
         ):
             did.append(f"{job.pool}: cancelled job {job.id}: {reason}")
     with store.reading() as session:
         leases = [lease for lease in session.scalars(select(Lease)) if owns_lease(lease.holder)]
     for lease in leases:
         with transaction(store, JournalStep.REQUEST) as session:
-            commands.let_expire(session, lease.id, lease.epoch, time.time())
+            now = time.time()
+            commands.let_expire(session, lease.id, lease.epoch, now)
+            history.record(
+                session,
+                ActionKind.RELEASED,
+                lease.holder,
+                holder=lease.holder,
+                at=now,
+                pool=lease.pool,
+                detail=reason,
+            )
         did.append(f"{lease.pool}: the lease of {lease.holder} expires: {reason}")
     return did
 

@@ -5,22 +5,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_link_artifact, create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from shoal.errors import ScaleError
+from shoal.ui.links import job_page
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
     from shoal.training.progress import Progress
 
 PROGRESS_KEY = "shoal-progress"
+PAGE_KEY = "shoal-job"
 
 # `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
 # `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
 # argument `_sync`.
 _create: Any = create_progress_artifact
 _update: Any = update_progress_artifact
+_link: Any = create_link_artifact
+
+
+def show_page(job_id: str) -> None:
+    """Create a link artifact of the task run that leads to the job's page, if ``SHOAL_UI_URL`` has the page's address.
+
+    Args:
+        job_id: Id of the job.
+    """
+    address = job_page(job_id)
+    if address is None:
+        return
+    try:
+        _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
+    except Exception as error:  # the job runs, so the task must not fail because of a link
+        get_run_logger().warning("the link to the job's page could not be stored: %s", error)
 
 
 class NodeLog:

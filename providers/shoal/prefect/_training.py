@@ -14,7 +14,7 @@ from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._holder import current_holder, task_key
-from shoal.prefect._progress import TrainingProgress
+from shoal.prefect._progress import TrainingProgress, show_page
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 
 ARTIFACT_KEY = "shoal-training"
@@ -49,6 +49,7 @@ class Training:
         """
         self._handle = submit(self._spec, holder=self._holder, key=self._key, connection_url=database_url)
         self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
+        show_page(self._handle.job_id)
         try:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED)

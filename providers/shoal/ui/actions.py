@@ -5,38 +5,30 @@ Each action calls the public function that the command line calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from shoal import jobs
 from shoal.errors import InvalidArgumentError
+from shoal.history import Entry, acting_as, read
 from shoal.pool.api import ComputePool
 from shoal.state import Store
 
-
-@contextmanager
-def acting_as(name: str) -> Iterator[None]:
-    """Record the changes that the block makes under the user's name."""
-    yield
+_MOST_SEARCHED = 500
+"""Number of lines of a pool's record in which those of a job are searched."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """One line of the record of changes: at which time which user has changed something."""
+def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
+    """Return the newest lines of the record of actions.
 
-    at: float
-    actor: str
-    action: str
-    pool: str | None
-    subject: str
-    outcome: str
-
-
-def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Record]:
-    """Return the newest lines of the record of changes."""
-    return []
+    Args:
+        store: The state store.
+        limit: Greatest number of lines.
+        pool: Only actions on this pool and its jobs.
+        job_id: Only actions on this job, among the newest of its pool.
+    """
+    if job_id is None:
+        return read(pool=pool, limit=limit, store=store)
+    return [line for line in read(pool=pool, limit=_MOST_SEARCHED, store=store) if line.subject == job_id][:limit]
 
 
 def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:

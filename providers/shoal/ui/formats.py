@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from shoal.training.progress import Progress
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -56,3 +58,9 @@ def number(value: float | None) -> str:
 def count(number_of: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 node`` or ``3 nodes``."""
     return f"{number_of} {noun}" + ("" if number_of == 1 else "s")
+
+
+def progress(progress: Progress) -> str:
+    """Return how far a training is, such as ``round 86 of 200``."""
+    text = f"{progress.unit[:-1]} {number(progress.done)}"
+    return text if progress.total is None else f"{text} of {number(progress.total)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -152,7 +153,7 @@ def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricP
         {
             "name": name,
             "x": [point.done for point in points if name in point.metrics],
-            "y": [point.metrics[name] for point in points if name in point.metrics],
+            "y": [_finite(point.metrics[name]) for point in points if name in point.metrics],
         }
         for name in names
     ]
@@ -177,10 +178,15 @@ def _stored_training(result: str) -> TrainResult | None:
 
 def _series(trained: TrainResult) -> list[dict[str, Any]]:
     return [
-        {"name": f"{dataset}-{metric}", "x": list(range(1, len(values) + 1)), "y": list(values)}
+        {"name": f"{dataset}-{metric}", "x": list(range(1, len(values) + 1)), "y": [_finite(value) for value in values]}
         for dataset, metrics in trained.eval_results.items()
         for metric, values in metrics.items()
     ]
+
+
+def _finite(value: float) -> float | None:
+    """Return a metric for a plot. JSON has no NaN and no infinity; a plot has a gap there."""
+    return value if math.isfinite(value) else None
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:

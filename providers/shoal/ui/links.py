@@ -69,5 +69,15 @@ def dashboard_link(address: str | None) -> Link | None:
     return Link("Ray dashboard", base) if base else None
 
 
+def job_page(job_id: str) -> str | None:
+    """Return the address of a job's page, if ``SHOAL_UI_URL`` has the address below which `shoal ui` is served.
+
+    Args:
+        job_id: Id of the job.
+    """
+    base = web_address(os.environ.get("SHOAL_UI_URL"))
+    return f"{base}/jobs/{_part(job_id)}" if base else None
+
+
 def _part(text: str) -> str:
     return quote(text, safe="")

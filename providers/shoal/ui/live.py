@@ -90,7 +90,7 @@ class _Cache:
     """Time of the last read of all jobs, on the monotonic clock."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Subscriber:
     loop: asyncio.AbstractEventLoop
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -43,12 +43,20 @@ class Pages:
         reader: Reader of the store.
         version: Version of the static files, for their URLs.
         clock: Returns seconds since the epoch.
+        monotonic: Returns seconds of a clock that never jumps.
     """
 
-    def __init__(self, reader: StoreReader, *, version: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        *,
+        version: str,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._reader = reader
         self._clock = clock
-        self._models = Models(reader.store)
+        self._models = Models(reader.store, clock=monotonic)
         self._environment = Environment(
             loader=PackageLoader("shoal.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -60,6 +68,7 @@ class Pages:
             size=formats.size,
             number=formats.number,
             count=formats.count,
+            progress=formats.progress,
             part=lambda text: quote(str(text), safe=""),
         )
         self._environment.globals.update(version=version, run_link=run_link)
@@ -192,7 +201,7 @@ class Pages:
             "attempts": lines,
             "has_pool": report is not None,
             "dashboard": dashboard_link(report.dashboard) if report else None,
-            "record": actions.recorded(self._reader.store, limit=20, job_id=job_id),
+            "record": actions.recorded(self._reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
             "state_of": state_of,
         }
 
@@ -248,23 +257,37 @@ def _urgency(report: PoolReport) -> int:
 
 
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
-    """Return the data of the plot of a pool's size against its demand."""
+    """Return the data of the plot of a pool's size against its demand.
+
+    The reader knows the size since it began to look. Before that time, the size is taken from the requests that
+    succeeded.
+    """
     points = reader.pool_points(report.status.name)
-    times = [formats.iso(point.at) for point in points] + [formats.iso(at)]
-    last = points[-1:]
-    operations = [each for each in report.operations if each.kind != "lease"] or list(report.operations)
+    since = points[0].at if points else at
+    kept = [each for each in reversed(report.operations) if each.kind != "lease" and each.state == "succeeded"]
+    ready = [(each.ended_at, each.size) for each in kept if each.ended_at is not None and each.ended_at < since]
+    target = [(each.created_at, each.size) for each in kept if each.created_at < since]
+    ready += [(point.at, point.ready) for point in points]
+    target += [(point.at, point.target) for point in points]
     return {
         "kind": "size",
-        "times": times,
-        "ready": [point.ready for point in [*points, *last]],
-        "target": [point.target for point in [*points, *last]],
+        "ready": _steps(ready, at),
+        "target": _steps(target, at),
         "requests": {
-            "times": [formats.iso(each.created_at) for each in operations],
-            "sizes": [each.size for each in operations],
-            "states": [each.state for each in operations],
+            "times": [formats.iso(each.created_at) for each in report.operations],
+            "sizes": [each.size for each in report.operations],
+            "states": [each.state for each in report.operations],
             "texts": [
-                f"{each.kind} to {each.size} by {each.holder}: {each.state.replace('_', ' ')}" for each in operations
+                f"{'lease of' if each.kind == 'lease' else 'size'} {each.size} by {each.holder}: "
+                f"{each.state.replace('_', ' ')}"
+                for each in report.operations
             ],
         },
-        "most": report.status.max_nodes,
+        "most": max([report.status.max_nodes, *(each.size for each in report.operations)]),
     }
+
+
+def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
+    """Return the corners of a line with steps. The last value lasts until now."""
+    times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
+    return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}

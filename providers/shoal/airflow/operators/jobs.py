@@ -18,7 +18,7 @@ from shoal.airflow._holder import task_key
 from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.hooks import database_url
-from shoal.airflow.links import LINKS, links_of
+from shoal.airflow.links import LINKS, links_of, page_links
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.pool.spec import PoolSpec, is_uri
 
@@ -81,6 +81,8 @@ class JobOperator(WaitingOperator):
         )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
+        # Airflow stores the links when the task has ended, also if it has failed.
+        self.links = page_links(handle.job_id)
         return handle
 
     def submit_only(self, spec: AnyJobSpec, context: Context) -> dict[str, Any]:
@@ -134,6 +136,7 @@ class JobOperator(WaitingOperator):
         from shoal.jobs import attach
 
         handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"])
+        self.links = page_links(handle.job_id)
         if event["timed_out"] and not handle.has_ended:
             reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
             self._cancel(handle, reason)

@@ -14,6 +14,7 @@ from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import (
     JOB_ENDED,
+    Action,
     Demand,
     Job,
     JobState,
@@ -159,6 +160,7 @@ def store_mark(store: Store) -> StoreMark:
         _joined(Node.id, Node.state, Node.busy, func.length(Node.error)),
         _joined(Lease.id, Lease.size, Lease.waiting),
         _newest(Operation.created_at, Operation.ended_at),
+        _newest(Action.id),
         _newest(Promotion.created_at, Promotion.confirmed_at),
         _newest(Job.created_at, Job.queued_at, Job.admitted_at, Job.started_at, Job.heartbeat_at, Job.ended_at),
         select(func.count()).select_from(Job).scalar_subquery(),

@@ -17,21 +17,22 @@ function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-function size({ times, ready, target, requests, most }) {
+function size({ ready, target, requests, most }) {
   return {
     traces: [
       {
-        name: "ready", x: times, y: ready, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
+        name: "ready", x: ready.x, y: ready.y, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
         fillcolor: colour("--info-ground"), hovertemplate: "%{y} ready<extra></extra>",
       },
       {
-        name: "demand", x: times, y: target, mode: "lines",
+        name: "demand", x: target.x, y: target.y, mode: "lines",
         line: { shape: "hv", color: colour("--plot-2"), width: 2, dash: "dash" }, hovertemplate: "%{y} demanded<extra></extra>",
       },
       {
         name: "request", x: requests.times, y: requests.sizes, text: requests.texts.map(plain), mode: "markers",
         marker: {
-          symbol: requests.states.map((state) => SYMBOLS[state] || "circle"), size: 10, line: { width: 1.6 },
+          symbol: requests.states.map((state) => SYMBOLS[state] || "circle"), size: 10,
+          line: { width: requests.states.map((state) => (state === "open" || state === "superseded" ? 1.6 : 0)) },
           color: requests.states.map((state) => colour(TONES[state] || "--off")),
         },
         hovertemplate: "%{text}<extra></extra>",
@@ -62,7 +63,7 @@ function model({ metric, times, values, versions, promoted }) {
         line: { color: colour("--strong-line"), width: 1 },
         marker: {
           size: promoted.map((each) => (each ? 13 : 9)), symbol: promoted.map((each) => (each ? "star" : "circle-open")),
-          color: promoted.map((each) => colour(each ? "--ok" : "--soft")), line: { width: 1.6 },
+          color: promoted.map((each) => colour(each ? "--ok" : "--soft")), line: { width: promoted.map((each) => (each ? 0 : 1.6)) },
         },
         hovertemplate: "%{text}: %{y}<extra></extra>", showlegend: false,
       },
@@ -89,19 +90,27 @@ function draw(place) {
     {
       ...layout, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--ink") },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { namelength: -1 }, dragmode: false,
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, showlegend: true, hoverlabel: { namelength: -1 }, dragmode: false,
     },
     { displayModeBar: false, responsive: true },
   );
 }
 
-export function loaded(root) {
+function added(element) {
   return new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    const version = new URL(document.querySelector("script[type=module]").src).search;
-    script.src = `${root}static/plotly.min.js${version}`;
-    script.addEventListener("load", () => resolve(draw));
-    script.addEventListener("error", reject);
-    document.head.append(script);
+    element.addEventListener("load", resolve);
+    element.addEventListener("error", reject);
+    document.head.append(element);
   });
+}
+
+export async function loaded(root) {
+  const version = new URL(document.querySelector("script[type=module]").src).search;
+  // Plotly adds its rules to the style sheet of this id. The page's policy forbids the style element that it would add.
+  const sheet = Object.assign(document.createElement("link"), {
+    id: "plotly.js-style-global", rel: "stylesheet", href: `${root}static/plot.css${version}`,
+  });
+  await added(sheet);
+  await added(Object.assign(document.createElement("script"), { src: `${root}static/plotly.min.js${version}` }));
+  return draw;
 }

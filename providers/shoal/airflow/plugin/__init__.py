@@ -1,0 +1,45 @@
+"""Airflow's plugin: the page with pools, jobs and models inside Airflow, at ``/shoal/``.
+
+API servers, schedulers and workers all load plugins. So this module imports only what Airflow has loaded already, and
+the page itself is built when it is first requested.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.configuration import conf
+from airflow.plugins_manager import AirflowPlugin
+
+from shoal.airflow.plugin.lazy_app import LazyApp, has_extra
+
+PREFIX = "/shoal"
+"""Path of the page below the base URL of Airflow."""
+
+
+def page_path() -> str:
+    """Return the path of the page with the path of Airflow's base URL before it, such as ``/airflow/shoal/``."""
+    return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
+
+
+def _views() -> list[dict[str, Any]]:
+    """Return the entries of Airflow's menu: the page in a frame, and the page in a tab of its own.
+
+    Airflow's frame allows no new windows, so links to other services work only in the tab.
+    """
+    if not has_extra():
+        return []
+    href = page_path()
+    return [
+        {"name": "Compute pools", "href": href, "destination": "nav", "category": "browse", "url_route": "shoal"},
+        {"name": "Compute pools (own tab)", "href": href, "destination": "nav", "category": "browse"},
+    ]
+
+
+class ShoalPlugin(AirflowPlugin):
+    """Plugin that Airflow finds through the entry point ``airflow.plugins``."""
+
+    name = "shoal"
+    fastapi_apps: list[Any] = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "shoal"}]  # noqa: RUF012 - as Airflow declares it
+    external_views: list[Any] = _views()

@@ -1,0 +1,73 @@
+"""Decide by Airflow's permissions which requests may see the page, and which may act.
+
+Airflow serves the applications of plugins to everybody. So each request is checked here. If the check itself fails, the
+request is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import bearer_scheme, get_user
+from airflow.configuration import conf
+from anyio import from_thread
+from fastapi import HTTPException, Request
+
+from shoal.ui.access import Viewer
+
+log = logging.getLogger(__name__)
+
+
+class AirflowAccess:
+    """Access of Airflow's users.
+
+    To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
+    To act, a user needs the permission to edit connections, because a connection has the options of a pool. Custom
+    views have a permission of their own, but the simple auth manager gives it to every viewer.
+    """
+
+    def viewer(self, request: Request) -> Viewer:
+        """Return the user who is logged in to Airflow.
+
+        Raises:
+            HTTPException: Nobody is logged in (401). The user may not see the page, or the permissions cannot be
+                checked (403).
+        """
+        try:
+            user = from_thread.run(_user, request)
+            manager = get_auth_manager()
+            may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
+            may_act = manager.is_authorized_connection(method="PUT", user=user)
+            name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
+        except HTTPException as error:
+            if error.status_code == 401:
+                raise HTTPException(401, "log in to Airflow, and open this page again") from None
+            raise
+        except Exception:
+            log.exception("the permissions of a request cannot be checked")
+            why = "your permissions cannot be checked: see the log of Airflow's API server"
+            raise HTTPException(403, why) from None
+        if may_see is not True:
+            raise HTTPException(403, "you may not see this page: ask for the permission to see Airflow's plugins")
+        return Viewer(name, may_act=may_act is True, csrf_token=token)
+
+
+async def _user(request: Request) -> BaseUser:
+    # All of Airflow's own routes have the dependency `get_user`. It reads the header or the cookie, and refuses revoked
+    # tokens. `AuthManagerDep` would fail here, because a mounted application has another state.
+    return await get_user(request, None, await bearer_scheme(request))
+
+
+def _csrf_token(user_id: str) -> str:
+    """Return the user's CSRF token.
+
+    The token is bound to the user and not to the cookie: auth managers replace the cookie while a page is open, and
+    with `simple_auth_manager_all_admins` there is none.
+    """
+    key = conf.get_mandatory_value("api", "secret_key").encode()
+    return hmac.new(key, f"shoal csrf {user_id}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,80 @@
+"""ASGI application that builds the page when it gets its first request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.util import find_spec
+from typing import Any
+
+from shoal.errors import MissingExtraError
+
+log = logging.getLogger(__name__)
+
+_Message = MutableMapping[str, Any]
+_App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]], Awaitable[None]]
+
+
+def has_extra() -> bool:
+    """Return whether the extra ``ui`` is installed. Airflow itself brings the extra's other packages."""
+    return find_spec("plotly") is not None
+
+
+def _page() -> _App:
+    if not has_extra():
+        raise MissingExtraError("plotly", "ui")
+    from shoal.airflow.plugin.access import AirflowAccess
+    from shoal.ui.app import create_app
+
+    return create_app(access=AirflowAccess())
+
+
+class LazyApp:
+    """ASGI application that passes all requests to another one, which it builds at the first request.
+
+    If the application cannot be built, requests get the status 503, and the next request tries again.
+
+    Args:
+        build: Function that builds the application. Default: the page, for users of Airflow.
+    """
+
+    def __init__(self, build: Callable[[], _App] = _page) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        self._app: _App | None = None
+
+    async def __call__(
+        self,
+        scope: _Message,
+        receive: Callable[[], Awaitable[_Message]],
+        send: Callable[[_Message], Awaitable[None]],
+    ) -> None:
+        """Handle a request."""
+        if self._app is None:
+            try:
+                # Building the page opens the store and loads modules, so that it would block the server's event loop.
+                await asyncio.to_thread(self._build_once)
+            except Exception as error:
+                log.exception("the page of shoal cannot be built")
+                # Nobody is logged in yet, so the answer tells nothing of the store. The log has the whole error.
+                why = str(error) if isinstance(error, MissingExtraError) else "see the log of Airflow's API server"
+                await _unavailable(f"the page of shoal is not available: {why}", scope, send)
+                return
+        assert self._app is not None
+        await self._app(scope, receive, send)
+
+    def _build_once(self) -> None:
+        with self._lock:
+            if self._app is None:
+                self._app = self._build()
+
+
+async def _unavailable(message: str, scope: _Message, send: Callable[[_Message], Awaitable[None]]) -> None:
+    if scope["type"] != "http":
+        await send({"type": "websocket.close", "code": 1011})
+        return
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": message.encode()})

@@ -1,0 +1,187 @@
+"""Airflow's plugin without a server: what it registers, what it imports, and who may see the page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi.testclient import TestClient
+
+from shoal.airflow.plugin import ShoalPlugin, lazy_app
+from shoal.airflow.plugin.lazy_app import LazyApp
+from tests.support import ROOT
+
+
+def airflow(home: Path, *command: str) -> str:
+    environment = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    ran = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=home, capture_output=True, text=True, check=True
+    )
+    return ran.stdout
+
+
+LOADED = """
+import json, sys
+import airflow.plugins_manager as core
+import airflow.sdk.plugins_manager as sdk
+before = {*sys.modules}
+names = [[plugin.name for plugin in manager._get_plugins()[0]] for manager in (core, sdk)]
+errors = [manager._get_plugins()[1] for manager in (core, sdk)]
+new = {name.partition(".")[0] for name in {*sys.modules} - before}
+heavy = {"fastapi", "starlette", "sqlalchemy", "jinja2", "plotly", "ray", "mlflow", "pandas", "pyarrow", "numpy"}
+print(json.dumps([names, errors, sorted(new & heavy), "shoal.ui" in sys.modules]))
+"""
+
+
+@pytest.mark.processes
+def test_both_ways_of_installing_at_once_give_one_plugin_and_load_nothing_heavy(tmp_path):
+    (tmp_path / "plugins").mkdir()
+    shutil.copy(ROOT / "plugins" / "shoal_plugin.py", tmp_path / "plugins")
+
+    last = airflow(tmp_path, "-c", LOADED).splitlines()[-1]
+
+    assert last == '[[["shoal"], ["shoal"]], [{}, {}], [], false]'
+
+
+@pytest.mark.processes
+def test_the_file_alone_registers_the_plugin(tmp_path):
+    hidden = "import importlib.metadata as m; m.entry_points = lambda **_: []; "
+    shown = f"import runpy; print(runpy.run_path({str(ROOT / 'plugins' / 'shoal_plugin.py')!r})['ShoalPlugin'].name)"
+
+    assert airflow(tmp_path, "-c", hidden + shown).splitlines()[-1] == "shoal"
+
+
+def test_the_menu_has_the_page_in_a_frame_and_in_a_tab():
+    framed, tab = ShoalPlugin.external_views
+    assert (framed["href"], framed["url_route"]) == ("/shoal/", "shoal")
+    assert tab["href"] == "/shoal/"
+    assert "url_route" not in tab
+
+
+@pytest.fixture
+def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[object, object]]:
+    """What the auth manager answers for each user: whether the user may see, and may act. Users send their name."""
+    from shoal.airflow.plugin import access
+
+    answers: dict[str, tuple[object, object]] = {}
+
+    async def get_user(request, _oauth, credentials):
+        if credentials is None:
+            raise HTTPException(401, "Not authenticated")
+        name = credentials.credentials
+        return SimpleNamespace(get_name=lambda: name, get_id=lambda: name)
+
+    def answer(place: int):
+        def asked(*, user, **_: object) -> object:
+            found = answers[user.get_id()][place]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return asked
+
+    manager = SimpleNamespace(is_authorized_view=answer(0), is_authorized_connection=answer(1))
+    monkeypatch.setattr(access, "get_user", get_user)
+    monkeypatch.setattr(access, "get_auth_manager", lambda: manager)
+    return answers
+
+
+@pytest.fixture
+def client(users) -> TestClient:
+    """The page, mounted as Airflow mounts it."""
+    app = FastAPI()
+    app.mount("/shoal", LazyApp())
+    return TestClient(app, headers={"accept": "application/json"})
+
+
+def status(client: TestClient, user: str | None, path: str = "/shoal/", **options) -> int:
+    headers = {"authorization": f"Bearer {user}"} if user else {}
+    return client.get(path, headers=headers).status_code
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((True, True), 200),
+        ((True, False), 200),
+        ((False, True), 403),
+        ((None, True), 403),
+        ((RuntimeError("no answer"), True), 403),
+        ((True, RuntimeError("no answer")), 403),
+    ],
+)
+def test_only_a_clear_yes_shows_the_page(client, users, answer, expected):
+    users["anna"] = answer
+    assert status(client, "anna") == expected
+    assert status(client, "anna", "/shoal/static/page.js") == expected
+
+
+def test_who_is_not_logged_in_is_refused_everywhere(client):
+    for path in ("/shoal/", "/shoal/jobs/x", "/shoal/api/events", "/shoal/static/page.js"):
+        assert status(client, None, path) == 401
+
+
+def test_only_the_own_token_and_the_permission_let_a_user_act(client, users):
+    from shoal.airflow.plugin.access import _csrf_token
+
+    users["anna"], users["ben"], users["viewer"] = (True, True), (True, True), (True, False)
+
+    def sweep(user: str, token: str, site: str = "same-origin") -> int:
+        headers = {"authorization": f"Bearer {user}", "x-shoal-csrf": token, "sec-fetch-site": site}
+        return client.post("/shoal/api/actions/sweep", headers=headers, json={}).status_code
+
+    assert sweep("viewer", _csrf_token("viewer")) == 403
+    assert sweep("anna", _csrf_token("ben")) == 403
+    assert sweep("anna", "") == 403
+    assert sweep("anna", _csrf_token("anna"), "cross-site") == 403
+    assert sweep("anna", _csrf_token("anna")) == 200
+
+
+def test_a_page_that_cannot_be_built_tells_strangers_nothing_and_is_built_later(monkeypatch):
+    states = [RuntimeError("postgresql://me:secret@db"), FastAPI()]
+
+    def build():
+        found = states.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    client = TestClient(LazyApp(build))
+    refused = client.get("/")
+    assert (refused.status_code, "secret" in refused.text) == (503, False)
+    assert client.get("/").status_code == 404
+
+    monkeypatch.setattr(lazy_app, "has_extra", lambda: False)
+    assert 'pip install "shoal[ui]"' in TestClient(LazyApp()).get("/").text
+
+
+def test_concurrent_first_requests_build_one_page():
+    built: list[FastAPI] = []
+
+    def build() -> FastAPI:
+        built.append(FastAPI())
+        return built[-1]
+
+    lazy = LazyApp(build)
+
+    async def request() -> None:
+        async def receive():
+            return {"type": "http.request"}
+
+        async def send(_message):
+            pass
+
+        await lazy({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}, receive, send)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(request() for _ in range(20)))
+
+    asyncio.run(all_at_once())
+    assert len(built) == 1

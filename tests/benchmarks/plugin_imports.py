@@ -1,0 +1,89 @@
+"""What does Airflow's plugin add to the start of Airflow's processes?
+
+Each turn is a new process that loads Airflow's plugins, as the API server (core) and a worker (Task SDK) do when they
+start. shoal's entry points are there, or are hidden. Airflow itself is imported before the clock starts. *page* is the
+first request of the page, which imports and builds it. The request is refused, because nobody is logged in.
+
+Run it with ``python -m tests.benchmarks.plugin_imports``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from statistics import median
+
+from tests.benchmarks.report import table
+
+CODE = """
+import sys, time
+import importlib.metadata
+process, hidden = sys.argv[1:]
+if process == "worker":
+    import airflow.sdk, airflow.sdk.plugins_manager as manager
+    import airflow.sdk.execution_time.task_runner
+else:
+    import airflow.api_fastapi.app, airflow.plugins_manager as manager
+if hidden == "hidden":
+    distributions = importlib.metadata.distributions
+    importlib.metadata.distributions = lambda **at: [one for one in distributions(**at) if one.name != "shoal"]
+modules = len(sys.modules)
+begin = time.perf_counter()
+plugins, errors = manager._get_plugins()
+took = time.perf_counter() - begin
+assert not errors, errors
+assert ("shoal" in [plugin.name for plugin in plugins]) is (hidden != "hidden")
+page = 0.0
+if process == "server" and hidden != "hidden":
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from airflow.api_fastapi.app import create_auth_manager
+    app = FastAPI()
+    create_auth_manager()
+    app.mount("/shoal", next(plugin for plugin in plugins if plugin.name == "shoal").fastapi_apps[0]["app"])
+    begin = time.perf_counter()
+    assert TestClient(app).get("/shoal/").status_code == 401
+    page = time.perf_counter() - begin
+print(took, len(sys.modules) - modules, page)
+"""
+
+
+def _turn(process: str, hidden: str) -> tuple[float, float]:
+    """The seconds for loading the plugins, and for the first request of the page."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "AIRFLOW_HOME": home, "SHOAL_HOME": f"{home}/shoal"}
+        environment["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+        ran = subprocess.run(
+            [sys.executable, "-c", CODE, process, hidden], env=environment, capture_output=True, text=True, check=True
+        )
+    took, _, page = ran.stdout.splitlines()[-1].split()
+    return float(took), float(page)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Time what Airflow's plugin adds.")
+    parser.add_argument("--repeat", type=int, default=5, help="turns, of which the median counts (default 5)")
+    repeat = parser.parse_args(argv).repeat
+    rows = []
+    for process in ("server", "worker"):
+        turns = {hidden: [_turn(process, hidden) for _ in range(repeat)] for hidden in ("hidden", "shown")}
+        without, with_it = (median(took for took, _ in turns[hidden]) for hidden in ("hidden", "shown"))
+        page = median(page for _, page in turns["shown"])
+        rows.append(
+            (
+                {"server": "API server", "worker": "worker"}[process],
+                f"{without * 1000:.0f}",
+                f"{with_it * 1000:.0f}",
+                f"{(with_it - without) * 1000:.0f}",
+                f"{page * 1000:.0f}" if page else "-",
+            )
+        )
+    print(table(("process", "plugins, ms", "with shoal's, ms", "added, ms", "page, ms"), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""The page without a browser: access, contents, actions, and the work of the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from fastapi import HTTPException, Request
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
+
+from shoal import history
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.pool.api import ComputePool, report_pools
+from shoal.state import Store
+from shoal.state.schema import JobState
+from shoal.ui.access import Viewer
+from shoal.ui.app import create_app, router, static_files
+from shoal.ui.live import StoreReader
+from shoal.ui.pages import Pages
+from tests.support import ui_systems
+from tests.support.browser import TOKEN
+from tests.support.ui_systems import HOSTILE
+
+PAGES = ["/", "/jobs", "/models", "/record", "/pools/retrain", "/jobs/flights-2026-11-23"]
+
+
+def csrf(client: TestClient) -> dict[str, str]:
+    """The headers that the page's own script sends."""
+    found = re.search('name="csrf" content="([^"]+)"', client.get("/").text)
+    return {"x-shoal-csrf": found[1], "origin": "http://127.0.0.1:8000"}
+
+
+def act(client: TestClient, name: str, arguments: dict, **headers: str):
+    return client.post(f"/api/actions/{name}", json=arguments, headers={**csrf(client), **headers})
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The SQL statements of the block."""
+    seen: list[str] = []
+
+    def note(connection, cursor, statement, *_):
+        if statement.lstrip().upper().startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+# --- access
+
+
+def test_every_route_asks_for_access(stranger):
+    fill = {"job_id": "j", "name": "page.css"}
+    for route in router.routes:
+        assert isinstance(route, APIRoute)
+        path = route.path.format(**fill)
+        for method in route.methods:
+            answer = stranger.request(method, path, json={} if method == "POST" else None)
+            assert answer.status_code == 401, path
+            assert "shoal ui" in answer.json()["error"]
+    assert stranger.get("/openapi.json").status_code == stranger.get("/docs").status_code == 404
+
+
+def test_a_wrong_token_and_a_forged_cookie_are_refused(stranger):
+    assert stranger.get("/?token=guess").status_code == 401
+    stranger.cookies.set("shoal_ui_8000", "guess")
+    assert stranger.get("/").status_code == 401
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(stranger):
+    answer = stranger.get(f"/jobs?state=failed&token={TOKEN}")
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "jobs?state=failed")
+    assert TOKEN not in answer.headers["set-cookie"]
+    assert answer.headers["set-cookie"].endswith("; Path=/; HttpOnly; SameSite=Strict")
+    assert stranger.get("/jobs").status_code == 200
+
+
+def test_the_policy_forbids_scripts_of_others(client):
+    policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_scripts_come_from_the_packages(client):
+    for name, path in static_files().items():
+        assert client.get(f"/static/{name}").content == path.read_bytes()
+    assert client.get("/static/..%2Fapp.py").status_code == 404
+
+
+# --- contents
+
+
+@pytest.mark.parametrize("system", ["idle", "busy", "broken"])
+def test_every_page_shows_every_system(client, store, system):
+    getattr(ui_systems, system)(store)
+    paths = ["/", "/jobs", "/models", "/record", *(f"/pools/{each.status.name}" for each in report_pools(store))]
+    paths += [f"/jobs/{job.job_id}" for job in client.app.state.reader.overview().jobs]
+
+    for path in paths:
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert "</html>" in answer.text
+        assert "style=" not in answer.text
+        fragment = client.get(path, headers={"x-shoal-fragment": "1"}).text
+        assert "</html>" not in fragment and "<h1" in fragment
+
+
+def test_a_broken_pool_and_a_failed_job_come_first(client, store):
+    ui_systems.broken(store)
+    text = client.get("/").text
+
+    assert text.index("Needs attention") < text.index("infinite values") < text.index('id="pools"')
+    assert "No space left on device" in text
+    job = client.get("/jobs/flights-2026-11-23").text
+    assert job.index("infinite values") < job.index("End of the log") < job.index("12 infinite values</pre>")
+
+
+def test_what_does_not_exist_is_not_found(client):
+    for path in ("/pools/absent", "/jobs/absent", "/models/absent", "/absent"):
+        assert client.get(path, headers={"accept": "text/html"}).status_code == 404
+
+
+def test_the_jobs_are_filtered_and_come_in_pages(client, store):
+    ui_systems.large(store, pools=3, jobs=120)
+
+    def found(query: str) -> list[str]:
+        return re.findall(r'data-key="(job-\d+)-1"', client.get(f"/jobs?{query}").text)
+
+    assert found("") == [f"job-{number}" for number in range(50)]
+    assert found("page=3") == [f"job-{number}" for number in range(100, 120)]
+    assert found("page=99") == found("page=3") and found("page=x") == found("")
+    assert found("state=failed") == ["job-50"]
+    assert found("state=running") == ["job-0", "job-100"]
+    assert found("pool=pool-01&age=day&id=-1") == [
+        "job-1",
+        "job-10",
+        "job-13",
+        "job-16",
+        "job-19",
+        *(f"job-{number}" for number in range(100, 120) if number % 3 == 1),
+    ]
+    assert found("holder=SCHEDULED") == found("")
+    assert found("holder=absent") == []
+
+
+def test_names_are_shown_as_text(client, store):
+    ui_systems.hostile(store)
+    for path in ("/", "/jobs", "/jobs/job-1", "/jobs/job-2", "/pools/retrain", "/models", f"/models/{HOSTILE}"):
+        text = client.get(path).text
+        assert "<img" not in text, path
+        assert "onerror" in text, path
+
+
+def test_the_pages_work_below_a_prefix(store):
+    from fastapi import FastAPI
+
+    ui_systems.busy(store)
+    outer = FastAPI()
+    outer.mount("/shoal", create_app(access=AnyoneMayLook()))
+    client = TestClient(outer)
+    assert 'href="./jobs"' in client.get("/shoal/").text
+    text = client.get("/shoal/pools/retrain").text
+    assert 'href="../static/page.css' in text
+    assert client.get("/shoal/static/page.css").status_code == 200
+
+
+# --- actions
+
+
+class AnyoneMayLook:
+    """A rule by which everybody may look, and nobody may act."""
+
+    def viewer(self, request: Request) -> Viewer:
+        if request.headers.get("x-user") == "nobody":
+            raise HTTPException(403, "not you")
+        return Viewer("viewer", may_act=False, csrf_token="secret")
+
+
+def test_a_lease_is_released_and_the_record_names_the_user(client, store):
+    ui_systems.busy(store)
+    lease = ComputePool("retrain", store=store).describe().leases[0]
+
+    answer = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
+
+    assert answer.json() == {"done": f"the lease of {lease.holder} was released"}
+    assert lease.id not in {each.id for each in ComputePool("retrain", store=store).describe().leases}
+    line = history.read(store=store)[0]
+    assert (line.actor, line.kind, line.pool) == ("cli:tester@host", "released", "retrain")
+    assert "cli:tester@host" in client.get("/record").text
+    again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
+    assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
+
+
+def test_a_waiting_job_is_cancelled(client, store):
+    ui_systems.busy(store)
+
+    answer = act(client, "cancel", {"job_id": "flights-emea", "attempt": 1})
+
+    assert answer.json() == {"done": "job flights-emea was cancelled"}
+    job = attempts.load(store, Key("flights-emea", 1))
+    assert (job.state, job.error) == (JobState.CANCELLED, "cancelled by cli:tester@host on shoal's page")
+    assert "cancelled by" in client.get("/jobs/flights-emea").text
+
+
+def test_a_host_is_swept(client, store):
+    assert act(client, "sweep", {}).json() == {"done": "nothing to sweep"}
+    assert history.read(store=store)[0].actor == "cli:tester@host"
+
+
+def test_the_error_of_an_action_is_shown_and_nothing_changes(client, store):
+    ui_systems.busy(store)
+    answer = act(client, "alter", {"pool": "retrain", "min_nodes": 7, "max_nodes": 6})
+    assert answer.status_code >= 400 and answer.json()["error"]
+    assert ComputePool("retrain", store=store).describe().max_nodes == 6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"pool": "retrain"}, {"pool": 1, "lease_id": "x"}, {"pool": "retrain", "lease_id": "x", "more": 1}],
+)
+def test_wrong_arguments_are_refused(client, arguments):
+    answer = act(client, "release", arguments)
+    assert (answer.status_code, "needs pool (str), lease_id (str)" in answer.json()["error"]) == (422, True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-shoal-csrf": "guess"},
+        {"origin": "http://evil.example"},
+        {"origin": ""},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+    ids=str,
+)
+def test_requests_of_other_sites_are_refused(client, store, headers):
+    ui_systems.busy(store)
+    answer = act(client, "cancel", {"job_id": "flights-emea", "attempt": 1}, **headers)
+    assert answer.status_code == 403
+    assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
+
+
+def test_a_viewer_sees_no_buttons_and_cannot_act(store):
+    ui_systems.busy(store)
+    client = TestClient(create_app(access=AnyoneMayLook()), base_url="http://127.0.0.1:8000")
+
+    assert "data-action" not in client.get("/pools/retrain").text
+    answer = act(client, "cancel", {"job_id": "flights-emea", "attempt": 1})
+
+    assert (answer.status_code, "not act" in answer.json()["error"]) == (403, True)
+    assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
+    assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
+
+
+# --- the work of the store
+
+
+def test_fifty_viewers_cost_the_store_no_more_than_one(store):
+    ui_systems.large(store, pools=5, jobs=120)
+    now = [0.0]
+
+    def reads_of(viewers: int, running_job: str) -> int:
+        reader = StoreReader(store, monotonic=lambda: now[0])
+        pages = Pages(reader, version="1", monotonic=lambda: now[0])
+        viewer = AnyoneMayLook().viewer(Request({"type": "http", "headers": []}))
+        with statements() as seen:
+            for second in range(10):
+                now[0] += 1.0
+                if second == 5:
+                    attempts.end(store, Key(running_job, 1), JobState.FAILED, 2e9, error="why")
+                for _ in range(viewers):
+                    for page, subject in (
+                        ("overview", ""),
+                        ("jobs", ""),
+                        ("pool", "pool-01"),
+                        ("job", "job-1"),
+                        ("models", ""),
+                    ):
+                        pages.render(page, subject, {}, viewer=viewer, root="./", is_fragment=True)
+        return len(seen)
+
+    assert reads_of(50, "job-0") == reads_of(1, "job-100")
+
+
+def test_the_work_for_a_first_view_does_not_grow_with_the_pools(store):
+    def selects() -> int:
+        with statements() as seen:
+            StoreReader(store).overview()
+        return len(seen)
+
+    ui_systems.large(store, pools=2, jobs=10)
+    few = selects()
+    ui_systems.write(store, *(row for number in range(20) for row in ui_systems.pool(f"more-{number}", size=1)))
+    assert selects() == few
+
+
+def test_a_change_is_noticed_with_one_query_and_no_change_reads_no_rows(store):
+    ui_systems.busy(store)
+    now = [0.0]
+    reader = StoreReader(store, monotonic=lambda: now[0])
+    first = reader.overview()
+
+    now[0] += 1.0
+    with statements() as seen:
+        assert reader.overview() is first
+    assert len(seen) == 1
+
+    attempts.end(store, Key("flights-2026-11-23", 1), JobState.FAILED, 2e9, error="why")
+    now[0] += 1.0
+    changed = reader.overview()
+    assert changed.version == first.version + 1
+    assert {job.job_id: job.state for job in changed.jobs}["flights-2026-11-23"] is JobState.FAILED
+    assert len(changed.jobs) == len(first.jobs)
+
+
+def test_deleted_jobs_go_away(store):
+    from shoal.state.schema import Job
+
+    ui_systems.busy(store)
+    now = [0.0]
+    reader = StoreReader(store, monotonic=lambda: now[0])
+    before = reader.overview()
+    with store.transaction() as session:
+        session.delete(session.get_one(Job, ("flights-1", 1)))
+    now[0] += 1.0
+    assert len(reader.overview().jobs) == len(before.jobs) - 1
+
+
+def test_the_mark_of_the_store_is_the_same_on_both_databases(either_store):
+    from shoal.jobs.journal.listing import job_lines, store_mark
+
+    store = Store()
+    before = store_mark(store)
+    ui_systems.busy(store)
+    after = store_mark(store)
+    assert before != after == store_mark(store)
+    assert after.jobs == len(job_lines(store)) == 8
+    assert [line.job_id for line in job_lines(store, changed_since=2e9)] == [
+        line.job_id for line in job_lines(store) if line.state in (JobState.PENDING, JobState.RUNNING)
+    ]
+
+
+def test_a_store_that_does_not_answer_leaves_the_last_contents(client, store, monkeypatch):
+    from shoal.errors import StoreUnreachableError
+    from shoal.ui import live
+
+    ui_systems.busy(store)
+    assert "retrain" in client.get("/").text
+
+    def fail(*_):
+        raise StoreUnreachableError("the database does not answer")
+
+    monkeypatch.setattr(live, "store_mark", fail)
+    client.app.state.reader.read_again()
+    text = client.get("/").text
+    assert "the database does not answer" in text and "retrain" in text
