@@ -25,6 +25,7 @@ BENCHMARKS = (
     "batch_prediction",
     "job_queue",
     "deferred_waits",
+    "ui_first_view",
 )
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
