@@ -10,6 +10,7 @@ from typing import Any, Literal
 from shoal.pool.backends import versions
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
+from shoal.redaction import redact
 
 _MB = 1024**2
 _GB = 1024**3
@@ -120,9 +121,9 @@ def _of_host(
     # Only drivers need the store, and they run on the head.
     elif where == "head":
         advice = "set SHOAL_STATE_URL in the environment of the head to the store of this process (PostgreSQL)"
-        yield Finding(f"{where}: store", "broken", facts["store"], advice)
+        yield Finding(f"{where}: store", "broken", redact(facts["store"]), advice)
     if artifact_location is not None:
-        error = facts["artifacts"]
+        error = facts["artifacts"] and redact(facts["artifacts"])
         advice = (
             "check address, rights and network; a job has the credentials of its submitter, this check only the node's"
         )

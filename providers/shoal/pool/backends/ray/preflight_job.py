@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -81,9 +82,17 @@ def _read_store(pool: str) -> None:
 
 
 def _try_out(location: str) -> None:
-    from shoal.training.locations import try_out
+    import fsspec
 
-    try_out(location)
+    filesystem, folder = fsspec.core.url_to_fs(location)
+    trial = f"{folder}/.shoal-preflight-{uuid.uuid4().hex}"
+    filesystem.makedirs(folder, exist_ok=True)
+    filesystem.pipe_file(trial, b"shoal")
+    try:
+        if filesystem.cat_file(trial) != b"shoal":
+            raise OSError("what was written cannot be read")
+    finally:
+        filesystem.rm_file(trial)
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
