@@ -36,7 +36,7 @@ from tests.support.postgres import Postgres
 from tests.support.waiting import wait_until
 from tests.support.wheels import write_wheel
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(1200)]
 
 ROWS = 600
 PASSWORD = "of-the-drivers-role"
@@ -44,7 +44,8 @@ PASSWORD = "of-the-drivers-role"
 TRAINS = """
 import importlib.util, json, os
 import pandas as pd
-from shoal import ComputePool, RunConfig, distributed
+from shoal import ComputePool, RunConfig
+from shoal.distributors import distributed
 from shoal.data import DataConnector
 from shoal.jobs import JobSpec, attach, load_training, submit
 
@@ -161,6 +162,7 @@ def test_everything_trains_on_a_cluster_that_shares_only_the_network(network, mo
         monkeypatch.setenv("SHOAL_STATE_URL", database.url("shoal"))
         _limited_role(database)
         storage["AWS_ENDPOINT_URL"] = stack.enter_context(object_store(python, here))
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         _fill(storage)
         owner, orchestrator = User.new(head, 65534, base / "c"), User.new(own, 65533, base / "o")
         token = secrets.token_hex(32)
@@ -241,7 +243,7 @@ def _fill(storage: dict[str, str]) -> None:
     s3 = s3fs.S3FileSystem(
         key=storage["AWS_ACCESS_KEY_ID"],
         secret=storage["AWS_SECRET_ACCESS_KEY"],
-        client_kwargs={"endpoint_url": storage["AWS_ENDPOINT_URL"], "region_name": "us-east-1"},
+        client_kwargs={"endpoint_url": storage["AWS_ENDPOINT_URL"]},
     )
     s3.mkdir("bucket")
     for part in range(2):

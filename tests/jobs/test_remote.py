@@ -32,11 +32,11 @@ from shoal.jobs.remote import package
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
-from shoal.state.schema import Job, Pool
+from shoal.state.schema import Job, JobState, Pool
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_store import POOL
 
-ARTIFACTS = "s3://bucket/jobs"
+ARTIFACTS = "memory://bucket/jobs"
 
 
 @pytest.fixture
@@ -99,6 +99,18 @@ class TestPackage:
 
         assert submit(function()).attempt == 2
         assert len(head.packages) == 2
+
+    def test_a_storage_that_refuses_the_canceller_does_not_keep_the_job(self, submit, monkeypatch):
+        """The triggerer, for example, has no credentials."""
+        handle = submit(function())
+
+        def refused(*_: object) -> None:
+            raise RuntimeError("no credentials")
+
+        monkeypatch.setattr("shoal.jobs.handle.artifacts.discard_unfinished", refused)
+
+        assert handle.cancel() is True
+        assert row(handle).state is JobState.CANCELLED
 
     def test_another_process_that_sends_a_queued_job_names_its_package(self, submit, head, store):
         handle = submit(function())
