@@ -30,6 +30,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote import package
 from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.backends.ray.preflight import Finding
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
 from shoal.state.schema import Job, JobState, Pool
@@ -49,6 +50,7 @@ def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             session.get_one(Pool, POOL).spec = spec.model_dump()
 
     of_others()
+    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
     return of_others
 
 
@@ -217,6 +219,26 @@ class TestReach:
 
         with pytest.raises(InvalidArgumentError, match=r"the staged copy .*staging_location="):
             submit(training(dataset=connector.to_spec(), run_config={"pool_name": POOL}))
+
+
+class TestNodes:
+    def test_nodes_that_can_run_no_job_are_told_before_it_is_sent_and_are_checked_until_they_can(
+        self, submit, head, monkeypatch, caplog
+    ):
+        found = [
+            Finding("head: store", "broken", "no pool", "set SHOAL_STATE_URL"),
+            Finding("head: disk", "note", "1 GB"),
+        ]
+        checked = []
+        monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: checked.append(1) or found)
+
+        with pytest.raises(InvalidArgumentError, match=r"head: store: no pool -> set SHOAL_STATE_URL.*shoal doctor"):
+            submit(function())
+        assert head.submissions == 0
+        assert "head: disk: 1 GB" in caplog.text
+        del found[0]
+        assert submit(function()).attempt == submit(function()).attempt == 1
+        assert len(checked) == 2
 
 
 @pytest.fixture

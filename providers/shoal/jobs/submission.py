@@ -133,6 +133,7 @@ def submit(
             try:
                 versions.check(pool, endpoint.versions, library)
                 reach.check(spec, pool_spec)
+                reach.check_nodes(store, pool_spec)
                 secrets = secrets_of()
             except InvalidArgumentError as error:
                 # Only a new attempt is refused. A job that was submitted before has its credentials already.

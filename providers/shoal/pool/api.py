@@ -135,7 +135,7 @@ class ComputePool:
             )
 
         self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
-        self._check_nodes()
+        self.check_nodes()
         return self
 
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
@@ -504,30 +504,43 @@ class ComputePool:
             InvalidArgumentError: The pool is no `ray://` pool.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        with self._store.reading() as session:
-            spec = self._definition(session)
+        spec = self._known_spec()
         if spec.backend != "ray":
             raise InvalidArgumentError(f'the nodes of pool "{self.name}" are on its host: run `shoal doctor` there')
         return preflight(spec, artifact_location)
 
-    def _check_nodes(self) -> None:
-        """Log what is wrong with the nodes of a `ray://` pool, once for each pool and environment."""
-        with self._store.reading() as session:
-            spec = self._definition(session)
+    def check_nodes(self) -> list[Finding]:
+        """Run `preflight` unless an earlier call has found nothing broken for this pool and this environment.
+
+        Problems are logged as warnings. For other pools than `ray://` ones, and if the cluster does not answer, nothing
+        is checked.
+
+        Returns:
+            The findings without which no job can run.
+        """
+        spec = self._known_spec()
         if spec.backend != "ray":
-            return
+            return []
         mark = subfolder("preflight") / hashlib.sha256(f"{spec.uri} {sorted(mine().items())}".encode()).hexdigest()
         if mark.exists():
-            return
+            return []
         try:
             found = [each for each in self.preflight() if each.status != "ok"]
         except PoolUnreachableError as error:
             log.warning("the nodes of pool %s were not checked: %s", self.name, error)
-            return
+            return []
         for each in found:
             log.warning("pool %s: %s", self.name, each)
-        if not any(each.status == "broken" for each in found):
+        broken = [each for each in found if each.status == "broken"]
+        if not broken:
             mark.touch()
+        return broken
+
+    def _known_spec(self) -> PoolSpec:
+        if self._spec is not None:
+            return self._spec
+        with self._store.reading() as session:
+            return PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
 
     def sweep(self) -> list[str]:
         """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence

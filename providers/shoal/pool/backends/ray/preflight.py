@@ -115,7 +115,7 @@ def _of_host(
         yield Finding(f"{where}: libraries", "ok", listed)
     else:
         advice = "install those that your jobs need, such as shoal[xgboost,mlflow,s3,postgres]"
-        yield Finding(f"{where}: libraries", "broken", "no training library", advice)
+        yield Finding(f"{where}: libraries", "note", "no training library", advice)
     if facts["store"] is None:
         yield Finding(f"{where}: store", "ok", "reached")
     # Only drivers need the store, and they run on the head.

@@ -74,11 +74,9 @@ def _read_store(pool: str) -> None:
     from shoal.state import Store
     from shoal.state.schema import Pool
 
-    if "SHOAL_STATE_URL" not in os.environ:
-        raise LookupError("SHOAL_STATE_URL is not set")
     with Store(migrate=False).reading() as session:
         if session.get(Pool, pool) is None:
-            raise LookupError(f'SHOAL_STATE_URL names another store, which has no pool "{pool}"')
+            raise LookupError(f'the store of this node has no pool "{pool}", so it is another store')
 
 
 def _try_out(location: str) -> None:
