@@ -1,7 +1,7 @@
-"""Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up``, ``down``, ``build`` or ``base``.
+"""Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up`` and others.
 
-``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each is
-healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the health
+``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each
+is healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the health
 itself, because podman checks it only on machines that run systemd.
 """
 
@@ -125,8 +125,8 @@ def engine() -> str:
 def build_inputs(environment: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield options of a build that give it the caller's package index, certificates and folder of wheels.
 
-    They are taken from the variables of uv and pip. The index may contain a password, so it is a secret of the build, which
-    does not get into the image.
+    They are taken from the variables of uv and pip. The index may contain a password, so it is a secret of the build,
+    which does not get into the image.
     """
     index = environment.get("UV_DEFAULT_INDEX") or environment.get("PIP_INDEX_URL")
     extra = environment.get("UV_INDEX") or environment.get("PIP_EXTRA_INDEX_URL")
