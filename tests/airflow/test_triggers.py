@@ -162,10 +162,13 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     store, at, spec, shown, context, monkeypatch
 ):
     """The pool is a Ray cluster of others, and the triggerer has no credentials."""
+    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", "hunter22")
     add_node(store, cpus=1)
     with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+        session.get_one(Pool, POOL).spec = PoolSpec(
+            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
+        ).model_dump()
     first = submit(spec, key="another task")
     secret = spec.model_copy(update={"run_config": RunConfig(secret_env=("MY_PIN",))})
 

@@ -26,6 +26,7 @@ from shoal.data.staging import staged_data
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,
+    JobError,
     StoreError,
     StoreUnreachableError,
     TrainingError,
@@ -226,6 +227,9 @@ class TestDriver:
         trained = load_training(result)
         assert trained.eval_results["eval"]["rmse"][-1] == result.metrics["eval-rmse"]
         assert trained.booster().num_boosted_rounds() == 3
+        Path(result.model_path).write_bytes(trained.model + b" ")
+        with pytest.raises(JobError, match=r"model\.ubj was changed after job job wrote it"):
+            load_training(result)
 
     @pytest.mark.parametrize("ends", ["well", "badly"])
     def test_the_next_job_starts_as_soon_as_the_training_is_over(self, store, spec, head, monkeypatch, ends):

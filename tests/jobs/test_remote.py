@@ -30,13 +30,14 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote import package
 from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.backends.ray.preflight import Finding
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
-from shoal.state.schema import Job, Pool
+from shoal.state.schema import Job, JobState, Pool
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_store import POOL
 
-ARTIFACTS = "s3://bucket/jobs"
+ARTIFACTS = "memory://bucket/jobs"
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             session.get_one(Pool, POOL).spec = spec.model_dump()
 
     of_others()
+    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
     return of_others
 
 
@@ -100,6 +102,18 @@ class TestPackage:
         assert submit(function()).attempt == 2
         assert len(head.packages) == 2
 
+    def test_a_storage_that_refuses_the_canceller_does_not_keep_the_job(self, submit, monkeypatch):
+        """The triggerer, for example, has no credentials."""
+        handle = submit(function())
+
+        def refused(*_: object) -> None:
+            raise RuntimeError("no credentials")
+
+        monkeypatch.setattr("shoal.jobs.handle.artifacts.discard_unfinished", refused)
+
+        assert handle.cancel() is True
+        assert row(handle).state is JobState.CANCELLED
+
     def test_another_process_that_sends_a_queued_job_names_its_package(self, submit, head, store):
         handle = submit(function())
         sent = head.jobs.pop(f"{handle.job_id}-1")
@@ -144,7 +158,7 @@ class TestReach:
         [
             (training(dataset={"paths": ["s3://b/x", "/data/train"]}), r"the dataset /data/train is .*object store"),
             (training(dataset={"paths": ["file:///data/train"]}), "the dataset /data/train is on this machine"),
-            (training(eval_set={"paths": ["/data/eval"]}), "the dataset /data/eval"),
+            (training(eval_set={"eval": {"paths": ["/data/eval"]}}), "the dataset /data/eval"),
             (training(run_config={}), r"the default folder for results .* set run_config\.artifact_location"),
             (training(run_config={"artifact_location": "/models"}), "artifact_location /models is .*s3://bucket"),
             (training(run_config={"artifact_location": "file:///models"}), "artifact_location /models is"),
@@ -205,6 +219,26 @@ class TestReach:
 
         with pytest.raises(InvalidArgumentError, match=r"the staged copy .*staging_location="):
             submit(training(dataset=connector.to_spec(), run_config={"pool_name": POOL}))
+
+
+class TestNodes:
+    def test_nodes_that_can_run_no_job_are_told_before_it_is_sent_and_are_checked_until_they_can(
+        self, submit, head, monkeypatch, caplog
+    ):
+        found = [
+            Finding("head: store", "broken", "no pool", "set SHOAL_STATE_URL"),
+            Finding("head: disk", "note", "1 GB"),
+        ]
+        checked = []
+        monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: checked.append(1) or found)
+
+        with pytest.raises(InvalidArgumentError, match=r"head: store: no pool -> set SHOAL_STATE_URL.*shoal doctor"):
+            submit(function())
+        assert head.submissions == 0
+        assert "head: disk: 1 GB" in caplog.text
+        del found[0]
+        assert submit(function()).attempt == submit(function()).attempt == 1
+        assert len(checked) == 2
 
 
 @pytest.fixture

@@ -34,9 +34,12 @@ def remote(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is a Ray cluster of others."""
     for name in from_environment(os.environ):
         monkeypatch.delenv(name)
+    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", PIN)
     with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+        session.get_one(Pool, POOL).spec = PoolSpec(
+            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
+        ).model_dump()
 
 
 @pytest.fixture

@@ -32,10 +32,16 @@ def binaries() -> Path | None:
 
 
 class Postgres:
-    """A server that can be stopped and started again on the same port."""
+    """A server that can be stopped and started again on the same port.
 
-    def __init__(self, max_connections: int = 80) -> None:
+    Args:
+        max_connections: Most connections at a time.
+        host: Address of this machine at which other hosts of its network reach the server, too.
+    """
+
+    def __init__(self, max_connections: int = 80, host: str = "127.0.0.1") -> None:
         self._max_connections = max_connections
+        self._host = host
         found = binaries()
         assert found is not None
         self._binaries = found
@@ -58,12 +64,14 @@ class Postgres:
             ),
             env=self._environment, cwd=self._folder, check=True, capture_output=True, timeout=120,
         )  # fmt: skip
+        with (self._data / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {host}/24 scram-sha-256\n")
         self.start()
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
         settings = {
-            "listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": self._folder,
+            "listen_addresses": f"127.0.0.1,{self._host}", "port": self.port, "unix_socket_directories": self._folder,
             "max_connections": self._max_connections, "fsync": "off", "full_page_writes": "off",
         }  # fmt: skip
         arguments = [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
@@ -100,7 +108,7 @@ class Postgres:
 
     def url(self, database: str, *, user: str = USER, password: str = PASSWORD) -> str:
         """URL of one of its databases."""
-        return f"postgresql+psycopg://{user}:{password}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql+psycopg://{user}:{password}@{self._host}:{self.port}/{database}"
 
     def run(self, command: str, database: str = "postgres") -> list[tuple]:
         """Run one SQL command, as its owner."""

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 from rich.text import Text
 
 from shoal.cli.exits import ExitCode
 from shoal.cli.output import Json, print_json, show
 
+if TYPE_CHECKING:
+    from shoal.pool.backends.ray.preflight import Finding
+
 _SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("BROKEN", "bold red")}
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check this machine, and say how to fix each problem. Exit code 1 means that local pools cannot work."""
-    from shoal.cli.doctor_checks import all_checks
+def doctor(
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Check the nodes of this ray:// pool instead of this machine.")
+    ] = None,
+    artifact_location: Annotated[
+        str | None, typer.Option(help="With --pool: URI or path that the nodes have to be able to write to.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine, or the nodes of a ray:// pool, and say how to fix each problem. Exit code 1 means that
+    pools, or jobs on this pool, cannot work."""
+    from shoal.cli.doctor_checks import Check, all_checks
+    from shoal.pool.api import ComputePool
 
-    checks = list(all_checks())
+    checks: list[Check] | list[Finding] = (
+        list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
+    )
+    what = "local pools" if pool is None else f"jobs on pool {pool}"
     broken = [check for check in checks if check.status == "broken"]
     if as_json:
         print_json({"ok": not broken, "checks": checks})
     else:
-        width = max(len(check.name) for check in checks)
+        width = max((len(check.name) for check in checks), default=0)
         for check in checks:
             show(Text.assemble(_SIGNS[check.status], "  ", check.name.ljust(width), "  ", check.found))
             if check.advice:
                 show(Text(" " * (8 + width + 2) + "-> " + check.advice, style="dim"))
+        where = " on this machine" if pool is None else ""
         names = ", ".join(check.name for check in broken)
-        show("", f"local pools cannot work, because of: {names}" if broken else "local pools can work on this machine")
+        show("", f"{what} cannot work, because of: {names}" if broken else f"{what} can work{where}")
     if broken:
         raise typer.Exit(ExitCode.FAILED)

@@ -841,7 +841,7 @@ class JobHandle:
         """Log an error that the `with` block raises while it removes files, instead of passing it on."""
         try:
             yield
-        except (ShoalError, OSError) as error:
+        except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
             log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
 
 

@@ -109,10 +109,9 @@ def submit(
     given = spec.model_copy(update={"run_config": config})
     digest = fingerprint(given.identifying(pool, os.environ))
     spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
-    document, uris = credentials.hide(spec.document())
     job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
-    secrets_of = partial(_secrets, spec, uris, connection_url)
     if task is not None:
+        secrets_of = partial(_secrets, spec, credentials.hide(spec.document())[1], connection_url)
         found = _of_earlier_try(
             store, holder, task, digest, endpoint_of, clock, secrets_of, detach=orphan_after is None
         )
@@ -133,6 +132,7 @@ def submit(
             try:
                 versions.check(pool, endpoint.versions, library)
                 reach.check(spec, pool_spec)
+                reach.check_nodes(store, pool_spec)
                 secrets = secrets_of()
             except InvalidArgumentError as error:
                 # Only a new attempt is refused. A job that was submitted before has its credentials already.

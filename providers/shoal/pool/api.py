@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +16,14 @@ from shoal.errors import (
     InvalidArgumentError,
     PoolNotFoundError,
     PoolStoppingError,
+    PoolUnreachableError,
     ScaleError,
     StoreError,
     shown,
 )
 from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.ray.preflight import Finding, preflight
+from shoal.pool.backends.versions import mine
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands, rows
@@ -39,6 +43,7 @@ from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.home import subfolder
 from shoal.state.process import ProcessId
 from shoal.state.schema import Lease, Operation, OperationState, Pool, PoolState
 
@@ -99,6 +104,9 @@ class ComputePool:
 
         If the pool is already up, only wait until MIN_NODES nodes are ready.
 
+        For a `ray://` pool, the call also checks the cluster's nodes (`preflight`), until nothing is broken there. It
+        logs a warning for each problem.
+
         Args:
             rollback_after_seconds: Seconds until the deadline. If MIN_NODES nodes are not ready then, all started nodes
                 are ended.
@@ -127,6 +135,7 @@ class ComputePool:
             )
 
         self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
+        self.check_nodes()
         return self
 
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
@@ -481,6 +490,57 @@ class ComputePool:
         snapshot = self._snapshot()
         rows.require_up(snapshot.pool)
         return head_endpoint(snapshot)
+
+    def preflight(self, artifact_location: str | None = None) -> list[Finding]:
+        """Check on the nodes of a `ray://` pool whether they have what jobs need, with a small job (some seconds).
+
+        Args:
+            artifact_location: URI or path whose use from the nodes is checked, too.
+
+        Returns:
+            The findings of the head and of one other node.
+
+        Raises:
+            InvalidArgumentError: The pool is no `ray://` pool.
+            PoolUnreachableError: The cluster does not answer, or cannot run the job.
+        """
+        spec = self._known_spec()
+        if spec.backend != "ray":
+            raise InvalidArgumentError(f'the nodes of pool "{self.name}" are on its host: run `shoal doctor` there')
+        return preflight(spec, artifact_location)
+
+    def check_nodes(self) -> list[Finding]:
+        """Run `preflight` unless an earlier call has found nothing broken for this pool and this environment.
+
+        Problems are logged as warnings. For other pools than `ray://` ones, and if the cluster does not answer, nothing
+        is checked.
+
+        Returns:
+            The findings without which no job can run.
+        """
+        spec = self._known_spec()
+        if spec.backend != "ray":
+            return []
+        mark = subfolder("preflight") / hashlib.sha256(f"{spec.uri} {sorted(mine().items())}".encode()).hexdigest()
+        if mark.exists():
+            return []
+        try:
+            found = [each for each in self.preflight() if each.status != "ok"]
+        except PoolUnreachableError as error:
+            log.warning("the nodes of pool %s were not checked: %s", self.name, error)
+            return []
+        for each in found:
+            log.warning("pool %s: %s", self.name, each)
+        broken = [each for each in found if each.status == "broken"]
+        if not broken:
+            mark.touch()
+        return broken
+
+    def _known_spec(self) -> PoolSpec:
+        if self._spec is not None:
+            return self._spec
+        with self._store.reading() as session:
+            return PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
 
     def sweep(self) -> list[str]:
         """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence

@@ -134,6 +134,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files are gone, or cannot be reached from this machine.
+        JobError: The model was changed after the job wrote it.
     """
     from shoal.training.boosting.request import TrainResult
 
@@ -144,7 +145,10 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
         )
     path = storage.as_given(result.model_path, artifact_location)
     report = json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
-    report["model"] = b64encode(storage.read(path)).decode()
+    model = storage.read(path)
+    if result.model_digest is not None and hashlib.sha256(model).hexdigest() != result.model_digest:
+        raise JobError(f"{result.model_path} was changed after job {result.job_id} wrote it: run the job again")
+    report["model"] = b64encode(model).decode()
     return TrainResult.model_validate_json(json.dumps(report))
 
 

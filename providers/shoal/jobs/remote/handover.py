@@ -14,6 +14,7 @@ from shoal.errors import JobError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal import handover
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.remote.sealing import DriverKey, seal
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -52,11 +53,11 @@ def receive(
     if not handover.is_needed(store, key):
         return None
     driver_key = DriverKey()
-    if not handover.ask_for_credentials(store, key, driver_key.public):
+    if not patiently(store, lambda: handover.ask_for_credentials(store, key, driver_key.public)):
         return None
     until = monotonic() + PATIENCE_S
     while monotonic() < until:
-        found = handover.sealed_for(store, key, driver_key.public)
+        found = patiently(store, lambda: handover.sealed_for(store, key, driver_key.public))
         if found is None:
             return None
         if found:

@@ -1,4 +1,4 @@
-"""Refuse a job whose files the nodes of its pool cannot reach, because they are on this machine only."""
+"""Refuse a job that its pool's nodes cannot run: its files are only on this machine, or the nodes lack software."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
+from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
@@ -63,6 +64,24 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
                 f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
                 f"it: {remedy}; or, {_SHARED}"
             )
+
+
+def check_nodes(store: Store, pool: PoolSpec) -> None:
+    """Check once for each pool and environment whether the nodes have what jobs need (`ComputePool.check_nodes`).
+
+    Args:
+        store: Store that has the pool's row.
+        pool: Settings of the pool.
+
+    Raises:
+        InvalidArgumentError: No job can run on the nodes.
+    """
+    if is_remote(pool) and (broken := ComputePool(pool.name, store=store).check_nodes()):
+        problems = "; ".join(str(each) for each in broken)
+        raise InvalidArgumentError(
+            f'no job can run on the nodes of pool "{pool.name}": {problems}. `shoal doctor --pool {pool.name}` checks '
+            "them again"
+        )
 
 
 def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:

@@ -126,16 +126,20 @@ class Cluster:
         self.forget(job)
         return answer["autoscaler"] is not None
 
-    def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start `autoscaler_job.py` as a Ray job with the id `job_id`, unless the cluster already has a job with
+    def submit(self, job_id: str, order: Mapping[str, Any], *, script: str = "autoscaler_job.py") -> None:
+        """Start a script of this folder as a Ray job with the id `job_id`, unless the cluster already has a job with
         this id."""
-        script = Path(__file__).with_name("autoscaler_job.py").read_text()
-        argv = ["sh", "-c", _RUN, script, json.dumps({"gcs": self._spec.gcs, **order})]
+        argv = [
+            "sh",
+            "-c",
+            _RUN,
+            Path(__file__).with_name(script).read_text(),
+            json.dumps({"gcs": self._spec.gcs, **order}),
+        ]
         self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
 
     def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait until a submitted `autoscaler_job.py` has ended, and return its answer: the last line of its log,
-        read as JSON."""
+        """Wait until a submitted script has ended, and return its answer: the last line of its log, read as JSON."""
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(

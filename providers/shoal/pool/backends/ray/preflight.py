@@ -1,0 +1,159 @@
+"""Find out before the first training whether the nodes of an existing Ray cluster have what jobs of shoal need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal.pool.backends import versions
+from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.spec import PoolSpec
+from shoal.redaction import redact
+
+_MB = 1024**2
+_GB = 1024**3
+
+_DISK_NEEDED = 500 * _MB
+_DISK_WANTED = 5 * _GB
+"""Free bytes of a node's disk, as `shoal doctor` asks of this machine."""
+
+_SHM_WANTED = 256 * _MB
+"""Free bytes of shared memory. Ray keeps objects there, and a container has only 64 MB of it by default."""
+
+_CLOCK_S = 5.0
+"""Difference of two clocks in seconds, beyond the time of the check itself, from which displayed times mislead."""
+
+_TOOLS = ("s3fs", "psycopg")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of the preflight.
+
+    Attributes:
+        name: Host and subject, such as ``head: Python``.
+        status: ``ok``; ``note`` if jobs may work all the same; ``broken`` if they cannot.
+        found: What was found.
+        advice: What to do; None if there is no problem.
+    """
+
+    name: str
+    status: Literal["ok", "note", "broken"]
+    found: str
+    advice: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}" + (f" -> {self.advice}" if self.advice else "")
+
+
+def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Finding]:
+    """Run a small job on a cluster, and return what it has found on the head and on one other node.
+
+    Args:
+        spec: The pool.
+        artifact_location: URI or path whose use from the nodes is checked, too.
+
+    Raises:
+        PoolUnreachableError: The cluster does not answer, or cannot run the job.
+    """
+    cluster = Cluster(spec)
+    job = f"shoal-preflight-{spec.name}-{time.time_ns()}"
+    before = time.time()
+    order = {"pool": spec.name, "artifact_location": artifact_location}
+    cluster.submit(job, order, script="preflight_job.py")
+    answer = cluster.answer(job)
+    after = time.time()
+    cluster.forget(job)
+    return judge(answer, versions.mine(), artifact_location, before, after)
+
+
+def judge(
+    answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
+) -> list[Finding]:
+    """Return what is to be said about the answer of `preflight_job.py`.
+
+    Args:
+        answer: The answer.
+        mine: Versions of this process.
+        artifact_location: The location that the nodes have tried to write to.
+        before: Time before the job, in seconds since the epoch by the clock of this machine.
+        after: Time after the job.
+    """
+    head, worker = answer["head"], answer["worker"]
+    found = [*_of_host("head", head, mine, artifact_location, before, after)]
+    if worker is None:
+        return [*found, Finding("worker", "note", "the cluster has only its head, so no other node was checked")]
+    return [*found, *_of_host("worker", worker, mine, artifact_location, before, after), _same(head, worker)]
+
+
+def _of_host(
+    where: str,
+    facts: Mapping[str, Any],
+    mine: Mapping[str, str],
+    artifact_location: str | None,
+    before: float,
+    after: float,
+) -> Iterator[Finding]:
+    for name, title in (("python", "Python"), ("shoal", "shoal")):
+        theirs, ours = facts[name], mine.get(name)
+        if theirs is None:
+            yield Finding(f"{where}: {title}", "broken", "not installed", f"install {name} {ours} there")
+        elif ours and _minor(theirs) != _minor(ours):
+            advice = f"use {title} {_minor(ours)} there, or {_minor(theirs)} here"
+            yield Finding(f"{where}: {title}", "broken", f"{theirs}, and this process has {ours}", advice)
+        else:
+            yield Finding(f"{where}: {title}", "ok", theirs)
+    tested = versions.TESTED_RAY
+    is_tested = _minor(facts["ray"] or "") == tested
+    advice = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
+    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), advice)
+    there = {name: version for name, version in facts["libraries"].items() if version}
+    if any(name not in _TOOLS for name in there):
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(there.items()))
+        yield Finding(f"{where}: libraries", "ok", listed)
+    else:
+        advice = "install those that your jobs need, such as shoal[xgboost,mlflow,s3,postgres]"
+        yield Finding(f"{where}: libraries", "note", "no training library", advice)
+    if facts["store"] is None:
+        yield Finding(f"{where}: store", "ok", "reached")
+    # Only drivers need the store, and they run on the head.
+    elif where == "head":
+        advice = "set SHOAL_STATE_URL in the environment of the head to the store of this process (PostgreSQL)"
+        yield Finding(f"{where}: store", "broken", redact(facts["store"]), advice)
+    if artifact_location is not None:
+        error = facts["artifacts"] and redact(facts["artifacts"])
+        advice = (
+            "check address, rights and network; a job has the credentials of its submitter, this check only the node's"
+        )
+        yield Finding(f"{where}: artifact_location", "note" if error else "ok", error or "writable", error and advice)
+    off = max(before - facts["time"], facts["time"] - after, 0.0)
+    advice = f"set the clock of {facts['host']} (chrony or NTP): displayed times would mislead"
+    late = off > _CLOCK_S
+    yield Finding(f"{where}: clock", "note" if late else "ok", f"differs by {off:.0f} s", advice if late else None)
+    little = facts["shm_bytes"] < _SHM_WANTED
+    advice = "start the container with more shared memory, such as --shm-size=1g"
+    shm = f"{facts['shm_bytes'] / _MB:.0f} MB free"
+    yield Finding(f"{where}: /dev/shm", "note" if little else "ok", shm, advice if little else None)
+    disk = facts["disk_bytes"]
+    status: Literal["ok", "note", "broken"] = (
+        "broken" if disk < _DISK_NEEDED else "note" if disk < _DISK_WANTED else "ok"
+    )
+    advice = f"free some space on {facts['host']}"
+    yield Finding(f"{where}: disk", status, f"{disk / _GB:.1f} GB free", None if status == "ok" else advice)
+
+
+def _same(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
+    """Compare the versions of head and worker: models and messages of other versions may not be readable."""
+    flat = [
+        {**{name: host[name] for name in ("python", "ray", "shoal")}, **host["libraries"]} for host in (head, worker)
+    ]
+    different = [f"{name} {flat[0][name]} and {flat[1][name]}" for name in flat[0] if flat[0][name] != flat[1][name]]
+    if not different:
+        return Finding("head and worker", "ok", "the same versions")
+    return Finding("head and worker", "broken", ", ".join(different), "install the same versions on all nodes")
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

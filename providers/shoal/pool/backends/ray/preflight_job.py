@@ -1,0 +1,115 @@
+"""The script that runs as a Ray job on an existing cluster, and reports what jobs of shoal find there.
+
+Usage: ``python -c <this file> JSON``. The script needs only the cluster's Ray. Its last line is the answer, as JSON:
+what it found on the head, and on one other node if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+_LIBRARIES = {
+    "xgboost": ("xgboost", "xgboost-cpu"),
+    "lightgbm": ("lightgbm",),
+    "torch": ("torch",),
+    "mlflow": ("mlflow",),
+    "s3fs": ("s3fs",),
+    "psycopg": ("psycopg",),
+}
+
+_HEAD = "node:__internal_head__"
+
+
+def facts(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what there is on this node.
+
+    Args:
+        order: ``pool`` (name of the pool) and ``artifact_location`` (URI or path, or None).
+    """
+    shm = "/dev/shm"
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "ray": _version("ray"),
+        "shoal": _version("shoal"),
+        "libraries": {name: _first(names) for name, names in _LIBRARIES.items()},
+        "store": _error(lambda: _read_store(order["pool"])),
+        "artifacts": _error(lambda: _try_out(order["artifact_location"])) if order.get("artifact_location") else None,
+        "time": time.time(),
+        "shm_bytes": shutil.disk_usage(shm).free if os.path.isdir(shm) else 0,
+        "disk_bytes": shutil.disk_usage(os.environ.get("TMPDIR") or "/tmp").free,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((found for name in names if (found := _version(name))), None)
+
+
+def _error(tried: Any) -> str | None:
+    """Return the error of a function, without a traceback; None if it raises none."""
+    try:
+        tried()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _read_store(pool: str) -> None:
+    from shoal.state import Store
+    from shoal.state.schema import Pool
+
+    with Store(migrate=False).reading() as session:
+        if session.get(Pool, pool) is None:
+            raise LookupError(f'the store of this node has no pool "{pool}", so it is another store')
+
+
+def _try_out(location: str) -> None:
+    import fsspec
+
+    filesystem, folder = fsspec.core.url_to_fs(location)
+    trial = f"{folder}/.shoal-preflight-{uuid.uuid4().hex}"
+    filesystem.makedirs(folder, exist_ok=True)
+    filesystem.pipe_file(trial, b"shoal")
+    try:
+        if filesystem.cat_file(trial) != b"shoal":
+            raise OSError("what was written cannot be read")
+    finally:
+        filesystem.rm_file(trial)
+
+
+def main(order: dict[str, Any]) -> dict[str, Any]:
+    """Look at the head and at one other node, and return what there is.
+
+    Args:
+        order: ``gcs`` (address of the cluster, or None), and the arguments of :func:`facts`.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address=order["gcs"] or "auto", log_to_driver=False, logging_level="ERROR")
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD not in node["Resources"]]
+    if not others:
+        return {"head": facts(order), "worker": None}
+    there = NodeAffinitySchedulingStrategy(others[0], soft=False)
+    asked = ray.remote(facts).options(num_cpus=0, scheduling_strategy=there).remote(order)
+    return {"head": facts(order), "worker": ray.get(asked, timeout=90)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
