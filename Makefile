@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -58,6 +58,13 @@ run-prefect: install  ## Run the same training as a Prefect flow, with its own P
 
 run-python: install  ## Run the same training in plain Python
 	@$(BIN)/python -m shoal.examples.flights
+
+PROFILES = $(foreach profile,$(PROFILE),--profile $(profile))
+stack: install  ## Build and start containers: Airflow, a Ray cluster, MLflow, S3, PostgreSQL; PROFILE=prefect adds Prefect
+	@$(BIN)/python docker/stack.py up $(PROFILES)
+
+stack-down: install  ## Remove these containers; EVERYTHING=1 removes their volumes and secrets, too
+	@$(BIN)/python docker/stack.py down --profile prefect $(if $(EVERYTHING),--everything)
 
 # Tests of the store need PostgreSQL. Without it they are skipped, with the reason.
 postgresql:

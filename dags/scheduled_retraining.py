@@ -13,8 +13,8 @@ the tasks after it are skipped.
 With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it, in any
 case. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
 ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
-``shoal_retrain_pool``. If its nodes are on other hosts, write a URI for the results, such as ``s3://bucket/jobs``, to the
-Variable ``shoal_retrain_artifacts``.
+``shoal_retrain_pool``. If its nodes are on other hosts, write a URI for the results, such as ``s3://bucket/jobs``, to
+the Variable ``shoal_retrain_artifacts``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up``, ``down`` or ``build``.
+"""Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up`` and others.
 
-``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each is
-healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the health
+``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each
+is healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the health
 itself, because podman checks it only on machines that run systemd.
 """
 
@@ -12,6 +12,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -54,6 +55,11 @@ def services(profiles: set[str]) -> dict[str, dict[str, Any]]:
         if name not in ordered:
             add(name)
     return ordered
+
+
+def expanded(text: str) -> str:
+    """Replace ``${NAME:-default}`` by a variable or the default, as the compose file is read."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: os.environ.get(found[1]) or found[2], text)
 
 
 def secrets_folder() -> Path:
@@ -119,8 +125,8 @@ def engine() -> str:
 def build_inputs(environment: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield options of a build that give it the caller's package index, certificates and folder of wheels.
 
-    They are taken from the variables of uv and pip. The index may contain a password, so it is a secret of the build, which
-    does not get into the image.
+    They are taken from the variables of uv and pip. The index may contain a password, so it is a secret of the build,
+    which does not get into the image.
     """
     index = environment.get("UV_DEFAULT_INDEX") or environment.get("PIP_INDEX_URL")
     extra = environment.get("UV_INDEX") or environment.get("PIP_EXTRA_INDEX_URL")
@@ -142,19 +148,36 @@ def build_inputs(environment: Mapping[str, str]) -> Iterator[list[str]]:
 def build(profiles: set[str]) -> None:
     """Build the images of the services."""
     command = engine()
-    date = ["--timestamp", str(BUILD_DATE)] if command == "podman" else ["--build-arg", f"SOURCE_DATE_EPOCH={BUILD_DATE}"]
-    targets = {os.path.expandvars(each["build"]["target"]): each["image"] for each in services(profiles).values() if "build" in each}
+    date = (
+        ["--timestamp", str(BUILD_DATE)] if command == "podman" else ["--build-arg", f"SOURCE_DATE_EPOCH={BUILD_DATE}"]
+    )
+    images = {each["build"]["target"]: each["image"] for each in services(profiles).values() if "build" in each}
     with build_inputs(os.environ) as inputs:
-        for target, image in targets.items():
-            if target.startswith("${NODE"):
-                target = os.environ.get("NODE", "node")
+        for target, image in images.items():
             started = time.monotonic()
             _run(
-                *(command, "build", "--quiet", "--file", FOLDER / "Dockerfile", "--target", target),
-                *("--tag", image.replace("${TAG:-latest}", os.environ.get("TAG", "latest"))),
-                *("--build-arg", f"BASE={os.environ.get('BASE', BASE)}", *date, *inputs, FOLDER.parent),
+                *(command, "build", "--quiet", "--file", FOLDER / "Dockerfile", "--target", expanded(target)),
+                *("--tag", expanded(image), "--build-arg", f"BASE={os.environ.get('BASE', BASE)}"),
+                *(*date, *inputs, FOLDER.parent),
+                quiet=True,
             )
-            _say(f"built {target}", started)
+            _say(f"built {expanded(target)}", started)
+
+
+def base(name: str) -> None:
+    """Make a base image of Debian 12 with debootstrap, for machines that reach Debian's packages and no image registry.
+
+    Args:
+        name: Name of the image, such as ``localhost/debian:bookworm-slim``.
+    """
+    with tempfile.TemporaryDirectory(prefix="base-") as folder:
+        root = Path(folder) / "root"
+        _run("debootstrap", "--variant=minbase", "bookworm", root, quiet=True)
+        for path in ("var/cache/apt/archives", "var/lib/apt/lists"):
+            shutil.rmtree(root / path)
+            (root / path / "partial").mkdir(parents=True)
+        _run("tar", "--directory", root, "--create", "--file", Path(folder) / "root.tar", ".")
+        _run(engine(), "import", Path(folder) / "root.tar", name, quiet=True)
 
 
 def up(profiles: set[str]) -> None:
@@ -212,7 +235,9 @@ def _wait(service: str, *, healthy: bool) -> None:
     deadline = time.monotonic() + PATIENCE_S
     waiting = containers(service)
     while waiting:
-        state, code = _output("podman", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", waiting[0]).split()
+        state, code = _output(
+            "podman", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", waiting[0]
+        ).split()
         if not healthy and state == "exited" and code == "0":
             done = True
         elif state == "exited" and not healthy:
@@ -249,7 +274,11 @@ def _run(*command: object, quiet: bool = False) -> None:
     """Run a command, with its output on this process's, or only in the error if `quiet`."""
     pipe = subprocess.PIPE if quiet else None
     done = subprocess.run(
-        [str(part) for part in command], env=_environment(), stdout=pipe, stderr=subprocess.STDOUT if quiet else None, text=True
+        [str(part) for part in command],
+        env=_environment(),
+        stdout=pipe,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
     )
     if done.returncode:
         raise StackError(f"{' '.join(map(str, command[:6]))} failed ({done.returncode})\n{done.stdout or ''}")
@@ -279,13 +308,16 @@ def _say(text: str, since: float) -> None:
 def main() -> None:
     """Run the command of the shell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["build", "up", "down"])
+    parser.add_argument("command", choices=["base", "build", "up", "down"])
+    parser.add_argument("--name", default="localhost/debian:bookworm-slim", help="with base: the name of the image")
     parser.add_argument("--profile", action="append", default=[], help="a profile of the compose file, such as prefect")
     parser.add_argument("--everything", action="store_true", help="with down: remove the volumes and the secrets, too")
     given = parser.parse_args()
     profiles = set(given.profile)
     try:
-        if given.command == "build":
+        if given.command == "base":
+            base(given.name)
+        elif given.command == "build":
             build(profiles)
         elif given.command == "up":
             up(profiles)

@@ -5,9 +5,9 @@ A run trains on the six complete months before the last complete month, and eval
 finds the months, the holdout and the settings of the newest version, it trains nothing. With the parameter `month`, it
 trains on the months of 2013 before this month and evaluates the model on it, in any case.
 
-The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI for the process that
-serves the flow, and if its nodes are on other hosts, ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results. To train on a
-table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
+The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI for the process
+that serves the flow, and if its nodes are on other hosts, ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results. To
+train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
 """
 
 from __future__ import annotations
