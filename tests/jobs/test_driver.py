@@ -216,6 +216,11 @@ class TestDriver:
         run = mlflow.MlflowClient(spec.tracking.uri).get_run(result.mlflow_run_id)
         assert run.info.status == "FINISHED"
         assert run.data.tags["shoal.holder"] == "cli:me@here"
+        assert result.times is not None
+        steps = result.times.measured()
+        assert steps.keys() == {"queue", "start", "read", "train", "score", "upload"}
+        assert {name: run.data.metrics[f"seconds/{name}"] for name in steps} == steps
+        assert f"seconds: {result.times}" in log()
         assert run.data.params["n_estimators"] == "3"
         assert job.driver is not None
         assert job.driver["pid"] == os.getpid()
@@ -383,7 +388,7 @@ class TestDriver:
     ):
         """The pool has at most four nodes with one CPU. One of them may have been lost a moment ago."""
         spec = spec.model_copy(update={"scaling_config": XGBScalingConfig(num_workers=workers)})
-        attempt = driver.Driver(store, Job(id="job", attempt=1, pool=POOL), spec, Secrets())
+        attempt = driver.Driver(store, Job(id="job", attempt=1, pool=POOL, created_at=0.0), spec, Secrets())
         for _ in range(active):
             add_node(store, cpus=1)
         errors = [CapacityError("no room"), CapacityTimeoutError("no room in time"), UnusableGpuError("no CUDA")]

@@ -42,10 +42,10 @@ def test_grows_and_shrinks(real_pool):
     nodes = real_pool.get_nodes()
     assert [(node["cpus"], node["gpus"]) for node in nodes] == [(1, 0)] * 3
     endpoint = real_pool.endpoint()
-    seen = httpx.get(
-        f"{endpoint.api}/api/v0/nodes", headers={"Authorization": f"Bearer {endpoint.token()}"}, timeout=30
-    ).json()["data"]["result"]["result"]
-    assert {node["node_name"] for node in seen if node["state"] == "ALIVE"} == {node["name"] for node in nodes}
+    head = {"Authorization": f"Bearer {endpoint.token()}"}
+    answer = httpx.get(f"{endpoint.api}/nodes", params={"view": "summary"}, headers=head, timeout=30).json()
+    seen = [node["raylet"] for node in answer["data"]["summary"]]
+    assert {node["nodeName"] for node in seen if node["state"] == "ALIVE"} == {node["name"] for node in nodes}
     leaving = [node for node in node_rows() if not node.is_head]
     assert real_pool.scale(1) is True
     for node in leaving:
@@ -64,6 +64,9 @@ def test_every_listener_is_on_loopback_and_the_token_is_asked_for(pool):
     wrong = {"Authorization": "Bearer wrong"}
     assert httpx.post(f"{endpoint.api}/api/jobs/", json=body, headers=wrong, timeout=30).status_code in (401, 403)
     assert endpoint.token_path.stat().st_mode & 0o777 == 0o600
+    right = {"Authorization": f"Bearer {endpoint.token()}"}
+    answers = [httpx.get(f"{endpoint.api}/api/{what}", headers=right, timeout=30) for what in ("jobs/", "v0/nodes")]
+    assert [answer.status_code for answer in answers] == [200, 404]  # the state API is off by default
 
 
 def test_no_listener_gives_metrics_without_the_token(pool):
@@ -170,6 +173,31 @@ class _SilentHeadsNode:
         if not self.answers:
             raise ray.exceptions.RpcError("unavailable")
         return autoscaler_pb2.GetClusterResourceStateReply().SerializeToString()
+
+
+@pytest.mark.parametrize(("asked", "option"), [(False, ["--modules-to-load=JobHead,NodeHead"]), (True, [])])
+def test_a_head_loads_only_the_dashboards_modules_for_jobs_unless_all_are_asked_for(
+    monkeypatch, tmp_path, asked, option
+):
+    from ray._private import services
+
+    from shoal.pool.backends.local import raylet
+
+    started = {}
+
+    def start(command, process_type, fate_share):
+        started[process_type] = command
+
+    class Node(_SilentHeadsNode):
+        def __init__(self, *_, **__):
+            for kind in ("dashboard", "gcs_server"):
+                services.start_ray_process([kind], kind, fate_share=True)
+
+    monkeypatch.setattr(services, "start_ray_process", start)
+    monkeypatch.setattr(raylet, "Node", Node)
+    raylet.Raylet(raylet.RayletSpec("n", tmp_path, 1, 0, 2**20, None, dashboard=asked))
+    assert started == {"dashboard": ["dashboard", *option], "gcs_server": ["gcs_server"]}
+    assert services.start_ray_process is start
 
 
 @pytest.mark.parametrize("head", ["127.0.0.1:1", None], ids=["worker node", "head"])

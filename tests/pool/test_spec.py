@@ -77,6 +77,15 @@ def test_an_infinite_idle_timeout_means_never(given):
     assert PoolSpec.parse(spec.uri) == spec
 
 
+@pytest.mark.parametrize("given", [True, "true", "1"])
+def test_rays_dashboard_is_an_option_of_local_pools(given):
+    spec = PoolSpec.parse({"name": "x", "ray_dashboard": given})
+    assert spec.uri == "local://x?ray_dashboard=true"
+    assert PoolSpec.parse(spec.uri) == spec
+    with pytest.raises(InvalidArgumentError, match="ray_dashboard is allowed only for local:// pools"):
+        PoolSpec.parse({"name": "x", "backend": "ray", "address": "http://h", "ray_dashboard": given})
+
+
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
     with pytest.raises(

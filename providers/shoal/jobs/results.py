@@ -32,7 +32,7 @@ DATA_TAGS = "shoal.data_"
 """Begin of the names of a registered version's tags that describe its training rows."""
 
 
-_NEWER = ("peak_usage_per_worker", "node_seconds")
+_NEWER = ("peak_usage_per_worker", "node_seconds", "times")
 """Fields that results of earlier versions of shoal do not have."""
 
 
@@ -104,6 +104,41 @@ class DataResult(_Stored):
         return {f"{DATA_TAGS}{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
+class JobTimes(_Stored):
+    """Seconds that each step of a job took. Together they are the time from the submission to the result.
+
+    Steps that workers take at the same time count with the slowest worker. Work that was lost with a worker counts as
+    `start`.
+    """
+
+    queue: float = Field(description="Seconds in the pool's queue.")
+    start: float = Field(
+        description="Seconds until the workers read: the start of the driver, the MLflow run and the workers, imports, "
+        "and checks of the data."
+    )
+    read: float | None = Field(
+        description="Seconds in which the workers read rows and built their matrices. None: a function or a "
+        "prediction, whose reading is part of `train`."
+    )
+    train: float = Field(description="Seconds in which the workers trained, ran the function, or predicted.")
+    score: float | None = Field(
+        description="Seconds of the comparison with the champion and of the registration. None: there was none."
+    )
+    upload: float = Field(description="Seconds in which the model, its metrics and its results were saved and logged.")
+
+    @field_validator("*")
+    @classmethod
+    def _rounded(cls, value: float | None) -> float | None:
+        return None if value is None else round(value, 2)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.1f}" for name, value in self.measured().items())
+
+    def measured(self) -> dict[str, float]:
+        """Return the seconds by the name of the step, without the steps that the job did not have."""
+        return self.model_dump(exclude_none=True)
+
+
 class JobResult(PlainResult):
     """Result of a job: small enough for an XCom, and without the credentials that its paths and URIs may have had."""
 
@@ -148,6 +183,11 @@ class JobResult(PlainResult):
         default=None,
         description="Number of nodes that the job has used, multiplied by the seconds: the nodes of its workers, or "
         "one node (the head with the driver) while it has no workers. None: an earlier version of shoal ran the job.",
+    )
+    times: JobTimes | None = Field(
+        default=None,
+        description="Seconds of each step of the job. None: no model was trained, or an earlier version of shoal ran "
+        "the job.",
     )
     restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.names import NAME_RULE, is_pool_name
@@ -65,6 +65,14 @@ class PoolSpec(Settings):
         ),
     ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
 
+    ray_dashboard: Annotated[
+        bool,
+        Field(
+            description="Whether the head of a local:// pool serves all pages of Ray's dashboard and Ray's state API, "
+            "which take 170 MB of memory. Jobs do not need them."
+        ),
+    ] = False
+
     address: Annotated[
         str | None,
         Field(
@@ -114,8 +122,8 @@ class PoolSpec(Settings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _not_bool(cls, value: Any) -> Any:
-        if isinstance(value, bool):
+    def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name != "ray_dashboard":
             raise ValueError("true and false are not allowed as values of pool options")
         return value
 
@@ -139,6 +147,8 @@ class PoolSpec(Settings):
         if self.backend != "ray" and given:
             raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
         if self.backend == "ray":
+            if self.ray_dashboard:
+                raise ValueError("ray_dashboard is allowed only for local:// pools: remove it")
             if self.gpus_per_node < 0:
                 raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
             if has_credentials(self.address or ""):
@@ -216,10 +226,15 @@ class PoolSpec(Settings):
     def uri(self) -> str:
         """The URI from which :meth:`parse` builds this spec."""
         given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
-        query = "&".join(
-            f"{key}={'none' if value is None else quote(str(value), safe='/:')}" for key, value in given.items()
-        )
+        query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
+
+
+def _in_uri(value: Any) -> str:
+    """Return the text of an option's value in a URI."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return quote(str(value), safe="/:")
 
 
 class ScaleOptions(Settings):

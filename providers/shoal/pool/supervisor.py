@@ -303,7 +303,10 @@ def load_raylet() -> Start:
     from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-        return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, spec.object_store_mb * 2**20, gcs))
+        store_bytes = spec.object_store_mb * 2**20
+        return Raylet(
+            RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, dashboard=spec.ray_dashboard)
+        )
 
     return start
 

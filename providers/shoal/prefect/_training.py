@@ -145,7 +145,7 @@ def artifact(result: JobResult) -> dict[str, Any]:
         ["decision", result.skipped or ("-" if result.decision is None else result.decision.sentence)],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
-        ["seconds", f"{result.seconds:.1f}"],
+        ["seconds", f"{result.seconds:.1f}" if result.times is None else f"{result.seconds:.1f} ({result.times})"],
         ["MLflow run", result.mlflow_run_id or "-"],
     ]
     return {

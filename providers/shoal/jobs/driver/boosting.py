@@ -76,6 +76,11 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         on_progress=place.on_progress,
         keep_gpu_choice=place.keep_gpu_choice,
     )
+    workers = trained.workers
+    place.stopwatch.worked(
+        read_s=max((worker.read_seconds + worker.quantise_seconds for worker in workers), default=0.0),
+        train_s=max((worker.train_seconds for worker in workers), default=0.0),
+    )
     place.on_trained()
     path = artifacts.save(folder, claim, trained)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
@@ -88,19 +93,20 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
         uri = run.log_model(trained.framework, trained.booster(), sample)
         if spec.register_as:
-            outcome = promotion.enter(
-                place.store,
-                place.key,
-                run,
-                spec.register_as,
-                is_current=place.is_current,
-                tags={**place.tags, **data.tags()},
-                model_uri=uri,
-                model=trained.booster(),
-                label_col=spec.label_col,
-                group_col=spec.group_col,
-                trained_on=trained_on,
-            )
+            with place.stopwatch.scoring():
+                outcome = promotion.enter(
+                    place.store,
+                    place.key,
+                    run,
+                    spec.register_as,
+                    is_current=place.is_current,
+                    tags={**place.tags, **data.tags()},
+                    model_uri=uri,
+                    model=trained.booster(),
+                    label_col=spec.label_col,
+                    group_col=spec.group_col,
+                    trained_on=trained_on,
+                )
             metrics |= outcome.metrics
             if fingerprints:
                 last_training.mark(run, spec.register_as, outcome.challenger.version, fingerprints)
@@ -116,8 +122,9 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         data=data,
         num_workers=trained.num_workers,
         seconds=time.monotonic() - place.begun,
+        times=place.times(),
         restarts=trained.restarts,
-        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in workers),
         mlflow_run_id=run.run_id if run else None,
         **(outcome.result() if outcome else {}),
     )

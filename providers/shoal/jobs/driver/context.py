@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal.jobs.driver.stopwatch import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.results import JobTimes
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.claims import Claim
@@ -31,6 +33,7 @@ class AttemptContext:
         on_trained: Function to call when the workers' work is over and only the driver's is left. It ends the workers
             and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
+        stopwatch: Measures the seconds of each step.
     """
 
     store: Store
@@ -41,6 +44,14 @@ class AttemptContext:
     on_progress: OnProgress
     on_trained: Callable[[], None]
     begun: float = field(default_factory=time.monotonic)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def times(self) -> JobTimes:
+        """Return the seconds of each step until now, print them, and log them to the MLflow run."""
+        times = self.stopwatch.times()
+        if self.run:
+            self.run.log_values({f"seconds/{step}": seconds for step, seconds in times.measured().items()})
+        return times
 
     def claim(self) -> Claim:
         """Return the attempt's claim, which is written into folders to show that they belong to this attempt."""

@@ -158,11 +158,13 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
             on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
             may_publish=place.is_current,
         )
+    place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
     place.on_trained()
     results, digest = artifacts.save_results(folder, claim, answer)
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
-        uri, outcome = _register(spec.register_as, place, tracked, trained_on)
+        with place.stopwatch.scoring():
+            uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(
         job_id=key.job_id,
@@ -176,6 +178,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         results_path=results,
         num_workers=answer.num_workers,
         seconds=time.monotonic() - place.begun,
+        times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         peak_usage_per_worker=sender.peaks(answer.num_workers),

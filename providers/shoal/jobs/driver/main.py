@@ -26,6 +26,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeat import Reason, Watchdog, job_nodes
+from shoal.jobs.driver.stopwatch import Stopwatch
 from shoal.jobs.environment import modules
 from shoal.jobs.files import queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
@@ -106,6 +107,7 @@ class Driver:
         self._secrets = secrets
         self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
         self._begun = time.monotonic()
+        self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
         self._told_to_end = False
 
@@ -264,7 +266,15 @@ class Driver:
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
         environment, keep = self._worker_environment(run), self._watchdog.keep
         place = AttemptContext(
-            self._store, self._key, run, self._tags(), environment, keep, self._free_room, begun=self._begun
+            self._store,
+            self._key,
+            run,
+            self._tags(),
+            environment,
+            keep,
+            self._free_room,
+            begun=self._begun,
+            stopwatch=self._stopwatch,
         )
         spec = queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):

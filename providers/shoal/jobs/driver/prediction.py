@@ -35,6 +35,7 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
         has_ended=place.has_ended,
         on_progress=place.on_progress,
     )
+    place.stopwatch.worked(train_s=answer.seconds)
     if tracked:
         tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
@@ -50,6 +51,7 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
         output_path=answer.output_path,
         num_workers=answer.num_workers,
         seconds=time.monotonic() - place.begun,
+        times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=answer.peak_memory_per_worker,
         mlflow_run_id=tracked.run_id if tracked else None,

@@ -192,6 +192,7 @@ class _Run:
                 threads=threads,
                 seed=request.run_config.seed,
             )
+            start_seconds = time.monotonic() - self._began
             outcomes: list[worker.Outcome] = gang.run(
                 partial(worker.call, assignment),
                 list(zip(machines, places, strict=True)),
@@ -213,6 +214,7 @@ class _Run:
             restarts=self._restarts.count,
             seconds=time.monotonic() - self._began,
             workers=workers,
+            start_seconds=start_seconds,
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:

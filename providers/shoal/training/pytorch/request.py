@@ -89,6 +89,8 @@ class FunctionResult:
         restarts: Number of times that the run resumed from a checkpoint after a worker was lost.
         seconds: Time in seconds from the call to the result.
         workers: Resources of each worker, by rank.
+        start_seconds: Seconds of `seconds` until all workers were ready to call the function. After a restart, the
+            seconds until the workers of the last start were ready.
     """
 
     results: tuple[Any, ...]
@@ -98,3 +100,4 @@ class FunctionResult:
     restarts: int
     seconds: float
     workers: tuple[RankStats, ...]
+    start_seconds: float = 0.0

@@ -1,0 +1,76 @@
+"""Measure how the seconds of an attempt are divided among its steps, from the submission to the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from shoal.jobs.results import JobTimes
+from shoal.state.schema import Job
+
+
+class Stopwatch:
+    """Stopwatch of one attempt. It runs from its creation, at the begin of the driver.
+
+    Args:
+        queue_s: Seconds for which the attempt has waited in the pool's queue.
+        before_s: Seconds from the end of this wait until now, in which the head has started the driver.
+        monotonic: Returns seconds by a clock that never jumps.
+    """
+
+    def __init__(
+        self, queue_s: float = 0.0, before_s: float = 0.0, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._queue_s = max(0.0, queue_s)
+        self._before_s = max(0.0, before_s)
+        self._monotonic = monotonic
+        self._begun = self._worked_until = monotonic()
+        self._read_s: float | None = None
+        self._train_s = 0.0
+        self._score_s: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, now: float) -> Self:
+        """Return a stopwatch for the attempt with this row.
+
+        Args:
+            job: The attempt's row. Another host may have written its times, so differences below 0 count as 0.
+            now: Present time in seconds since the epoch.
+        """
+        sent_at = job.admitted_at or job.created_at
+        return cls(sent_at - job.created_at, now - sent_at)
+
+    def worked(self, *, train_s: float, read_s: float | None = None) -> None:
+        """Note that the workers are through. The call has to follow immediately.
+
+        Args:
+            train_s: Seconds in which the slowest worker has trained.
+            read_s: Seconds in which the slowest worker has read its rows. None: the job reads no rows itself.
+        """
+        self._worked_until = self._monotonic()
+        self._read_s, self._train_s = read_s, train_s
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Count the seconds of the block as the comparison of the model with the champion."""
+        began = self._monotonic()
+        try:
+            yield
+        finally:
+            self._score_s = (self._score_s or 0.0) + self._monotonic() - began
+
+    def times(self) -> JobTimes:
+        """Return the seconds of each step until now, and print them to the job's log."""
+        worked_s = (self._read_s or 0.0) + self._train_s
+        times = JobTimes(
+            queue=self._queue_s,
+            start=max(0.0, self._before_s + self._worked_until - self._begun - worked_s),
+            read=self._read_s,
+            train=self._train_s,
+            score=self._score_s,
+            upload=max(0.0, self._monotonic() - self._worked_until - (self._score_s or 0.0)),
+        )
+        print(f"seconds: {times}", flush=True)
+        return times
