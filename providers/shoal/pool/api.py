@@ -45,8 +45,8 @@ from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERI
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
-from shoal.state.host import hostname
 from shoal.state.home import subfolder
+from shoal.state.host import hostname
 from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
