@@ -40,7 +40,10 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["shoal.airflow.triggers.jobs", "shoal.airflow.triggers.pools"],
             }
         ],
-        "task-decorators": [{"name": "distributed", "class-name": "shoal.airflow.decorators.distributed_task"}],
+        "task-decorators": [
+            {"name": name, "class-name": f"shoal.airflow.decorators.{name}_task"}
+            for name in ("distributed", "ray_launch")
+        ],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "extra-links": [
             f"shoal.airflow.links.{name}" for name in ("MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
