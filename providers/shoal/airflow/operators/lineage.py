@@ -93,7 +93,11 @@ def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
     def datasets(named: Iterable[Named]) -> list[Dataset]:
         facet = dataset_version_dataset.DatasetVersionDatasetFacet
         return [
-            Dataset(one.namespace, one.name, {"version": facet(one.version)} if one.version else {})
+            Dataset(
+                namespace=one.namespace,
+                name=one.name,
+                facets={"version": facet(datasetVersion=one.version)} if one.version else {},
+            )
             for one in dict.fromkeys(named)
         ]
 
@@ -101,5 +105,5 @@ def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
     return OperatorLineage(
         inputs=datasets(read_by(spec, result)),
         outputs=datasets(written_by(spec, result)),
-        job_facets={"sql": sql_job.SQLJobFacet("\n;\n".join(queries))} if queries else {},
+        job_facets={"sql": sql_job.SQLJobFacet(query="\n;\n".join(queries))} if queries else {},
     )
