@@ -172,6 +172,7 @@ WRONG = [
     (block, {"options": {"rollback_after_seconds": -1}}, "rollback_after_seconds=-1"),
     (block, {"options": {"rollback_after": "{{ 5 }}"}, "size": "{{ 2 }}"}, "did you mean rollback_after_seconds"),
     (scale, {"options": {"block_until_min_cluster_size": 3}}, "block_until_min_cluster_size=3 is above"),
+    (scale, {"is_async": "no"}, "task scale: is_async='no': it has to be True or False"),
     (scale, {"options": "fast"}, "options='fast': it has to be a dict"),
     # The other operators.
     (predict, {"model": "models:/m"}, 'task predict: model "models:/m" names no version'),

@@ -44,6 +44,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
+from shoal.training.pytorch.scaling import launched, spread
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.support.fake_ray_head import FakeHead
@@ -512,6 +513,24 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
     assert (program.args, program.kwargs) == ((5,), {"run_id": "a_run"})
 
 
+def test_a_launched_task_returns_what_its_one_process_returned(on_fake_head, context, monkeypatch):
+    from shoal.airflow.decorators import ray_launch_task
+
+    @ray_launch_task(num_workers=3, num_cpus=2, pool_name=POOL)
+    def total(numbers):
+        return sum(numbers)
+
+    monkeypatch.setattr("shoal.jobs.load_results", lambda result, artifact_location: SimpleNamespace(results=(6,)))
+    with DAG("a_dag", schedule=None):
+        operator = total([1, 2, 3]).operator
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    assert operator.execute(context) == 6
+    driver.join()
+    assert asked().scaling_config == launched()
+    assert asked().room_for == spread(0, 3, 2, None)
+    assert cloudpickle.loads(Path(asked().program).read_bytes()).args == ([1, 2, 3],)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -576,10 +595,12 @@ def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
     ],
 )
 def test_what_a_decorated_task_cannot_be_is_refused(given, says):
-    from shoal.airflow.decorators import distributed_task
+    from shoal.airflow.decorators import distributed_task, ray_launch_task
 
     with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=says):
         distributed_task(pool_name=POOL, **given)(lambda: None)()
+    with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=r"of @task\.ray_launch must be a dict"):
+        ray_launch_task(pool_name=POOL, spec="{{ params.spec }}")(lambda: None)()
 
 
 def test_a_spec_that_a_template_makes_wrong_is_refused_by_name(on_fake_head, spec, context):

@@ -55,6 +55,7 @@ RENDERERS = {"bash", "html", "json", "md", "py", "sql", "yaml"}
         lambda: operators.CheckModelsOperator(task_id="t", started_within=timedelta(hours=1)),
         lambda: NodesSensor(task_id="t", expected_nodes=2),
         lambda: task.distributed(task_id="t")(lambda: 1)().operator,
+        lambda: task.ray_launch(task_id="t")(lambda: 1)().operator,
     ],
 )
 def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
@@ -68,10 +69,10 @@ def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
     assert structured & set(operator.template_fields) == operator.template_fields_renderers.keys()
 
 
-def test_the_decorator_is_there():
-    from shoal.airflow.decorators import distributed_task
+def test_the_decorators_are_there():
+    from shoal.airflow.decorators import distributed_task, ray_launch_task
 
-    assert task.distributed is distributed_task
+    assert (task.distributed, task.ray_launch) == (distributed_task, ray_launch_task)
 
 
 def test_the_form_has_every_option_of_a_pool(info):

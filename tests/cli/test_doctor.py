@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from shoal.cli import doctor_checks as checks
+from shoal.pool.api import list_pools
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec import PoolSpec
 from shoal.state.temp_folder import runtime_root
@@ -29,6 +30,7 @@ def test_a_healthy_machine(shoal, a_pool):
     for name in (
         "Python",
         "ray",
+        "data",
         "xgboost",
         "mlflow",
         "SHOAL_HOME",
@@ -50,6 +52,8 @@ def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
         return real(name)
 
     monkeypatch.setattr("importlib.metadata.version", version)
+    for absent in ("ray", "pandas"):
+        monkeypatch.setitem(sys.modules, absent, None)  # as if it were not installed
     result = shoal("doctor", "--json")
     assert result.exit_code == 1
     assert by_name(result)["ray"] == {
@@ -58,8 +62,11 @@ def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
         "found": "not installed",
         "advice": 'pip install "shoal[ray]"; not needed if you only use remote pools',
     }
-    assert by_name(result)["mlflow"]["status"] == "note"
+    assert {name: by_name(result)[name]["status"] for name in ("data", "mlflow")} == {"data": "note", "mlflow": "note"}
     assert "shoal[mlflow]" in shoal("doctor").stdout
+    refused = shoal("pool", "up", "local://without-ray")
+    assert refused.exit_code and 'install it with `pip install "shoal[ray]"`' in refused.output
+    assert list_pools() == []
 
 
 @pytest.mark.parametrize(("version", "status"), [("2.60.3", "ok"), ("2.61.0", "note"), ("2.6.0", "note")])

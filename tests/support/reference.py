@@ -44,7 +44,7 @@ The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Pref
 def page() -> str:
     """Return the text of the page."""
     from shoal.airflow.context import pool_for_run
-    from shoal.airflow.decorators import DistributedDecoratedOperator
+    from shoal.airflow.decorators import DistributedDecoratedOperator, RayLaunchDecoratedOperator
     from shoal.airflow.operators import (
         BatchPredictOperator,
         CheckModelsOperator,
@@ -67,10 +67,12 @@ def page() -> str:
         SweepPoolsOperator,
         CheckModelsOperator,
     )
-    decorated = [DistributedDecoratedOperator, *_own_classes(DistributedTrainOperator)]
+    decorators = {"@task.distributed": DistributedDecoratedOperator, "@task.ray_launch": RayLaunchDecoratedOperator}
     parts = [HEAD, _arguments("pool_for_run", [pool_for_run])]
     parts += [_arguments(operator.__name__, _own_classes(operator)) for operator in operators]
-    parts.append(_arguments("@task.distributed", decorated))
+    parts += [
+        _arguments(name, [operator, *_own_classes(DistributedTrainOperator)]) for name, operator in decorators.items()
+    ]
     parts.append(_section())
     parts.append(SPECS)
     parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec)

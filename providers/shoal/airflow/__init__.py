@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from shoal.airflow.settings import config_section
-
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
 _UI_FIELDS: dict[str, Any] = {
@@ -25,6 +23,8 @@ def get_provider_info() -> dict[str, Any]:
     The description lists the modules with operators, sensors and hooks, the connection type, and the options of the
     section ``[shoal]`` in Airflow's configuration.
     """
+    from shoal.airflow.settings import config_section
+
     return {
         "package-name": "shoal",
         "name": "shoal",
@@ -40,7 +40,10 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["shoal.airflow.triggers.jobs", "shoal.airflow.triggers.pools"],
             }
         ],
-        "task-decorators": [{"name": "distributed", "class-name": "shoal.airflow.decorators.distributed_task"}],
+        "task-decorators": [
+            {"name": name, "class-name": f"shoal.airflow.decorators.{name}_task"}
+            for name in ("distributed", "ray_launch")
+        ],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "extra-links": [
             f"shoal.airflow.links.{name}"

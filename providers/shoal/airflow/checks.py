@@ -100,9 +100,10 @@ def check_waits(arguments: Arguments) -> None:
     """Check the arguments that say how a task waits.
 
     Raises:
-        InvalidArgumentError: `deferrable` or `wait_for_completion` is not a bool, or `poll_interval` is not above 0.
+        InvalidArgumentError: `deferrable`, `wait_for_completion` or `is_async` is not a bool, or `poll_interval` is not
+            above 0.
     """
-    for name in ("deferrable", "wait_for_completion"):
+    for name in ("deferrable", "wait_for_completion", "is_async"):
         if is_known(arguments[name]) and not isinstance(arguments[name], bool | None):
             raise InvalidArgumentError(f"{name}={shown(arguments[name])}: it has to be True or False")
     interval = arguments["poll_interval"]

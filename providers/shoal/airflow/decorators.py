@@ -1,6 +1,7 @@
-"""The decorator `@task.distributed`: run a function in a group of worker processes (a gang) on a compute pool.
+"""The decorators `@task.distributed` and `@task.ray_launch`: run a function on a compute pool.
 
-A gang is a group of worker processes that start and end together, as distributed training needs it.
+`@task.distributed` runs it in each process of a group of workers, which start and end together, as distributed training
+needs it. `@task.ray_launch` runs it once, in a process that is connected to Ray and may start Ray tasks and actors.
 """
 
 from __future__ import annotations
@@ -55,17 +56,57 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
             "train_func": python_callable,
             "op_args": op_args,
             "op_kwargs": op_kwargs,
-            "spec": _fields(spec, num_workers=num_workers, num_cpus=num_cpus, gpus=gpus, gpu_type=gpu_type),
+            "spec": self.fields(spec, num_workers=num_workers, num_cpus=num_cpus, gpus=gpus, gpu_type=gpu_type),
         }
         super().__init__(
             python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, kwargs_to_upstream=upstream, **kwargs
         )
 
-    def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to a job of an earlier try, and wait for its end.
+    @classmethod
+    def fields(
+        cls,
+        spec: Any = None,
+        *,
+        num_workers: int | None = None,
+        num_cpus: int = 1,
+        gpus: int = 0,
+        gpu_type: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the fields of the job's spec: those that the user gave, and the number and size of the workers.
 
-        Returns a list of the function's return values, in the order of the workers' ranks.
+        :param spec: Further fields of a `FunctionJobSpec`.
+        :param num_workers: Number of workers.
+        :param num_cpus: Number of CPUs per worker.
+        :param gpus: Total number of GPUs of all workers.
+        :param gpu_type: Type of GPU that the workers need.
         """
+        if not isinstance(spec, Mapping | None):
+            raise InvalidArgumentError(
+                f"spec of {cls.custom_operator_name} must be a dict (its values may be templated), not "
+                f"{type(spec).__name__}"
+            )
+        if spec and "scaling_config" in spec:
+            raise InvalidArgumentError(
+                f"spec of {cls.custom_operator_name} must not contain scaling_config: use num_workers, num_cpus and "
+                "gpus instead"
+            )
+        return {**(spec or {}), **cls.workers(num_workers, num_cpus, gpus, gpu_type)}
+
+    @classmethod
+    def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
+        """Return the fields of the job's spec for the number and size of the workers.
+
+        :param num_workers: Number of workers.
+        :param num_cpus: Number of CPUs per worker.
+        :param gpus: Total number of GPUs of all workers.
+        :param gpu_type: Type of GPU that the workers need.
+        """
+        from shoal.training.pytorch.scaling import spread
+
+        return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
+
+    def execute(self, context: Context) -> Any:
+        """Submit the job, or attach to the job of an earlier try, wait for its end, and return its value."""
         return self._execute(context)
 
     def _execute(self, context: Context) -> Any:
@@ -73,15 +114,18 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return super()._execute(context)
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the list of the function's return values for a job's result.
+        """Return the list of the function's return values for a job's result, in the order of the workers' ranks.
 
         :param result: Result of the job.
         """
+        return self._handle_output(self._values(result))
+
+    def _values(self, result: JobResult) -> list[Any]:
         from shoal.jobs import load_results
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return self._handle_output(list(load_results(result, location).results))
+        return list(load_results(result, location).results)
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
         """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""
@@ -90,26 +134,45 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         }
 
 
-def _fields(
-    spec: Any = None,
-    *,
-    num_workers: int | None = None,
-    num_cpus: int = 1,
-    gpus: int = 0,
-    gpu_type: str | None = None,
-) -> dict[str, Any]:
-    """Return the fields of the job's spec: those that the user gave, and the number and size of the workers."""
-    from shoal.training.pytorch.scaling import spread
+class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
+    """Operator that runs the decorated function once on a compute pool, in a process that is connected to Ray.
 
-    if not isinstance(spec, Mapping | None):
-        raise InvalidArgumentError(
-            f"spec of @task.distributed must be a dict (its values may be templated), not {type(spec).__name__}"
-        )
-    if spec and "scaling_config" in spec:
-        raise InvalidArgumentError(
-            "spec of @task.distributed must not contain scaling_config: use num_workers, num_cpus and gpus instead"
-        )
-    return {**(spec or {}), "scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
+    The process of the function reserves no CPUs and no GPUs. The options tell how many resources the Ray tasks and
+    actors need that the function starts; the job waits until the pool has room for all of them.
+
+    :param num_workers: Number of the function's own Ray tasks and actors. By default, one per GPU, or one if `gpus` is
+        0.
+    :param num_cpus: Number of CPUs for each of them.
+    :param gpus: Total number of GPUs for all of them.
+    :param gpu_type: Type of GPU that they need, as Ray names it (for example ``H100``). By default, any type.
+    :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``. The
+        values of these fields are templated.
+    """
+
+    custom_operator_name = "@task.ray_launch"
+
+    @classmethod
+    def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
+        """Return the fields of the job's spec: one worker that reserves nothing, and room for what it starts.
+
+        :param num_workers: Number of the function's own Ray tasks and actors.
+        :param num_cpus: Number of CPUs for each of them.
+        :param gpus: Total number of GPUs for all of them.
+        :param gpu_type: Type of GPU that they need.
+        """
+        from shoal.training.pytorch.scaling import launched, spread
+
+        return {
+            "scaling_config": launched().model_dump(),
+            "room_for": spread(gpus, num_workers, num_cpus, gpu_type).model_dump(),
+        }
+
+    def value_of(self, result: JobResult) -> Any:
+        """Return the function's return value for a job's result.
+
+        :param result: Result of the job.
+        """
+        return self._handle_output(self._values(result)[0])
 
 
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
@@ -127,17 +190,34 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
         raise InvalidArgumentError(
             "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove it"
         )
+    # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with the
+    # dict of each worker, which Airflow could not split into several outputs.
+    return _decorated(DistributedDecoratedOperator, python_callable, multiple_outputs=False, **kwargs)
+
+
+def ray_launch_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
+    """Convert a function to an Airflow task that runs the function once on a compute pool, in a process that is
+    connected to Ray (``@task.ray_launch``).
+
+    There the function can use Ray tasks and actors, Ray Train and Ray Tune. The task returns the function's return
+    value, which must be of a type that an XCom can store. The pool has to be up, so use the task inside a ``with
+    pool_for_run(...)`` block.
+
+    :param python_callable: The function.
+    :param kwargs: Arguments of :class:`RayLaunchDecoratedOperator`, such as ``num_workers`` and ``pool_name``, and of
+        Airflow's operators.
+    """
+    return _decorated(RayLaunchDecoratedOperator, python_callable, **kwargs)
+
+
+def _decorated(
+    operator: type[DistributedDecoratedOperator], function: Callable[..., Any] | None, **kwargs: Any
+) -> TaskDecorator:
     # For a mapped task, Airflow creates the operators only in the tasks. So the arguments are checked here already.
-    described = {name: value for name, value in kwargs.items() if name in inspect.signature(_fields).parameters}
-    DistributedDecoratedOperator.check(
-        str(kwargs.get("task_id") or getattr(python_callable, "__name__", "with @task.distributed")),
-        {**kwargs, "spec": _fields(**described), "train_func": python_callable or distributed_task},
+    described = {name: value for name, value in kwargs.items() if name in inspect.signature(operator.fields).parameters}
+    name = operator.custom_operator_name
+    operator.check(
+        str(kwargs.get("task_id") or getattr(function, "__name__", f"with {name}")),
+        {**kwargs, "spec": operator.fields(**described), "train_func": function or _decorated},
     )
-    return task_decorator_factory(
-        python_callable=python_callable,
-        # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with
-        # the dict of each worker, which Airflow could not split into several outputs.
-        multiple_outputs=False,
-        decorated_operator_class=DistributedDecoratedOperator,
-        **kwargs,
-    )
+    return task_decorator_factory(python_callable=function, decorated_operator_class=operator, **kwargs)

@@ -44,15 +44,16 @@ for each worker and connection. The checks compare these numbers with the hard l
 to the hard limit."""
 
 _PACKAGES = (
-    ("xgboost", ("xgboost", "xgboost-cpu"), "XGBEstimator"),
-    ("lightgbm", ("lightgbm",), "LightGBMEstimator"),
-    ("torch", ("torch",), "PyTorchDistributor"),
-    ("mlflow", ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
-    ("airflow", ("apache-airflow",), "the Airflow provider"),
-    ("prefect", ("prefect",), "the Prefect collection"),
+    ("data", ("pyarrow", "pandas", "numpy"), ("pyarrow",), "rows that this process reads or stages; nodes need it"),
+    ("xgboost", ("xgboost",), ("xgboost", "xgboost-cpu"), "XGBEstimator"),
+    ("lightgbm", ("lightgbm",), ("lightgbm",), "LightGBMEstimator"),
+    ("torch", ("torch",), ("torch",), "PyTorchDistributor"),
+    ("mlflow", ("mlflow",), ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
+    ("airflow", ("airflow",), ("apache-airflow",), "the Airflow provider"),
+    ("prefect", ("prefect",), ("prefect",), "the Prefect collection"),
 )
-"""Optional packages: name of shoal's extra (which is also the import name), names of the package on PyPI, and the part
-of shoal that needs it."""
+"""Optional packages: name of shoal's extra, import names of what it installs, names of the package on PyPI whose
+version is shown, and the part of shoal that needs it."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ def _ray() -> Check:
     return Check("ray", "ok", found)
 
 
-def _package(extra: str, distributions: tuple[str, ...], purpose: str) -> Check:
+def _package(extra: str, modules: tuple[str, ...], distributions: tuple[str, ...], purpose: str) -> Check:
     found = next((version for name in distributions if (version := _version(name))), None)
-    if found is None or find_spec(extra) is None:
+    if found is None or any(find_spec(module) is None for module in modules):
         return Check(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
     return Check(extra, "ok", found)
 

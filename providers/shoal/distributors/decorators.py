@@ -20,7 +20,7 @@ from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.scaling import (
     AnyScaling,
     SpreadScalingConfig,
-    WorkerResourceConfig,
+    launched,
     nodes_needed,
     on_one_node,
     spread,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_CLAIMS_NOTHING = WorkerResourceConfig(num_cpus=0)
 
 
 @dataclass(frozen=True)
@@ -249,8 +247,7 @@ class LaunchedFunction(_Decorated[P, T]):
         return self._call(args, kwargs, returns="rank-0").submit()
 
     def _call(self, args: Any, kwargs: Any, returns: Returns = None) -> Call[Any]:
-        alone = SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=_CLAIMS_NOTHING)
-        return self._site.call(self._function, args, kwargs, alone, once=True, returns=returns)
+        return self._site.call(self._function, args, kwargs, launched(), once=True, returns=returns)
 
 
 def distributed(

@@ -70,7 +70,7 @@ class WaitingOperator(PoolOperator):
     :param deferrable: Whether the task waits in Airflow's triggerer, where it takes no slot of a worker. By default,
         Airflow's setting ``[operators] default_deferrable`` decides.
     :param poll_interval: Seconds between two looks at the store while the task is deferred.
-    :param wait_for_completion: Whether the task waits at all.
+    :param wait_for_completion: Whether the task waits at all. False: it ends when its request or job is submitted.
     """
 
     def __init__(

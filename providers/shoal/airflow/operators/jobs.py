@@ -23,6 +23,7 @@ from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperato
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk.definitions.context import Context
 
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, TaskTry
@@ -51,6 +52,7 @@ class JobOperator(WaitingOperator):
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
+        self._done: tuple[AnyJobSpec, JobResult] | None = None
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
@@ -183,7 +185,19 @@ class JobOperator(WaitingOperator):
                     stop.set()
                 raise
             self._set_links(handle, result.result())
+            self._done = handle.spec, result.result()
             return result.result()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+        """Return what the job has read and written; None if the task has not waited for a job. Airflow's OpenLineage
+        provider calls this when the task has ended.
+
+        :param task_instance: The task instance.
+        """
+        # Without the provider, its classes are not installed.
+        from shoal.airflow.operators.lineage import lineage_of
+
+        return None if self._done is None else lineage_of(*self._done)
 
     def _set_links(self, handle: JobHandle, result: JobResult) -> None:
         from shoal.pool.api import ComputePool

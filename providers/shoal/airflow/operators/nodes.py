@@ -29,15 +29,15 @@ class ScaleClusterOperator(WaitingOperator):
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
     :param expected_cluster_size: Number of nodes, including the head node. (templated)
-    :param is_async: Return when the request is accepted, before the nodes are ready. A ``NodesSensor`` can then wait
-        for the nodes.
+    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `shoal.scale_cluster` uses.
     :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
         ``block_until_min_cluster_size`` (number of ready nodes with which the task may end). (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two looks at the pool while the task is deferred.
-    :param wait_for_completion: False means the same as `is_async`.
+    :param wait_for_completion: Whether the task ends when the nodes are ready. False: it ends when the request is
+        accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
@@ -53,11 +53,9 @@ class ScaleClusterOperator(WaitingOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.expected_cluster_size = expected_cluster_size
-        # The attribute is not called `is_async`, because Airflow's operators have an attribute of this name with
-        # another meaning.
-        self.returns_at_once = is_async or not self.wait_for_completion
         self.options = options
-        self.check(self.task_id, vars(self))
+        self.check(self.task_id, {**vars(self), "is_async": is_async})
+        self.wait_for_completion = self.wait_for_completion and not is_async
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
@@ -72,11 +70,11 @@ class ScaleClusterOperator(WaitingOperator):
         pool = self.hook.pool(self.holder_in(context))
         pool.scale(
             node_count(self.expected_cluster_size, "expected_cluster_size"),
-            is_async=self.returns_at_once or self.deferrable,
+            is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
             on_progress=self.look,
         )
-        if self.deferrable and not self.returns_at_once:
+        if self.deferrable and self.wait_for_completion:
             _defer_to_nodes(self, pool, self.options)
         return True
 
@@ -97,14 +95,14 @@ class LeasePoolOperator(WaitingOperator):
     :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits in
         the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the nodes
         of the largest lease.
-    :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
-        the nodes.
+    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `pool_for_run` uses.
     :param options: The same options as for ``ScaleClusterOperator``. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two looks at the pool while the task is deferred.
-    :param wait_for_completion: False means the same as `is_async`.
+    :param wait_for_completion: Whether the task ends when the nodes are ready. False: it ends when the lease is
+        accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
@@ -122,9 +120,9 @@ class LeasePoolOperator(WaitingOperator):
         super().__init__(**kwargs)
         self.size = size
         self.exclusive = exclusive
-        self.returns_at_once = is_async or not self.wait_for_completion
         self.options = options
-        self.check(self.task_id, vars(self))
+        self.check(self.task_id, {**vars(self), "is_async": is_async})
+        self.wait_for_completion = self.wait_for_completion and not is_async
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
@@ -146,11 +144,11 @@ class LeasePoolOperator(WaitingOperator):
             node_count(self.size, "size"),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
-            is_async=self.returns_at_once or self.deferrable,
+            is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
             on_progress=partial(self.look, holder=pool.holder),
         )
-        if self.deferrable and not self.returns_at_once:
+        if self.deferrable and self.wait_for_completion:
             _defer_to_nodes(self, pool, self.options)
         return pool.name
 

@@ -117,6 +117,7 @@ class Backend(Protocol):
         Raises:
             InvalidArgumentError: The pool cannot have this many nodes. The message names the largest possible size.
             PoolUnreachableError: The cluster does not answer, or rejects the request.
+            MissingExtraError: A package that the nodes need is not installed in this environment.
         """
 
     def prepare(self, spec: PoolSpec) -> None:

@@ -135,6 +135,12 @@ def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | No
     return SpreadScalingConfig(num_workers=workers, resource_requirements_per_worker=each)
 
 
+def launched() -> SpreadScalingConfig:
+    """Return the scaling config of `@ray_launch`: one worker that reserves nothing, so that all CPUs and GPUs are free
+    for the Ray tasks and actors that the function starts."""
+    return SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=WorkerResourceConfig(num_cpus=0))
+
+
 def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -> PyTorchScalingConfig:
     """Convert the result of :func:`spread` to a scaling config for workers on one node.
 

@@ -10,9 +10,10 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.errors import StoreError
+from shoal.errors import MissingExtraError, StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -52,12 +53,16 @@ class LocalBackend:
     start_timeout_per_node = _START_TIMEOUT_PER_NODE
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Check that the folder for the nodes' sockets can be used, and that this machine has the nodes' GPUs.
+        """Check that Ray is installed, that the folder for the nodes' sockets can be used, and that this machine has
+        the nodes' GPUs.
 
         Raises:
+            MissingExtraError: Ray is not installed in this environment, in which the nodes would start.
             StoreError: The temp folder cannot hold the nodes' sockets.
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
+        if find_spec("ray") is None:
+            raise MissingExtraError("ray", "ray")
         runtime_root()
         if (warning := versions.untested_ray()) is not None:
             warnings.warn(warning, stacklevel=2)
