@@ -57,7 +57,7 @@ airflow_until = functools.partial(wait_until, every=1.0)
 
 
 def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
-    airflow_until(lambda: airflow.run_state(dag_id, run_id) in ("success", "failed"), f"the end of {run_id}", 300)
+    airflow_until(lambda: airflow.run_state(dag_id, run_id) in ("success", "failed"), f"the end of {run_id}", 600)
     return airflow.run_state(dag_id, run_id)
 
 
