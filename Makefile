@@ -31,7 +31,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -66,13 +66,20 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql >/dev/null; } \
 		|| echo "PostgreSQL is not installed: its tests are skipped"
 
+# Tests of the page need Chromium. Without it they are skipped, with the reason.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+		|| echo "Chromium is not installed: its tests are skipped"
+
 # Six lanes, the longest first. As many run at a time as there are CPUs, but at least two.
 # `sed` ignores Ctrl-C, so that the output of pytest's teardown is still shown.
 TESTS := jobs pool training docs engines prefect
 LANES ?= $(shell n=$$(nproc); echo $$((n > 2 ? n : 2)))
 POOL := tests/pool
 TRAINING := tests/training
-ENGINES := tests/airflow tests/dags tests/flows tests/cli tests/examples
+ENGINES := tests/airflow tests/dags tests/flows tests/cli tests/examples tests/ui
 DOCS := tests/test_docs.py tests/test_upgrade.py
 # The Prefect collection is tested with the newest Prefect, in a separate lane.
 NEWEST := tests/prefect tests/flows/test_janitor.py
@@ -80,7 +87,7 @@ JOBS := tests $(foreach other,$(POOL) $(TRAINING) $(ENGINES) $(DOCS) $(NEWEST),-
 lane = @set -o pipefail; $(1)/bin/python -m pytest -m "not long $(2)" $(3) 2>&1 \
 	| { trap '' INT; sed --unbuffered 's/^/$(@:test-%=%): /'; }
 
-test: install postgresql  ## Run the tests: with a real local pool, a real Airflow and a real Prefect server
+test: install postgresql chromium  ## Run the tests: with a real local pool, a real Airflow and a real Prefect server
 	@$(MAKE) --no-print-directory --jobs $(LANES) --keep-going $(TESTS:%=test-%)
 
 test-pool: install  ## Run one lane of the tests: pools

@@ -26,6 +26,7 @@ BENCHMARKS = (
     "job_queue",
     "deferred_waits",
     "plugin_imports",
+    "ui_first_view",
 )
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"

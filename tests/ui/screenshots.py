@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from shoal.state import Store
+from shoal.state.schema import Job, JobState
 from tests.support import browser, ui_systems
 from tests.support.homes import new_home
 
@@ -18,6 +20,21 @@ PICTURES = {
     "busy": ("", "pools/retrain", "jobs", "jobs/flights-2026-11-23"),
     "broken": ("", "pools/retrain", "jobs/flights-2026-11-23"),
 }
+
+
+RUNNING = "jobs/flights-2026-11-23"
+
+
+def _train(page: Page) -> None:
+    """Let the running job report some rounds, each of which the page has to show."""
+    store = Store()
+    for done in (4, 12, 22, 35, 50, 68, 86):
+        with store.transaction() as session:
+            job = session.get_one(Job, ("flights-2026-11-23", 1))
+            if job.state is not JobState.RUNNING:
+                return
+            job.progress, job.heartbeat_at = ui_systems.progress(done), time.time()
+        page.get_by_text(f"round {done} of 200").first.wait_for()
 
 
 def main(folder: Path) -> None:
@@ -41,6 +58,8 @@ def main(folder: Path) -> None:
                         for path in paths:
                             page.goto(address.partition("?")[0] + path)
                             page.wait_for_selector("#live.on")
+                            if path == RUNNING:
+                                _train(page)
                             name = path.replace("/", "-") or "overview"
                             browser.screenshot(page, folder / f"{system}-{name}-{form}.png")
                         context.close()
