@@ -33,7 +33,8 @@ for name in ("airflow._shared.module_loading", "airflow.sdk._shared.module_loadi
         metadata = sys.modules[name].metadata
 if hidden == "hidden":
     found = metadata.distributions
-    metadata.distributions = lambda **at: (one for one in found(**at) if one.metadata["Name"] != "shoal")
+    # The path's name is compared, because the name itself is in a file that Airflow does not read.
+    metadata.distributions = lambda **at: (one for one in found(**at) if not one._path.name.startswith("shoal-"))
 begin = time.process_time()
 plugins, errors = manager._get_plugins()
 took = time.process_time() - begin
