@@ -66,7 +66,7 @@ def boosted(framework, data):
 rows = range(300)
 frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
 
-@distributed(num_workers=2, run_config=RunConfig(
+@distributed(num_workers=2, remote=True, run_config=RunConfig(
     **PLACE, job_id="function", tracking=None, secret_env=["MY_PIN"], packages=["tidbit==1.0"],
     code=[os.environ["CODE"]], env={"UV_FIND_LINKS": os.environ["WHEELS"], "UV_OFFLINE": "1"},
 ))
@@ -80,10 +80,10 @@ found = pool.preflight()
 said = {
     "broken": [str(each) for each in found if each.status == "broken"],
     "checked": [each.name for each in found],
-    "xgboost": boosted("xgboost", {"paths": ["s3://bucket/train"]}),
-    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec()),
     "function": train.distributed(),
     "log": list(attach("function").logs()),
+    "xgboost": boosted("xgboost", {"paths": ["s3://bucket/train"]}),
+    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec()),
 }
 ComputePool("lab").down()
 print(json.dumps(said))

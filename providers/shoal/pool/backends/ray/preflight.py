@@ -107,8 +107,8 @@ def _of_host(
             yield Finding(f"{where}: {title}", "ok", theirs)
     tested = versions.TESTED_RAY
     is_tested = _minor(facts["ray"] or "") == tested
-    advice = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
-    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), advice)
+    hint = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
+    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), hint)
     there = {name: version for name, version in facts["libraries"].items() if version}
     if any(name not in _TOOLS for name in there):
         listed = ", ".join(f"{name} {version}" for name, version in sorted(there.items()))
