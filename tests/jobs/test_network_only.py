@@ -187,9 +187,9 @@ def test_everything_trains_on_a_cluster_that_shares_only_the_network(network, mo
                 return 0
             return sum(row["state"] == "ALIVE" for row in answer["data"]["result"]["result"])
 
-        wait_until(lambda: alive() == 1, "the head", 180)
+        wait_until(lambda: alive() == 1, "the head", 300)
         stack.enter_context(node(replace(owner, host=worker), tag, cluster, f"--address={gcs}"))
-        wait_until(lambda: alive() == 2, "the second node", 180)
+        wait_until(lambda: alive() == 2, "the second node", 300)
         options = f"address={api}&gcs={gcs}&token_file={orchestrator.file('token', token)}&token_over_http=allow"
 
         trains = orchestrator.popen(
