@@ -66,7 +66,7 @@ def boosted(framework, data):
 rows = range(300)
 frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
 
-@distributed(num_workers=2, run_config=RunConfig(
+@distributed(num_workers=2, remote=True, run_config=RunConfig(
     **PLACE, job_id="function", tracking=None, secret_env=["MY_PIN"], packages=["tidbit==1.0"],
     code=[os.environ["CODE"]], env={"UV_FIND_LINKS": os.environ["WHEELS"], "UV_OFFLINE": "1"},
 ))
@@ -80,10 +80,10 @@ found = pool.preflight()
 said = {
     "broken": [str(each) for each in found if each.status == "broken"],
     "checked": [each.name for each in found],
-    "xgboost": boosted("xgboost", {"paths": ["s3://bucket/train"]}),
-    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec()),
     "function": train.distributed(),
     "log": list(attach("function").logs()),
+    "xgboost": boosted("xgboost", {"paths": ["s3://bucket/train"]}),
+    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec()),
 }
 ComputePool("lab").down()
 print(json.dumps(said))
@@ -187,9 +187,9 @@ def test_everything_trains_on_a_cluster_that_shares_only_the_network(network, mo
                 return 0
             return sum(row["state"] == "ALIVE" for row in answer["data"]["result"]["result"])
 
-        wait_until(lambda: alive() == 1, "the head", 180)
+        wait_until(lambda: alive() == 1, "the head", 300)
         stack.enter_context(node(replace(owner, host=worker), tag, cluster, f"--address={gcs}"))
-        wait_until(lambda: alive() == 2, "the second node", 180)
+        wait_until(lambda: alive() == 2, "the second node", 300)
         options = f"address={api}&gcs={gcs}&token_file={orchestrator.file('token', token)}&token_over_http=allow"
 
         trains = orchestrator.popen(

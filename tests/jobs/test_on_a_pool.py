@@ -211,11 +211,11 @@ def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
     at_once: list[int] = []
     send = JobClient.submit
 
-    def counted(client: JobClient, *request: Any) -> bool:
+    def counted(client: JobClient, *request: Any, **options: Any) -> bool:
         with Store().reading() as session:
             admitted = Job.admitted_at.is_not(None), Job.state.in_(JOB_ACTIVE)
             at_once.append(len(session.scalars(select(Job.id).where(*admitted)).all()))
-        return send(client, *request)
+        return send(client, *request, **options)
 
     monkeypatch.setattr(JobClient, "submit", counted)
     one_worker = {"n_estimators": 1, "scaling_config": XGBScalingConfig(num_workers=1, num_cpu_per_worker=1)}

@@ -183,7 +183,7 @@ def test_ctrl_c_while_it_starts_another_ones_job_fails_neither(queue, monkeypatc
     third = queue.submit("third")
     queue.end("first")
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -345,7 +345,7 @@ def test_a_head_that_does_not_answer_a_submission_fails_no_waiting_job(queue, mo
     queue.submit("third")
     queue.end("first")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise error("the head does not answer")
 
     with monkeypatch.context() as patched:

@@ -60,6 +60,7 @@ def test_a_worker_with_other_versions_than_the_head():
     found = findings(worker={"ray": f"{TESTED_RAY}.1", "libraries": {**LIBRARIES, "xgboost": "3.1.0"}})
 
     assert found["head and worker"].status == "broken"
+    assert findings(worker={"libraries": {**LIBRARIES, "torch": "2.13.0"}})["head and worker"].status == "note"
     assert found["head and worker"].found == f"ray {TESTED_RAY}.0 and {TESTED_RAY}.1, xgboost 3.2.0 and 3.1.0"
 
 

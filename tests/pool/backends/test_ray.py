@@ -213,6 +213,6 @@ def test_a_heads_status_that_names_its_node_types_needs_no_job_to_find_the_autos
     status = {"data": {"clusterStatus": {"autoscalerReport": {"nodeTypeMapping": types}}}}
     asked = []
     monkeypatch.setattr(RayHead, "get", lambda _, path, read: asked.append(path) or read(status))
-    monkeypatch.setattr(RayHead, "submit", lambda *_: pytest.fail("a job was submitted"))
+    monkeypatch.setattr(RayHead, "submit", lambda *_, **__: pytest.fail("a job was submitted"))
     assert Cluster(PoolSpec.parse("ray://foreign?address=http://127.0.0.1:1")).has_autoscaler() is expected
     assert asked == ["/api/cluster_status"]

@@ -27,6 +27,9 @@ _CLOCK_S = 5.0
 
 _TOOLS = ("s3fs", "psycopg")
 
+_SAME = ("python", "ray", "shoal")
+"""Software that has to be the same on all nodes."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -107,8 +110,8 @@ def _of_host(
             yield Finding(f"{where}: {title}", "ok", theirs)
     tested = versions.TESTED_RAY
     is_tested = _minor(facts["ray"] or "") == tested
-    remedy = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
-    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), remedy)
+    hint = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
+    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), hint)
     there = {name: version for name, version in facts["libraries"].items() if version}
     if any(name not in _TOOLS for name in there):
         listed = ", ".join(f"{name} {version}" for name, version in sorted(there.items()))
@@ -145,14 +148,18 @@ def _of_host(
 
 
 def _same(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
-    """Compare the versions of head and worker: models and messages of other versions may not be readable."""
-    flat = [
-        {**{name: host[name] for name in ("python", "ray", "shoal")}, **host["libraries"]} for host in (head, worker)
+    """Compare the versions of head and worker. Nodes with different versions of Python or Ray cannot work together."""
+    must = [f"{name} {head[name]} and {worker[name]}" for name in _SAME if head[name] != worker[name]]
+    libraries = head["libraries"], worker["libraries"]
+    may = [
+        f"{name} {libraries[0][name]} and {libraries[1][name]}"
+        for name in libraries[0]
+        if libraries[0][name] != libraries[1][name]
     ]
-    different = [f"{name} {flat[0][name]} and {flat[1][name]}" for name in flat[0] if flat[0][name] != flat[1][name]]
-    if not different:
-        return Finding("head and worker", "ok", "the same versions")
-    return Finding("head and worker", "broken", ", ".join(different), "install the same versions on all nodes")
+    if must or may:
+        advice = "install the same versions on all nodes"
+        return Finding("head and worker", "broken" if must else "note", ", ".join([*must, *may]), advice)
+    return Finding("head and worker", "ok", "the same versions")
 
 
 def _minor(version: str) -> str:
