@@ -1,8 +1,8 @@
 """Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up`` and others.
 
 ``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each
-is healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the health
-itself, because podman checks it only on machines that run systemd.
+is healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the
+health itself, because podman checks it only on machines that run systemd.
 """
 
 from __future__ import annotations
