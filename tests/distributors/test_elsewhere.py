@@ -160,6 +160,29 @@ def test_which_jobs_record_a_run(monkeypatch, variables, run_config, function, f
         assert fitted.completed("p", variables).tracking.experiment == "mine"
 
 
+def test_the_library_of_the_model_is_imported_while_the_job_runs_and_an_interrupt_cancels_the_job(
+    monkeypatch, tmp_path
+):
+    events = []
+    (tmp_path / "a_library.py").write_text("from tests.distributors import test_elsewhere as t; t.imports()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    handle = SimpleNamespace(wait=lambda *_: events.append("wait"), cancel=events.append)
+    monkeypatch.setattr("shoal.jobs.submit", lambda spec, **_: events.append("submit") or handle)
+    monkeypatch.setitem(globals(), "imports", lambda: events.append("import"))
+    call = as_job.JobCall(RunConfig(), "a_library", str, str, lambda _: nullcontext("p"), returns_model=True)
+    call.run()
+    assert events == ["submit", "import", "wait"]
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "a_library")
+    monkeypatch.setitem(globals(), "imports", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call.run()
+    assert events[3:] == ["submit", "the process that waited for the job was interrupted"]
+
+
 @pytest.fixture
 def calls(outside, monkeypatch):
     """The pools on which functions would run, as they are then: each call notes one instead of submitting a job."""

@@ -6,10 +6,11 @@ ends with it, or that belongs to the job and ends with it if the call does not w
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -69,10 +70,20 @@ class JobCall(Generic[T]):
 
         with self.pool(None) as pool_name:
             call = SubmittedCall(submit(self.spec(pool_name), returns_model=self.returns_model), self.read)
-            # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains
-            # such lines, so `first_line_s=math.inf` turns them off.
-            with ProgressDisplay(first_line_s=math.inf) as display:
-                return call.result(on_log=say, on_progress=display.show)
+            try:
+                if self.returns_model:
+                    # The model is loaded with its library, whose import takes 1.6 s of CPU time. The job starts
+                    # meanwhile. If the library is missing, `read` reports it.
+                    with suppress(ImportError):
+                        importlib.import_module(self.framework)
+                # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
+                # contains such lines, so `first_line_s=math.inf` turns them off.
+                with ProgressDisplay(first_line_s=math.inf) as display:
+                    return call.result(on_log=say, on_progress=display.show)
+            except KeyboardInterrupt:
+                # `result` cancels the job if Ctrl-C interrupts the wait, but Ctrl-C may have come before.
+                call.cancel("the process that waited for the job was interrupted")
+                raise
 
     def submit(self) -> SubmittedCall[T]:
         """Submit the job, and return without waiting for it.

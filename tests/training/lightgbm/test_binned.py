@@ -15,7 +15,7 @@ from shoal.errors import DataError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.boosting.task import Task
 from shoal.training.lightgbm.bin_sample import sample, shares
-from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.binning import find_bins
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
 from tests.support.two_node_cluster import COLUMNS, ROWS
@@ -30,7 +30,7 @@ def shard_rows(rows: Path, budget: int = 0, **columns: Any) -> ShardRows:
 
 def reference(rows: ShardRows) -> lightgbm.Dataset:
     (share,) = shares([ROWS])
-    return make_reference(sample(rows, share, PARAMS, 0), COLUMNS, PARAMS, {})
+    return find_bins(sample(rows, share, PARAMS, 0), COLUMNS, PARAMS, threads=1).reference({})
 
 
 def test_each_contributes_in_proportion_and_always_the_same_rows() -> None:
@@ -94,7 +94,7 @@ def test_categories_stay_categories(rows: Path) -> None:
     shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(("k", "a"), "y"), 0)
     (share,) = shares([ROWS])
     params = {**PARAMS, "categorical_feature": ["k"]}
-    binned = Binned(shard, make_reference(sample(shard, share, params, 0), ["k", "a"], params, {}))
+    binned = Binned(shard, find_bins(sample(shard, share, params, 0), ["k", "a"], params, threads=1).reference({}))
     assert "cat_threshold=" in lightgbm.train(PARAMS, binned.dataset, 2).model_to_string()
 
 
@@ -116,3 +116,29 @@ def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -
         refuse_if_too_large(task, 2, need - 1)
     with pytest.raises(DataError):
         refuse_if_too_large(replace(task, params={"num_class": 3}), 2, need)
+
+
+def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():
+    """Also of categories, of rare values and of missing ones; LightGBM with all threads finds the same."""
+    rng = np.random.default_rng(0)
+    sampled = rng.normal(size=(3_000, 6)).astype(np.float32)
+    sampled[:, 1] = rng.integers(0, 9, len(sampled))
+    sampled[:, 2:4] = sampled[:, 2:4] > 1.9  # exclusive features, which LightGBM bundles
+    sampled[rng.random(len(sampled)) < 0.1, 4] = np.nan
+    sampled[:, 5] = 7
+    names = [f"f{i}" for i in range(6)]
+    params = {"verbosity": -1, "num_threads": 1, "objective": "regression"}
+    label = np.nan_to_num(sampled).sum(axis=1)
+
+    def model(reference: lightgbm.Dataset) -> str:
+        rows = lightgbm.Dataset(sampled, label, reference=reference, params=reference.get_params())
+        return lightgbm.train(params, rows, 10).model_to_string()
+
+    of_params = {**params, "bin_construct_sample_cnt": len(sampled), "num_machines": 1}
+    whole = lightgbm.Dataset(
+        sampled, np.zeros(len(sampled)), feature_name=names, categorical_feature=[1], params=of_params
+    ).construct()
+    expected = model(whole)
+    for threads in (1, 2):
+        bins = find_bins(sampled, names, {**params, "categorical_feature": [1]}, threads)
+        assert model(bins.reference({})) == expected

@@ -19,7 +19,7 @@ from shoal.training.boosting.task import Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
 from shoal.training.lightgbm.bin_sample import sample, shares
-from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.binning import find_bins
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import merge_params, worker_params
 from shoal.training.lightgbm.segments import Trainer
@@ -60,7 +60,7 @@ def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: 
     part = Part(connector, connector.plan(1, 0, meant.group)[0])
     shard, evaluated = ShardRows(part, meant, 0), ShardRows(part, meant, 2**30)
     (share,) = shares([part.shard.rows])
-    reference = make_reference(sample(shard, share, given, 0), COLUMNS, given, {})
+    reference = find_bins(sample(shard, share, given, 0), COLUMNS, given, threads=1).reference({})
     task = Task(part, {"eval": part}, meant, given, seed=3, user_code=user_code)
     return Trainer(task, gang_context(), Binned(shard, reference), {"eval": Binned(evaluated, reference)})
 

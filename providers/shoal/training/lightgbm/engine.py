@@ -98,15 +98,20 @@ class LightGBM:
         return [{}] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Make the workers sample their rows, then build their datasets with bins from the samples of all workers."""
+        """Make the workers sample their rows, rank 0 find the bins from all samples, and the workers build their
+        datasets."""
         import numpy as np
         import ray
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
-        # put() stores the sample once in Ray's object store. Without put(), Ray would store it once per worker.
+        machines = tuple(offer.address for offer in offers)
         sample = ray.put(np.concatenate([offer.sample for offer in offers]))
-        agreed = Agreed(sample, tuple(offer.address for offer in offers))
+        bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
+        # The sample may take hundreds of MB. Without references, Ray frees it before the workers build their datasets.
+        del offers, sample
+        # put() stores the bins once in Ray's object store. Without put(), Ray would store them once per worker.
+        agreed = Agreed(ray.put(bins), machines)
         return on_all("prepare", [agreed] * len(tasks))
 
     def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:

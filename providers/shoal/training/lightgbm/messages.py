@@ -42,12 +42,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Second message from the driver to all workers: the row sample for LightGBM's bins, and all workers' addresses.
+    """Last message from the driver to all workers: LightGBM's bins, and all workers' addresses.
 
     Args:
-        sample: Ray's reference to the whole sample, float32 ``[rows, columns]``.
+        bins: Ray's reference to the :class:`shoal.training.lightgbm.binning.Bins`.
         machines: Address and port of each worker, by rank.
     """
 
-    sample: ObjectRef
+    bins: ObjectRef
     machines: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Run a worker's part of a LightGBM training: sample the rows, convert them to bins, and train with the other ranks.
 
-Only workers import this module, because it imports LightGBM. The driver calls `begin`, then `prepare`, then `boost` for
-each segment (group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
+Only workers import this module, because it imports LightGBM. The driver calls `begin`, `bin_sample` and `prepare`, then
+`boost` for each segment (group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from lightgbm.basic import LightGBMError
@@ -22,12 +23,15 @@ from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.lightgbm.bin_sample import sample
-from shoal.training.lightgbm.binning import make_reference
+from shoal.training.lightgbm.binning import Bins, find_bins
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
 # need twice the memory.
@@ -43,7 +47,7 @@ _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
 class _Session:
-    """State of a LightGBM training in one worker; the constructor samples rows, from which LightGBM's bins are found.
+    """State of a LightGBM training in one worker.
 
     Args:
         opening: First message from the driver.
@@ -58,20 +62,38 @@ class _Session:
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(_own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
-        self.offer = Offer(sample(self._rows, opening.share, task.params, task.seed), self.port.address)
+        # The session does not keep the sample, whose memory is needed for the bins.
+        self._share = opening.share
         self._machines: tuple[str, ...] = ()
         self._trainer: Trainer | None = None
         self._seconds = time.perf_counter() - began
 
+    def offer(self) -> Offer:
+        """Read the rows of this worker's part of the sample."""
+        began = time.perf_counter()
+        chosen = sample(self._rows, self._share, self.task.params, self.task.seed)
+        self._seconds += time.perf_counter() - began
+        return Offer(chosen, self.port.address)
+
+    def bin_sample(self, rows: np.ndarray) -> Bins:
+        """Find the bins from the whole sample, with the threads of all workers of this node, which wait meanwhile."""
+        began = time.perf_counter()
+        params = self.task.params
+        threads = int(params.get("num_threads", 1)) * self._context.local_world_size
+        bins = find_bins(rows, self.task.columns.features, params, threads)
+        self._seconds += time.perf_counter() - began
+        return bins
+
     def prepare(self, agreed: Agreed) -> Prepared:
-        """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers."""
+        """Build this worker's LightGBM datasets with the bins that rank 0 has found."""
         import ray
 
         began = time.perf_counter()
         task = self.task
         self._machines = agreed.machines
         columns = task.columns
-        reference = make_reference(ray.get(agreed.sample), columns.features, task.params, columns.categories)
+        bins: Bins = ray.get(agreed.bins)
+        reference = bins.reference(columns.categories)
         keep = begins_anew_with(task)
         train = Binned(self._rows, reference, keep=keep)
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
@@ -112,14 +134,35 @@ def begin(opening: Opening) -> Offer:
     global _session
     with _own_errors():
         _session = _Session(opening, gang_context())
-        return _session.offer
+        return _session.offer()
+
+
+def bin_sample(rows: ObjectRef | None) -> Bins | None:
+    """Find LightGBM's bins from the sample of all workers' rows, in rank 0.
+
+    Args:
+        rows: Ray's reference to the whole sample, float32 ``[rows, columns]``; None in all other ranks.
+
+    Returns:
+        The bins; None in all other ranks.
+
+    Raises:
+        TrainingError: LightGBM failed; the message contains LightGBM's message.
+    """
+    import ray
+
+    assert _session is not None
+    if rows is None:
+        return None
+    with _own_errors():
+        return _session.bin_sample(ray.get(rows))
 
 
 def prepare(agreed: Agreed) -> Prepared:
-    """Build this worker's LightGBM datasets; their bins are found from a sample of the rows of all workers.
+    """Build this worker's LightGBM datasets with the bins that rank 0 has found.
 
     Args:
-        agreed: Second message from the driver: the whole sample, and the addresses of all workers.
+        agreed: Last message from the driver: the bins, and the addresses of all workers.
 
     Returns:
         Time and memory that the worker used.
