@@ -99,6 +99,18 @@ def mapped(**arguments):
     DistributedTrainOperator.partial(task_id="train", **arguments).expand(op_args=[[1], [2]])
 
 
+def mapped_over(**values):
+    DistributedTrainOperator.partial(task_id="train").expand(**values)
+
+
+def mapped_over_each(**arguments):
+    DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand_kwargs([{"durable": False}, arguments])
+
+
+def mapped_sensor(**values):
+    NodesSensor.partial(task_id="nodes", pool_name=TWO).expand(**values)
+
+
 WRONG = [
     # The spec.
     (trained, {"input_colss": ["x"]}, 'task train: unknown option "input_colss": did you mean input_cols?'),
@@ -122,6 +134,16 @@ WRONG = [
     (trained, {"n_estimators": "{{ params.n }}", "dataset": {"path": "{{ ds }}"}}, "did you mean paths"),
     (train, {"spec": {"dataset": {"paths": ["/data/{{ ds }}"]}}}, "input_cols is missing; label_col is missing$"),
     (mapped, {"spec": {"hyper_parms": "{{ ds }}"}, "train_func": function}, "did you mean hyper_params"),
+    # Mapped values.
+    (
+        mapped_over,
+        {"spec": [SPEC, {**SPEC, "n_estimator": 5}]},
+        r"task train: .*did you mean n_estimators\? \(in the mapped values, at spec\[1\]\)",
+    ),
+    (mapped_over, {"spec": [SPEC, SPEC], "framework": ["xgboost", "lightgmb"]}, r"at spec\[0\], framework\[1\]\)"),
+    (mapped_over, {"spec": [SPEC, {"dataset": "{{ ds }}"}]}, "input_cols is missing; label_col is missing"),
+    (mapped_over_each, {"framework": "lightgmb"}, r"did you mean lightgbm\? \(in the mapped values, at item 1\)"),
+    (mapped_sensor, {"expected_nodes": [1, 9]}, "task nodes: expected_nodes=9 is above max_nodes=2"),
     # The pool.
     (train, {"pool_name": "local://p?max_node=2"}, 'unknown option "max_node": did you mean max_nodes'),
     (train, {"pool_name": "kuberay://team/p"}, '"kuberay://team/p": unknown backend "kuberay"'),
@@ -216,6 +238,8 @@ RIGHT = [
     lambda: train(spec={"scaling_config": {"num_nodes": "{{ params.nodes }}"}}, train_func=function),
     lambda: DistributedTrainOperator.partial(task_id="train", pool_name=TWO).expand(spec=[SPEC, SPEC]),
     lambda: DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand(pool_name=["p", "q"]),
+    lambda: mapped_over(spec=[SPEC, earlier()], framework=earlier()),
+    lambda: DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand_kwargs(earlier()),
     lambda: DistributedTrainOperator.partial(task_id="train", train_func=function).expand(op_args=[[1], [2]]),
     lambda: BatchPredictOperator.partial(task_id="predict", model="models:/m/1").expand_kwargs(
         [{"dataset": {"paths": ["/x"]}, "output_path": "/out"}]

@@ -13,7 +13,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from shoal.airflow.assets import PROMOTIONS, model_asset, promotion_of
 from shoal.airflow.notifications import _instances, model_message, run_message
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
-from shoal.airflow.outcomes import record_failure, record_success
+from shoal.airflow.operators.outcomes import record_failure, record_success
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import JobSpec
 from tests.support.job_results import result_of

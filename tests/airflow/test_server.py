@@ -532,14 +532,16 @@ def test_a_run_deleted_while_it_trains_ends_its_job(airflow: LocalAirflow):
 
 
 @pytest.mark.long
-def test_the_janitor_ends_what_a_run_left_that_has_no_teardown(airflow: LocalAirflow):
-    """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them."""
+def test_a_run_past_its_timeout_gives_its_nodes_back_without_a_teardown(airflow: LocalAirflow):
+    """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them. The listener ends its
+    job and its lease, and neither the listener nor the janitor those of others."""
     theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")
     theirs.lease(1)
     run = airflow.trigger(TIMED, {"spec": forever()})
     assert ended(airflow, TIMED, run) == "failed"
     wait_until(lambda: (job := job_of(TIMED, run)) is None or job.state is JobState.CANCELLED, "the job's end", 60)
 
+    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 1, "the end of the run's lease", 60)
     assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
 
     assert [lease.holder for lease in ComputePool(POOL).describe().leases] == [theirs.holder]

@@ -71,9 +71,21 @@ def page() -> str:
     parts = [HEAD, _arguments("pool_for_run", [pool_for_run])]
     parts += [_arguments(operator.__name__, _own_classes(operator)) for operator in operators]
     parts.append(_arguments("@task.distributed", decorated))
+    parts.append(_section())
     parts.append(SPECS)
     parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec)
     return "\n".join(parts)
+
+
+def _section() -> str:
+    """Return the section about the options in Airflow's configuration."""
+    from shoal.airflow.settings import SECTION, config_section
+
+    section = config_section()[SECTION]
+    options = section["options"].items()
+    rows = [f"| `{name}` | `{option['example']}` | {_cell(option['description'])} |" for name, option in options]
+    head = [f"### Section `[{SECTION}]` of airflow.cfg", "", section["description"], ""]
+    return "\n".join([*head, "| option | example | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
 def _own_classes(operator: type) -> list[type]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from shoal.airflow.settings import config_section
+
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
 _UI_FIELDS: dict[str, Any] = {
@@ -20,7 +22,8 @@ is shown in an empty field."""
 def get_provider_info() -> dict[str, Any]:
     """Return the description of this provider, which Airflow reads through the entry point `apache_airflow_provider`.
 
-    The description lists the modules with operators, sensors and hooks, and the connection type.
+    The description lists the modules with operators, sensors and hooks, the connection type, and the options of the
+    section ``[shoal]`` in Airflow's configuration.
     """
     return {
         "package-name": "shoal",
@@ -42,6 +45,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             f"shoal.airflow.links.{name}" for name in ("MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
         ],
+        "config": config_section(),
         "connection-types": [
             {
                 "connection-type": CONNECTION_TYPE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -25,8 +25,26 @@ def holder_of(context: Context, lease: str | None = None) -> str:
     :param lease: Id of the task that leases the nodes.
     """
     dag_run = context["dag_run"]
-    run = f"{ENGINE}:{dag_run.dag_id}/{dag_run.run_id}"
+    return holder_name(dag_run.dag_id, dag_run.run_id, lease)
+
+
+def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
+    """Return the same as `holder_of`.
+
+    :param dag_id: Id of the DAG.
+    :param run_id: Id of the DAG run.
+    :param lease: Id of the task that leases the nodes.
+    """
+    run = f"{ENGINE}:{dag_id}/{run_id}"
     return run if lease in (None, ONLY_LEASE) else f"{run}#{lease}"
+
+
+def task_key(ti: Any) -> str:
+    """Return the name of a task instance, unique among those of its DAG run, by which a retry finds its job.
+
+    :param ti: The task instance.
+    """
+    return f"{ti.task_id}/{ti.map_index}"
 
 
 def run_of(holder: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
-from shoal.airflow.outcomes import LINE
+from shoal.airflow.operators.outcomes import LINE
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

@@ -26,6 +26,8 @@ from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool
 from shoal.pool.api import sweep as sweep_pools
 from shoal.pool.holder import is_here
+from shoal.pool.journal import commands
+from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.home import lock_file
@@ -269,6 +271,41 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
         if reason:
             done += clean_up_everywhere(holder, reason=reason)
     return done
+
+
+def end_in_store(
+    *, reason: str, owns_lease: Callable[[str], bool], owns_job: Callable[[str, str | None], bool]
+) -> list[str]:
+    """Record in the store that jobs and leases of a failed run have ended, without contacting a cluster.
+
+    The driver of a running job reads within 2 s that it has to end. The leases expire, and the reconciler of the pool's
+    host ends the nodes that nothing else needs. `clean_up` does the same and waits for it.
+
+    Args:
+        reason: Stored as the error of the cancelled jobs.
+        owns_lease: Returns whether the lease of a holder ends.
+        owns_job: Returns whether an unfinished job ends, from its holder and the name of its task.
+
+    Returns:
+        The actions that were taken, one sentence each.
+    """
+    store = Store(migrate=False)
+    if not store.exists():
+        return []
+    did = []
+    for job in attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED):
+        key = attempts.Key(job.id, job.attempt)
+        if owns_job(job.holder, job.task_key) and attempts.end(
+            store, key, JobState.CANCELLED, time.time(), error=reason
+        ):
+            did.append(f"{job.pool}: cancelled job {job.id}: {reason}")
+    with store.reading() as session:
+        leases = [lease for lease in session.scalars(select(Lease)) if owns_lease(lease.holder)]
+    for lease in leases:
+        with transaction(store, JournalStep.REQUEST) as session:
+            commands.let_expire(session, lease.id, lease.epoch, time.time())
+        did.append(f"{lease.pool}: the lease of {lease.holder} expires: {reason}")
+    return did
 
 
 def _claims() -> set[tuple[str, str]]:

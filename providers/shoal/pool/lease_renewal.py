@@ -71,7 +71,7 @@ class PoolLease:
         """
         try:
             with transaction(self._store, JournalStep.REQUEST) as session:
-                commands.leave_to_job(session, self.id, self.epoch, self._clock())
+                commands.let_expire(session, self.id, self.epoch, self._clock())
         except StoreError as error:
             log.warning("the lease stays for up to %.0f s after the end of its job: %s", self.ttl, error)
 

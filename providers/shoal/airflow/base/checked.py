@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
 
 from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowFailException
 
 from shoal.airflow.checks import Arguments
 from shoal.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 
 class CheckedOperator(BaseOperator):
@@ -52,12 +51,71 @@ class CheckedOperator(BaseOperator):
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
         """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for them.
+        It checks the arguments of the instances, too.
 
         :param task_id: Id of the task.
         :param kwargs: Arguments that the instances have in common.
         """
         cls.check(task_id, kwargs)
-        return super().partial(task_id=task_id, **kwargs)
+        plain = super().partial(task_id=task_id, **kwargs)
+        plain._expand_called = True  # Otherwise Airflow warns that this object was never used.
+        return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
+
+
+class _CheckedPartial(OperatorPartial):
+    """Airflow's object for a mapped task that is not complete yet. When the values to map over are given, it checks
+    those that are known."""
+
+    def expand(self, **mapped_kwargs: Any) -> MappedOperator:
+        """Return the mapped task, with one instance for each combination of the values.
+
+        :param mapped_kwargs: For each argument, its values: a list or a dict, or the result of another task.
+        """
+        task = super().expand(**mapped_kwargs)
+        _check_instances(task, _combinations(mapped_kwargs))
+        return task
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
+        """Return the mapped task, with one instance for each dict of arguments.
+
+        :param kwargs: List of dicts, or the result of another task.
+        :param strict: Whether an argument must not also be given to `partial`.
+        """
+        task = super().expand_kwargs(kwargs, strict=strict)
+        given = kwargs if isinstance(kwargs, Sequence) else ()
+        _check_instances(task, ((f"item {i}", one) for i, one in enumerate(given) if isinstance(one, Mapping)))
+        return task
+
+
+def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the arguments of each instance of a mapped task, in the order of the map indexes, and where they come from.
+    The result of another task is one value that is not known."""
+    values = [
+        [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
+        if isinstance(given, Sequence | Mapping)
+        else [("", given)]
+        for name, given in mapped.items()
+    ]
+    for chosen in product(*values):
+        yield (
+            ", ".join(filter(None, (where for where, _ in chosen))),
+            dict(zip(mapped, (one for _, one in chosen), strict=True)),
+        )
+
+
+def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
+    """Create each instance of a mapped task in the way in which Airflow creates it when it runs: this checks it.
+
+    :param task: The mapped task.
+    :param instances: Which values an instance has, for the message, and its arguments.
+    :raises InvalidArgumentError: An argument of an instance is wrong.
+    """
+    for where, arguments in instances:
+        if where:
+            try:
+                task.unmap(arguments)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{error} (in the mapped values, at {where})") from None
 
 
 def _is_in_task() -> bool:

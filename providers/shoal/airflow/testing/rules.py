@@ -15,16 +15,15 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.block_checks import OF_THE_RUN, check_block
 from shoal.airflow.checks import is_known, pool_of
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
     LeasePoolOperator,
     ScaleClusterOperator,
-    is_job,
-    missing_lease,
 )
+from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
+from shoal.airflow.operators.jobs import is_job, missing_lease
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.airflow.testing.report import Rule
 from shoal.errors import InvalidArgumentError

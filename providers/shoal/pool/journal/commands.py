@@ -220,9 +220,9 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     pool.touched_at = now
 
 
-def leave_to_job(session: Session, lease_id: str, epoch: int, now: float) -> None:
-    """Let a lease expire as soon as the job that holds it has ended. Do nothing if the lease is gone, or was requested
-    again under a newer epoch."""
+def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> None:
+    """Let a lease expire now, or, if it belongs to a job, as soon as this job has ended. Do nothing if the lease is
+    gone, or was requested again under a newer epoch."""
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is not None and lease.epoch == epoch:
         lease.ttl = 0.0

@@ -1,0 +1,76 @@
+"""Listener that records in shoal's store that a DAG run or a task has failed, so that its jobs and leases end soon.
+
+The teardown task of a run ends them, and the janitor does after runs without one. This listener is sooner than the
+janitor if no teardown task runs: after `dagrun_timeout`, or if the setup task was killed. It writes rows only: the
+drivers of the jobs read there that they have to end, and the reconcilers that leases have expired.
+"""
+
+from __future__ import annotations
+
+import logging
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from airflow.listeners import hookimpl
+
+from shoal.airflow._holder import holder_name, run_of, task_key
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+
+log = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
+    """Record the end of the jobs and leases of a DAG run. Airflow calls this in the scheduler and the API server.
+
+    :param dag_run: The DAG run.
+    :param msg: Why the run has failed.
+    """
+    run = holder_name(dag_run.dag_id, dag_run.run_id)
+    _record(
+        f"its DAG run failed: {msg}",
+        owns_lease=lambda holder: run_of(holder) == run,
+        owns_job=lambda holder, key: run_of(holder) == run,
+    )
+
+
+@hookimpl
+def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
+    """Record the end of the job of a task, and of the lease that the task has requested.
+
+    Only tasks count whose process or worker has died, and which are not retried. In all other cases the process of the
+    task does this, as the arguments of its operator say.
+
+    :param previous_state: State of the task before. None if a user has marked the task as failed.
+    :param task_instance: The task, as Airflow's database has it. In the process of a task, it is another object.
+    :param error: Error of the task.
+    """
+    is_in_database = hasattr(task_instance, "_sa_instance_state")
+    if not is_in_database or previous_state is None or task_instance.state != "failed":
+        return
+    run = holder_name(task_instance.dag_id, task_instance.run_id)
+    requested = holder_name(task_instance.dag_id, task_instance.run_id, task_instance.task_id)
+    key = task_key(task_instance)
+    _record(
+        f"its task {task_instance.task_id} failed: {error}",
+        owns_lease=lambda holder: holder == requested,
+        owns_job=lambda holder, of_task: run_of(holder) == run and of_task == key,
+    )
+
+
+def _record(reason: str, **owned: Any) -> None:
+    """Record the end in a thread of its own, because the scheduler must not wait for shoal's store."""
+    Thread(target=_end, args=(reason,), kwargs=owned, name="shoal-failed-run", daemon=True).start()
+
+
+def _end(reason: str, **owned: Any) -> None:
+    from shoal.jobs.cleanup import end_in_store
+
+    try:
+        for line in end_in_store(reason=reason, **owned):
+            log.info(line)
+    # The janitor ends what is left.
+    except Exception:
+        log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)

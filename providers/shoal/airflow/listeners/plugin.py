@@ -1,0 +1,23 @@
+"""The plugin that Airflow finds by the entry point `airflow.plugins`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from shoal.airflow.listeners import failed_runs
+from shoal.airflow.settings import apply_settings
+
+
+class ShoalListeners(AirflowPlugin):
+    """Plugin that listens to failed runs. Airflow loads it when one of its processes starts: scheduler, API server,
+    triggerer, DAG processor, and the process of each task, before the task's DAG file is loaded."""
+
+    name = "shoal_listeners"
+    listeners = [failed_runs]  # noqa: RUF012 - Airflow's own shape
+
+    @classmethod
+    def on_load(cls, *args: Any, **kwargs: Any) -> None:
+        """Apply the options of the section ``[shoal]`` to this process, and so to the processes that it starts."""
+        apply_settings()

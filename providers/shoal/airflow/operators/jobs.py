@@ -1,0 +1,228 @@
+"""Base class of operators that run a job, and what such a task needs in its DAG: a lease of the pool's nodes."""
+
+from __future__ import annotations
+
+import difflib
+import time
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
+from shoal.airflow._holder import task_key
+from shoal.airflow.base.waiting import WaitingOperator
+from shoal.airflow.checks import is_known, pool_of
+from shoal.airflow.hooks import database_url
+from shoal.airflow.links import LINKS, links_of
+from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
+from shoal.pool.spec import PoolSpec, is_uri
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, TaskTry
+
+_JOB_ID = "shoal_job_id"
+"""Key of the id of the task's job in Airflow's task state."""
+
+_LOOK_S = 0.2
+"""Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
+
+
+class JobOperator(WaitingOperator):
+    """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
+
+    :param durable: Whether a retry attaches to the job of an earlier try that has not ended, and takes the result of
+        one that has succeeded meanwhile. False: a retry ends such a job and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task: a user clears or marks it, or it
+        times out. False: the job goes on until a try of the task attaches to it, or the teardown ends it.
+    """
+
+    operator_extra_links = LINKS
+
+    def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.durable = durable
+        self.cancel_on_kill = cancel_on_kill
+        self.links: dict[str, str] = {}
+
+    def prepare_template(self) -> None:
+        """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
+        the DAG is complete."""
+        if (message := missing_lease(self)) is not None:
+            warnings.warn(message, stacklevel=2)
+
+    def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
+        """Submit the job, or attach to the job of an earlier try of this task.
+
+        :param spec: Spec of the job.
+        :param context: Airflow's context of the task.
+        """
+        from shoal.jobs import submit
+
+        # A spec that names a pool has precedence over Airflow's default connection.
+        hook = self.hook
+        if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
+            spec = spec.on_pool(hook.pool().name)
+        task = self._task_try(context)
+        handle = submit(
+            spec,
+            holder=self.holder_in(context),
+            key=task.key,
+            task=task,
+            detached=not self.wait_for_completion,
+            connection_url=database_url,
+        )
+        self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        self._show_job_id(handle, context)
+        return handle
+
+    def submit_only(self, spec: AnyJobSpec, context: Context) -> dict[str, Any]:
+        """Submit the job as `submit_job` does, and return a dict with ``job_id``, ``attempt`` and ``pool``.
+
+        :param spec: Spec of the job.
+        :param context: Airflow's context of the task.
+        """
+        handle = self.submit_job(spec, context)
+        return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
+
+    def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
+        """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
+
+        If the task is deferrable, this defers it until the job has ended. Then Airflow calls `execute_complete`.
+
+        :param spec: Spec of the job.
+        :param context: Airflow's context of the task.
+        """
+        handle = self.submit_job(spec, context)
+        # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
+        if self.deferrable and not self.is_killed and not handle.has_ended:
+            self._defer_to(handle, context)
+        return self._wait_for(handle)
+
+    def resume_job(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[AnyJobSpec, JobResult]:
+        """Continue after the deferral: return the spec and the result of the job.
+
+        :param event: Event of the trigger.
+        :param job: The job, as `_defer_to` has described it.
+        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. Its job is cancelled.
+        """
+        from shoal.jobs import attach
+
+        handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"])
+        if event["timed_out"] and not handle.has_ended:
+            reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
+            self._cancel(handle, reason)
+            raise AirflowTaskTimeout(reason)
+        return handle.spec, self._wait_for(handle, event["log_position"])
+
+    def _defer_to(self, handle: JobHandle, context: Context) -> None:
+        from shoal.airflow.triggers.jobs import JobTrigger
+
+        job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}
+        limit = self.execution_timeout
+        trigger = JobTrigger(
+            **job,
+            task_try=context["ti"].try_number,
+            cancel_on_kill=self.cancel_on_kill,
+            poll_interval=self.poll_interval,
+            deadline=None if limit is None else time.time() + limit.total_seconds(),
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"job": job})
+
+    def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
+        # When Airflow ends a task, a signal raises an exception in the main thread. So the job is awaited in another
+        # thread, where the exception cannot interrupt a transaction.
+        stop = Event()
+        with ThreadPoolExecutor(1) as threads:
+            result = threads.submit(handle.wait, on_log=self.log.info, stop=stop, log_position=log_position)
+            try:
+                while not wait([result], timeout=_LOOK_S).done:
+                    self.end_if_killed()
+            # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
+            # The job is then cancelled, unless a newer try of the task has attached to it. There is such a try if
+            # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and
+            # kills this one later.
+            except BaseException as end:
+                try:
+                    self._cancel(handle, str(end) or f"task {self.task_id} was ended")
+                finally:
+                    stop.set()
+                raise
+            self._set_links(handle, result.result())
+            return result.result()
+
+    def _set_links(self, handle: JobHandle, result: JobResult) -> None:
+        from shoal.pool.api import ComputePool
+
+        try:
+            self.links = links_of(handle.spec, result, PoolSpec.parse(ComputePool(handle.pool).describe().uri))
+        # The job has succeeded, so the task must not fail because of its links.
+        except Exception:
+            self.log.warning("the links of the task could not be found", exc_info=True)
+
+    def _cancel(self, handle: JobHandle, reason: str) -> None:
+        """Cancel the job of this try, unless a newer try has attached to it, or the user has opted out."""
+        if not self.cancel_on_kill:
+            self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
+        elif not handle.cancel(reason, unless_resubmitted=True):
+            self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
+
+    def _task_try(self, context: Context) -> TaskTry:
+        """Return which try of the task runs now, and after which try the task was cleared, if it was."""
+        from shoal.jobs import TaskTry
+
+        ti = context["ti"]
+        # Airflow adds the number of tries before a clear to `max_tries`, which is `retries` at first.
+        cleared = ti.max_tries - (self.retries or 0)
+        # If `retries` of the DAG was changed after the run began, the difference is not the number of a try.
+        is_a_try = 0 < cleared < ti.try_number
+        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
+
+    def _show_job_id(self, handle: JobHandle, context: Context) -> None:
+        """Store the job's id in the task's state of Airflow 3.3, which shows it in the UI. It is never read."""
+        state = context.get("task_state_store")
+        if state is None:
+            return
+        try:
+            state.set(_JOB_ID, handle.job_id)
+        # The job runs, so the task must not fail because its id cannot be shown.
+        except Exception:
+            self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
+
+
+def is_job(task: BaseOperator | MappedOperator) -> bool:
+    """Return whether a task, mapped or not, submits a job."""
+    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), JobOperator)
+
+
+def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
+    """Return what is wrong if no task of the DAG leases nodes of the pool on which a task runs its job, else None.
+
+    A pool that is always up needs no lease. So nothing is wrong if the task has only the name of a pool, and is in no
+    block of `pool_for_run`.
+
+    :param task: Task of a complete DAG that submits a job.
+    """
+    arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
+    name, dag = arguments.get("pool_name"), task.get_dag()
+    if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
+        return None
+    claims = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
+    # Without the name of a pool, it is not known yet which pool a task leases.
+    if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in claims)]):
+        return None
+    pool, leased = pool_of(arguments), [pool_of(vars(claim)) or "" for claim in claims]
+    if pool is None or pool in leased:
+        return None
+    near = difflib.get_close_matches(pool, leased, n=1)
+    return f"task {task.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: " + (
+        f"did you mean {near[0]}?"
+        if near
+        else "use pool_for_run, or, if the pool is always up, only its name as pool_name"
+    )

@@ -1,0 +1,218 @@
+"""Operators that set the size of a pool: with a lease, or with the base demand that stays after the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
+from shoal.airflow.base.pool import PoolOperator
+from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
+from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
+from shoal.airflow.operators.block_checks import check_block
+from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.pool.spec import ScaleOptions
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.pool.api import ComputePool
+    from shoal.pool.status import PoolStatus
+
+
+class ScaleClusterOperator(WaitingOperator):
+    """Operator that sets a pool's base demand: the number of nodes that the pool keeps until the demand is set again.
+
+    To get nodes only for the duration of a DAG run, use ``pool_for_run``.
+
+    :param expected_cluster_size: Number of nodes, including the head node. (templated)
+    :param is_async: Return when the request is accepted, before the nodes are ready. A ``NodesSensor`` can then wait
+        for the nodes.
+    :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
+        ``block_until_min_cluster_size`` (number of ready nodes with which the task may end). (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
+    :param wait_for_completion: False means the same as `is_async`.
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
+
+    def __init__(
+        self,
+        *,
+        expected_cluster_size: int,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.expected_cluster_size = expected_cluster_size
+        # The attribute is not called `is_async`, because Airflow's operators have an attribute of this name with
+        # another meaning.
+        self.returns_at_once = is_async or not self.wait_for_completion
+        self.options = options
+        self.check(self.task_id, vars(self))
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
+        check_nodes(arguments, "expected_cluster_size", check_pool(arguments))
+        check_waits(arguments)
+
+    @no_retry_of_permanent_errors()
+    def execute(self, context: Context) -> bool:
+        """Set the number of nodes that the pool keeps, and wait until they are ready. If Airflow kills the task during
+        the wait, restore the previous number."""
+        pool = self.hook.pool(self.holder_in(context))
+        pool.scale(
+            node_count(self.expected_cluster_size, "expected_cluster_size"),
+            is_async=self.returns_at_once or self.deferrable,
+            options=self.options,
+            on_progress=self.look,
+        )
+        if self.deferrable and not self.returns_at_once:
+            _defer_to_nodes(self, pool, self.options)
+        return True
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        _finish_request(self, self.hook.pool(self.holder_in(context)), event, request, self.look)
+        return True
+
+
+class LeasePoolOperator(WaitingOperator):
+    """Operator that leases nodes for the DAG run: the setup task of ``pool_for_run``.
+
+    If the pool is down and a connection or URI defines it, the lease brings the pool up. The pool then goes down when
+    its last lease is released.
+
+    :param size: Number of nodes, including the head node. (templated)
+    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits in
+        the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the nodes
+        of the largest lease.
+    :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
+        the nodes.
+    :param options: The same options as for ``ScaleClusterOperator``. (templated)
+    :param pool_name: Name or URI of the pool. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
+    :param wait_for_completion: False means the same as `is_async`.
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        exclusive: bool = False,
+        is_async: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.size = size
+        self.exclusive = exclusive
+        self.returns_at_once = is_async or not self.wait_for_completion
+        self.options = options
+        self.check(self.task_id, vars(self))
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
+        check_nodes(arguments, "size", check_pool(arguments))
+        check_waits(arguments)
+
+    @no_retry_of_permanent_errors()
+    def execute(self, context: Context) -> str:
+        """Lease the nodes, and return the pool's name.
+
+        Wrong arguments of the block's tasks fail the task before the nodes are requested (see `check_block`). If the
+        task is killed while it waits for the nodes, the lease is released.
+        """
+        check_block(self, context)
+        hook = self.hook
+        pool = hook.pool(self.holder_in(context))
+        pool.lease(
+            node_count(self.size, "size"),
+            exclusive=self.exclusive,
+            bring_up=hook.spec is not None,
+            is_async=self.returns_at_once or self.deferrable,
+            options=self.options,
+            on_progress=partial(self.look, holder=pool.holder),
+        )
+        if self.deferrable and not self.returns_at_once:
+            _defer_to_nodes(self, pool, self.options)
+        return pool.name
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        pool = self.hook.pool(self.holder_in(context))
+        _finish_request(self, pool, event, request, partial(self.look, holder=pool.holder))
+        return pool.name
+
+
+def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mapping[str, Any] | None) -> None:
+    """Defer a task until the request that it has just made has ended, or has enough nodes.
+
+    :param operator: The task's operator.
+    :param pool: The pool, with which the request was made.
+    :param options: Options of the request.
+    :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
+    """
+    from shoal.airflow.triggers.pools import PoolTrigger
+
+    assert pool.operation_id is not None
+    # Airflow does not defer a task that it ends.
+    if operator.is_killed:
+        pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
+        operator.end_if_killed()
+    checked = ScaleOptions.parse(options or {})
+    request = {
+        "operation_id": pool.operation_id,
+        "block_until_min_cluster_size": checked.block_until_min_cluster_size,
+    }
+    deadline, limit = deadline_of_operation(checked.rollback_after_seconds), operator.execution_timeout
+    if limit is not None:
+        deadline = min(deadline, time.time() + limit.total_seconds())
+    trigger = PoolTrigger(
+        pool=pool.name,
+        holder=pool.holder,
+        nodes=checked.block_until_min_cluster_size,
+        operation_id=pool.operation_id,
+        poll_interval=operator.poll_interval,
+        deadline=deadline,
+    )
+    operator.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
+
+
+def _finish_request(
+    operator: WaitingOperator,
+    pool: ComputePool,
+    event: Mapping[str, Any],
+    request: Mapping[str, Any],
+    on_progress: Callable[[PoolStatus], None],
+) -> None:
+    """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
+
+    :param operator: The task's operator.
+    :param pool: The pool.
+    :param event: Event of the trigger.
+    :param request: The request, as `_defer_to_nodes` has described it.
+    :param on_progress: Called with the pool's status while the task waits.
+    :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
+    """
+    limit = operator.execution_timeout
+    if event["timed_out"] and limit is not None:
+        reason = f"task {operator.task_id} was not done within its execution_timeout of {limit}"
+        if pool.withdraw(request["operation_id"], reason):
+            raise AirflowTaskTimeout(reason)
+    pool.wait_for_operation(**request, on_progress=on_progress)

@@ -1,0 +1,99 @@
+"""The operator that writes a model's predictions for a dataset, as a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk import XComArg
+
+from shoal.airflow.base.pool import PoolOperator
+from shoal.airflow.checks import Arguments, check_paths, is_known
+from shoal.airflow.operators.jobs import JobOperator
+from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.errors import InvalidArgumentError, shown
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+_PREDICTION = ("model", "dataset", "output_path")
+"""Fields of a prediction's spec that are arguments of the operator."""
+
+
+class BatchPredictOperator(JobOperator):
+    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes them as Parquet.
+
+    The prediction is a job that belongs to this task. A retry of the task attaches to the job if the job still runs. If
+    `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as
+    a dict with ``rows``, ``output_path`` and ``model_uri``, which contains the version of the model.
+
+    :param model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
+        (templated)
+    :param dataset: A `DataConnector`, or its spec as a dict, such as ``{"paths": ["/data/{{ ds }}"]}``. (templated)
+    :param output_path: Directory or URI to which the predictions are written. (templated)
+    :param spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
+        (templated)
+    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
+        job of an earlier try and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the job while the task is deferred.
+    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
+        ``pool``. No process needs to wait for the job then.
+    """
+
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")
+    template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        dataset: Any,
+        output_path: str,
+        spec: Mapping[str, Any] | XComArg | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model = model
+        self.dataset = dataset
+        self.output_path = output_path
+        self.spec = spec
+        self.check(self.task_id, vars(self))
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, the model, the dataset and the output."""
+        super().check_arguments(arguments)
+        spec = arguments["spec"] or {}
+        fields = {**(spec if isinstance(spec, Mapping) else {}), **{name: arguments[name] for name in _PREDICTION}}
+        check_paths(fields)
+        if isinstance(spec, Mapping):
+            from shoal.jobs import PredictJobSpec
+
+            PredictJobSpec.check(fields, is_known)
+        elif is_known(spec):
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict of further fields of a PredictJobSpec")
+
+    @no_retry_of_permanent_errors()
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
+        dict."""
+        from shoal.jobs import PredictJobSpec
+
+        check_paths(self._fields())
+        spec = PredictJobSpec.parse(self._fields())
+        if not self.wait_for_completion:
+            return self.submit_only(spec, context)
+        return self.run_job(spec, context).to_dict()
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        return self.resume_job(event, job)[1].to_dict()
+
+    def _fields(self) -> dict[str, Any]:
+        given = cast("Mapping[str, Any] | None", self.spec)
+        return {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}}

@@ -1,0 +1,249 @@
+"""The operator that trains a model, or runs a function in every worker, as a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.exceptions import AirflowSkipException
+
+from shoal.airflow.assets import PROMOTIONS
+from shoal.airflow.base.pool import PoolOperator
+from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
+from shoal.airflow.operators.jobs import JobOperator
+from shoal.airflow.operators.outcomes import record_failure, record_success
+from shoal.airflow.results import CAUSE
+from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.jobs.specs.text import SUFFIXES, fields_of
+from shoal.training.pytorch.train_func import TrainFunc, check_train_func
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import AnyJobSpec, JobResult
+
+
+class DistributedTrainOperator(JobOperator):
+    """Operator that trains on a pool: it submits a job, streams the job's log, and returns the job's result as a dict.
+
+    The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
+    attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
+    starts a new attempt. This does not depend on the values of templates in `spec`, which may differ in each try. If
+    the task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
+
+    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
+    version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
+    always train.
+
+    If the job promotes its model, the task adds an event of the model's asset, on which other DAGs can be scheduled
+    (see `shoal.airflow.assets`).
+
+    :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
+        file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
+        ``template_searchpath``. With `train_func`, the remaining fields, such as ``hyper_params``, ``dataset_map``,
+        ``scaling_config``, ``register``. Paths in a spec must be absolute or URIs. (templated, also in a file)
+    :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
+    :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
+        its name as ``pkg.module:name``, or the path of a script.
+    :param op_args: Positional arguments of the function, or command line arguments of the script. (templated)
+    :param op_kwargs: Keyword arguments of the function. (templated)
+    :param skip_if_unchanged: Whether a training without new rows is skipped, as described above. False: the task always
+        trains. By default, the field ``register.skip_if_unchanged`` of `spec` decides, and the training is skipped if
+        `spec` does not contain this field. A training function is never skipped. (templated)
+    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
+    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
+        job of an earlier try and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
+    :param poll_interval: Seconds between two looks at the job while the task is deferred.
+    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
+        ``pool``. No process needs to wait for the job then.
+    """
+
+    template_fields: Sequence[str] = (
+        *PoolOperator.template_fields,
+        "spec",
+        "op_args",
+        "op_kwargs",
+        "skip_if_unchanged",
+    )
+    template_fields_renderers = {"spec": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012 - Airflow's own shape
+    shallow_copy_attrs: Sequence[str] = ("train_func",)
+
+    def __init__(
+        self,
+        *,
+        spec: AnyJobSpec | Mapping[str, Any] | XComArg | str | None = None,
+        framework: str | None = None,
+        train_func: TrainFunc | None = None,
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        skip_if_unchanged: bool | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.outlets = [*self.outlets, PROMOTIONS]
+        self.spec = spec
+        self.framework = framework
+        self.train_func = train_func
+        self.op_args: Collection[Any] = op_args or []
+        self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
+        self.skip_if_unchanged = skip_if_unchanged
+        self.check(self.task_id, vars(self))
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check those arguments that are known: the pool, and what to train and how."""
+        super().check_arguments(arguments)
+        train_func = arguments["train_func"]
+        # Without the function, it is not known which fields the spec must have.
+        if train_func is UNKNOWN:
+            return
+        spec = arguments["spec"]
+        # A file is read, and the spec in it checked, when the DAG is complete: see `prepare_template`.
+        if _is_spec_file(spec):
+            spec = UNKNOWN
+        # Of a dict with templates, the other fields are checked.
+        given = spec if isinstance(spec, Mapping) or is_known(spec) else None
+        args, kwargs, framework = (arguments.get(name) for name in ("op_args", "op_kwargs", "framework"))
+        check_train_func(train_func, args, kwargs, framework=framework, fields=given)
+        check_paths(given, train_func)
+        if spec is not None and given is None:
+            return
+        from shoal.jobs.task_spec import check_spec, skipping_if_unchanged
+
+        checked = check_spec(
+            given,
+            is_known,
+            framework=framework,
+            train_func=train_func,
+            args=args if isinstance(args, list | tuple) else (),
+            kwargs=kwargs if isinstance(kwargs, Mapping) else {},
+        )
+        if checked is not None and is_known(arguments["skip_if_unchanged"]):
+            skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
+
+    def prepare_template(self) -> None:
+        """Read the spec if it is in a file, and check it. Airflow calls this when the DAG is complete, before it
+        renders templates."""
+        super().prepare_template()
+        if is_known(self.spec) and _is_spec_file(self.spec):
+            self.spec = _spec_in_file(self, cast("str", self.spec))
+            self.check(self.task_id, vars(self))
+
+    @no_retry_of_permanent_errors()
+    def execute(self, context: Context) -> Any:
+        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
+        dict."""
+        if not self.wait_for_completion:
+            with self._recording_failures(context):
+                return self.submit_only(self.job_spec(context), context)
+        return self.value_of(self.train(context))
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
+        """Continue after the deferral: return the result of the job, or raise its error."""
+        with self._recording_failures(context):
+            spec, result = self.resume_job(event, job)
+        return self.value_of(self._recorded(context, spec, result))
+
+    def value_of(self, result: JobResult) -> Any:
+        """Return the value that the task returns for a job's result.
+
+        :param result: Result of the job.
+        """
+        return result.to_dict()
+
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments.
+
+        :param context: Airflow's context of the task.
+        """
+        from shoal.jobs import skipping_if_unchanged, spec_of
+
+        # The file's name is a template, or an argument of a mapped task. So it was not known before.
+        if _is_spec_file(self.spec):
+            self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        check_paths(given)
+        spec = spec_of(
+            given,
+            framework=self.framework,
+            train_func=self.train_func,
+            args=tuple(self.op_args),
+            kwargs=self.op_kwargs,
+        )
+        return skipping_if_unchanged(spec, self.skip_if_unchanged)
+
+    def train(self, context: Context) -> JobResult:
+        """Build the spec from the operator's arguments, run the job, and return the job's result.
+
+        If the job has skipped its training, this raises AirflowSkipException.
+
+        The outcome is stored as an XCom, from which messages are made (see `shoal.airflow.notifications`). If the job
+        fails or is skipped, the cause is stored, too, so that a later task can report it (see `training_results`).
+
+        :param context: Airflow's context of the task.
+        """
+        with self._recording_failures(context):
+            spec = self.job_spec(context)
+            result = self.run_job(spec, context)
+        return self._recorded(context, spec, result)
+
+    @contextmanager
+    def _recording_failures(self, context: Context) -> Iterator[None]:
+        """Store the cause as an XCom if the ``with`` block fails."""
+        try:
+            yield
+        except ShoalError as error:
+            record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
+            self._store_cause(context, str(error))
+            raise
+
+    def _recorded(self, context: Context, spec: AnyJobSpec, result: JobResult) -> JobResult:
+        """Store the outcome as an XCom, and return the result; raise AirflowSkipException if nothing was trained."""
+        record_success(context, spec, result)
+        if result.skipped:
+            self._store_cause(context, result.skipped)
+            raise AirflowSkipException(result.skipped)
+        return result
+
+    def _store_cause(self, context: Context, cause: str) -> None:
+        try:
+            context["ti"].xcom_push(key=CAUSE, value=cause)
+        # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
+        except Exception:
+            self.log.warning("the cause could not be stored as an XCom", exc_info=True)
+
+
+def _is_spec_file(spec: Any) -> bool:
+    """Return whether the argument `spec` is the path of a file with a spec."""
+    return isinstance(spec, str) and spec.endswith(SUFFIXES)
+
+
+def _spec_in_file(task: BaseOperator, path: str) -> dict[str, Any]:
+    """Read the fields of a spec from a file.
+
+    :param task: Task whose DAG determines the folders in which a relative path is looked up.
+    :param path: Path of the file.
+    """
+    from jinja2 import TemplateNotFound
+
+    environment = task.get_template_env()
+    try:
+        if os.path.isabs(path) or environment.loader is None:
+            text = Path(path).read_text()
+        else:
+            text, _, _ = environment.loader.get_source(environment, path)
+    except (OSError, ValueError, TemplateNotFound) as error:
+        raise InvalidArgumentError(
+            f"spec={path!r} cannot be read: {error}; a relative path is looked up in the DAG file's folder and in "
+            "template_searchpath"
+        ) from None
+    return fields_of(text, f'the spec "{path}"', path)

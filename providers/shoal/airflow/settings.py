@@ -1,0 +1,75 @@
+"""The section ``[shoal]`` of Airflow's configuration: values of environment variables for all processes of Airflow.
+
+An option sets its variable if the variable is not set. So a setting has one meaning: shoal's command line and the
+processes of pools read the variables only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+SECTION = "shoal"
+
+VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL"}
+"""Environment variable of each option."""
+
+_OPTIONS = {
+    "home": (
+        "Folder with the state of pools, with jobs and their logs. Default: ~/.shoal. All workers of a host need the "
+        "same.",
+        "/var/lib/shoal",
+    ),
+    "state_url": (
+        "SQLAlchemy URL of the PostgreSQL database with the state of pools and jobs. Default: a SQLite file in `home`. "
+        "Required with workers on several hosts. As for other secrets, `state_url_cmd` and `state_url_secret` name a "
+        "command or a secret with the value.",
+        "postgresql+psycopg://shoal@db.example/shoal",
+    ),
+    "pool": (
+        "Name of the pool that a task uses if neither its arguments nor its spec name one, and there is no connection "
+        "`compute_pool_default`. Default: the only pool that is up.",
+        "retrain",
+    ),
+}
+
+
+def config_section() -> dict[str, Any]:
+    """Return the description of the section, as Airflow reads it from a provider."""
+    return {
+        SECTION: {
+            "description": "Settings of shoal. An option sets an environment variable for all processes of Airflow, "
+            "unless the variable is set already.",
+            "options": {
+                name: {
+                    "description": f"{text} Environment variable: {VARIABLES[name]}.",
+                    "version_added": "0.1.0",
+                    "type": "string",
+                    "example": example,
+                    "default": None,
+                    "sensitive": name == "state_url",
+                }
+                for name, (text, example) in _OPTIONS.items()
+            },
+        }
+    }
+
+
+def apply_settings() -> None:
+    """Set the environment variables of this process from the options that have a value. A variable that is set keeps
+    its value."""
+    from airflow.sdk.configuration import conf
+
+    for option, variable in VARIABLES.items():
+        value = (conf.get(SECTION, option, fallback=None) or "").strip()
+        if value and os.environ.setdefault(variable, value) != value:
+            log.warning(
+                "the option %s in section [%s] of Airflow's configuration is ignored, because the environment variable "
+                "%s has another value: remove one of them",
+                option,
+                SECTION,
+                variable,
+            )
