@@ -34,7 +34,7 @@ from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
@@ -235,7 +235,9 @@ class ComputePool:
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
                 `scale_cluster` or `up` has set a base demand in the meantime. No effect on a pool that is up.
             is_async: Return as soon as the request is written to the database.
-            options: The same options as for `scale_cluster`.
+            options: The same options as for `scale_cluster`, and two limits. ``max_lifetime`` is the number of seconds
+                from the grant, and ``budget_node_hours`` the number of node-hours of the run's leases on this pool,
+                after which the lease and its jobs are ended, also if the holder is dead.
             on_progress: Function called with the pool's status while waiting.
             owner: Process to which a started pool belongs (an embedded pool). The pool is removed when this process has
                 ended and no job has a lease on it (`shoal.pool.holder.job_holder`).
@@ -247,6 +249,7 @@ class ComputePool:
             InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
                 other kind.
             PoolDownError: The pool is not up, and `bring_up` is False.
+            BudgetError: The run has used up its budget of node-hours.
             ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
                 back. Or this holder already has a granted lease, and the pool has no room for the larger size.
 
@@ -255,7 +258,7 @@ class ComputePool:
             ...     estimator.fit(...)
         """
         size = checked_size(size, "size")
-        parsed = ScaleOptions.for_size(options, size)
+        parsed = LeaseOptions.for_size(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
         if not isinstance(exclusive, bool):
@@ -286,8 +289,7 @@ class ComputePool:
                 exclusive=exclusive,
                 holder=self.holder,
                 ttl=ttl,
-                rollback_after=parsed.rollback_after_seconds,
-                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+                options=parsed,
                 now=self._clock(),
             )
             leases.append(lease)

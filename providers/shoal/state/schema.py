@@ -208,6 +208,10 @@ class Lease(Base):
     queue_number: Mapped[int] = mapped_column(default=0)
     """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first. 0
     in rows of shoal 0.1."""
+    max_lifetime: Mapped[float | None]
+    """Seconds from the grant after which the lease is ended, also if its holder renews it. None: no limit."""
+    budget_node_hours: Mapped[float | None]
+    """Node-hours after which the lease is ended. None: no limit."""
     created_at: Mapped[float]
 
 
@@ -368,6 +372,8 @@ class Usage(Base):
     """Time at which the lease or job ended, or got another number of nodes. None: it goes on."""
     node_seconds: Mapped[float | None]
     """Number of nodes multiplied by the seconds. None while it goes on."""
+    end_reason: Mapped[str | None] = mapped_column(_LongText)
+    """Reason why the lease was ended although its holder had not released it: its lifetime or its budget is over."""
 
 
 class Lock(Base):

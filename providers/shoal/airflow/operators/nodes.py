@@ -14,7 +14,7 @@ from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.pool.spec import ScaleOptions
+from shoal.pool.spec import LeaseOptions
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -98,7 +98,8 @@ class LeasePoolOperator(WaitingOperator):
         of the largest lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
-    :param options: The same options as for ``ScaleClusterOperator``. (templated)
+    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease and
+        its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended). (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
@@ -127,7 +128,7 @@ class LeasePoolOperator(WaitingOperator):
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
         """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
-        check_nodes(arguments, "size", check_pool(arguments))
+        check_nodes(arguments, "size", check_pool(arguments), LeaseOptions)
         check_waits(arguments)
 
     @no_retry_of_permanent_errors()
@@ -175,7 +176,7 @@ def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mappi
     if operator.is_killed:
         pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
         operator.end_if_killed()
-    checked = ScaleOptions.parse(options or {})
+    checked = LeaseOptions.parse(options or {})
     request = {
         "operation_id": pool.operation_id,
         "block_until_min_cluster_size": checked.block_until_min_cluster_size,

@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
-from shoal.pool.journal import clock, rows, usage
+from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
 
@@ -139,8 +139,7 @@ def lease(
     exclusive: bool,
     holder: str,
     ttl: float,
-    rollback_after: float,
-    block_until_min_cluster_size: int | None,
+    options: LeaseOptions,
     now: float,
 ) -> tuple[str, Lease]:
     """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size
@@ -159,11 +158,13 @@ def lease(
         InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
             the other way round.
         ScaleError: The holder's lease has nodes, and there is no room for the larger size.
+        BudgetError: The run has used up its budget of node-hours.
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
+    budgets.check_request(session, name, holder, options, now)
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
     replaced = None
     if lease is None:
@@ -184,16 +185,14 @@ def lease(
         _require_room(snapshot, lease, size)
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
+    lease.max_lifetime, lease.budget_node_hours = options.max_lifetime, options.budget_node_hours
     for granted in grantable(snapshot):
         granted.waiting = False
     _prolong(session, lease, now)
     lease.epoch += 1
-    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
-    operation.lease_id, operation.block_until_min_cluster_size, operation.replaced_size = (
-        lease.id,
-        block_until_min_cluster_size,
-        replaced,
-    )
+    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + options.rollback_after_seconds, now)
+    operation.lease_id, operation.replaced_size = lease.id, replaced
+    operation.block_until_min_cluster_size = options.block_until_min_cluster_size
     pool.touched_at = now
     _try_at_once(pool)
     usage.follow_leases(session, name, now)
@@ -204,10 +203,12 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     """Renew a lease: set its expiry to now plus the lease's time to live.
 
     Raises:
-        FencedError: The lease has expired, was released, or was requested again under a newer epoch.
+        FencedError: The lease has expired, was released or ended, or was requested again under a newer epoch.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
+        if reason := budgets.end_reason(session, lease_id):
+            raise FencedError(reason)
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
         raise FencedError(
