@@ -79,8 +79,8 @@ def running(**fields: object) -> Job:
     return Job(id="j", attempt=1, **(known | fields))
 
 
-def why(job: Job | None, *, unasked_for: float = 0.0, running_for: float = 0.0, timeout: float | None = None):
-    return why_end(job, unasked_for=unasked_for, running_for=running_for, timeout=timeout)
+def why(job: Job | None, **known: float):
+    return why_end(job, **{"unasked_for": 0.0, "running_for": 0.0, "timeout": None} | known)
 
 
 class TestWhyEnd:

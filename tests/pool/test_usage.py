@@ -14,7 +14,7 @@ from shoal.pool.journal import commands, rows, usage
 from shoal.pool.journal.advance import advance
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Lease
+from shoal.state.schema import Job, JobState, Lease, Node, NodeState
 
 NAME = "shared"
 ORDER = Order("train-1", NAME, "test:a", {"question": "1"}, {}, None)
@@ -55,7 +55,7 @@ def store(fresh_home, clock):
     with store.transaction() as session:
         spec = PoolSpec.parse(f"local://{NAME}?max_nodes=6&idle_timeout=none")
         commands.begin_life(session, spec, owner=None, now=clock())
-        commands.up(session, spec, holder="up", rollback_after=60, now=clock())
+        commands.up(session, spec, holder="up", rollback_after=1e9, now=clock())
     return store
 
 
@@ -67,12 +67,13 @@ def lease(
     *,
     exclusive: bool = False,
     ttl: float = 1e6,
+    team: str | None = None,
     **options: float,
 ) -> Lease:
-    checked = LeaseOptions.for_size(options, size)
+    checked = LeaseOptions.for_size({"rollback_after_seconds": 1e9} | options, size)
     with store.transaction() as session:
         return commands.lease(
-            session, NAME, size, holder=holder, exclusive=exclusive, ttl=ttl, options=checked, now=clock()
+            session, NAME, size, holder=holder, exclusive=exclusive, ttl=ttl, options=checked, now=clock(), team=team
         )[1]
 
 
@@ -91,9 +92,20 @@ def add_job(store: Store, name: str, holder: str, state: JobState = JobState.RUN
         )  # fmt: skip
 
 
-def reconciled(store: Store, clock: Clock) -> list[str]:
+def heartbeat(store: Store, clock: Clock) -> None:
     with store.transaction() as session:
-        return advance(session, rows.load(session, NAME), clock()).decided
+        for job in session.query(Job).filter(Job.state == JobState.RUNNING):
+            job.heartbeat_at = clock()
+
+
+def reconciled(store: Store, clock: Clock) -> list[str]:
+    """Run one reconcile round, after which all nodes are ready. Return what it has decided about leases."""
+    with store.transaction() as session:
+        decided = advance(session, rows.load(session, NAME), clock()).decided
+    with store.transaction() as session:
+        for node in session.query(Node).filter(Node.state == NodeState.PLANNED):
+            node.state, node.endpoint = NodeState.READY, {"ray_node_id": node.id}
+    return [sentence for sentence in decided if not sentence.startswith(("up to", "lease to"))]
 
 
 def used(store: Store, clock: Clock, **options: float) -> dict[str, tuple[int, int]]:
@@ -171,8 +183,7 @@ def test_a_job_whose_driver_was_killed_counts_until_its_last_heartbeat(store, cl
     attempts.ask(store, ORDER, clock())
     attempts.start(store, key, {"pid": 1}, clock())
     clock.pass_to(30)
-    with store.transaction() as session:
-        session.get_one(Job, ("train-1", 1)).heartbeat_at = clock()
+    heartbeat(store, clock)
     clock.pass_to(7200)
     attempts.end(store, key, JobState.FAILED, clock(), error="the driver was killed")
     assert used(store, clock) == {"test:a": (0, 30)}
@@ -240,7 +251,62 @@ def test_the_budget_of_a_job_counts_its_attempts_since_the_last_success(store, c
         attempts.ask(store, replace(ORDER, spec={"question": str(key.attempt)}), clock())
         attempts.start(store, key, {"pid": 1}, clock())
         clock.pass_to(3600 * key.attempt)
+        heartbeat(store, clock)
         attempts.end(store, key, end, clock(), error=None if end is JobState.SUCCEEDED else "lost")
     attempts.check_budget(store, "train-1", 1.5, clock())
     with pytest.raises(BudgetError, match=r"the job has used 1 node-hours, and run_config\.budget_node_hours=1:"):
         attempts.check_budget(store, "train-1", 1, clock())
+
+
+def waits(clock: Clock) -> dict[str, str | None]:
+    """Holders of the leases, with the text about their place in the queue."""
+    status = ComputePool(NAME, clock=clock).describe()
+    return {one.holder: status.queue_note(one.holder) for one in status.leases}
+
+
+@pytest.fixture
+def quota(store, clock, monkeypatch):
+    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    return ComputePool(NAME, store=store, clock=clock).set_quota
+
+
+def test_a_lease_above_the_nodes_of_its_team_waits_and_holds_back_its_team_only(store, clock, quota):
+    quota("fraud", max_nodes=3)
+    lease(store, clock, 2, "test:a", exclusive=True, team="fraud")
+    lease(store, clock, 2, "test:b", exclusive=True, team="fraud")
+    lease(store, clock, 1, "test:c", exclusive=True, team="fraud")
+    lease(store, clock, 2, "test:d", exclusive=True, team="ads")
+    note = 'waiting for the quota of team "fraud", 2 of 3 nodes are taken'
+    assert waits(clock) == {"test:a": None, "test:b": note, "test:c": waits(clock)["test:c"], "test:d": None}
+    assert waits(clock)["test:c"] is not None
+    release(store, clock, "test:a")
+    b, c = "the lease of test:b was granted, 2 nodes", "the lease of test:c was granted, 1 nodes"
+    assert reconciled(store, clock) == [b, c]
+    assert set(waits(clock).values()) == {None}
+
+
+def test_a_lease_that_never_fits_into_its_teams_quota_is_refused(store, clock, quota):
+    quota("fraud", max_nodes=3)
+    with pytest.raises(BudgetError, match=r'a lease of 4 is above the quota of team "fraud", 3 nodes: use less'):
+        lease(store, clock, 4, team="fraud")
+    lease(store, clock, 2, team="fraud")
+    with pytest.raises(BudgetError, match="a lease of 4 is above the quota"):
+        lease(store, clock, 4, team="fraud")
+    lease(store, clock, 6, "test:b")
+    quota("fraud")
+    lease(store, clock, 4, team="fraud")
+
+
+def test_a_team_that_has_used_its_node_hours_is_refused_until_they_are_30_days_old(store, clock, quota):
+    quota("fraud", node_hours=4)
+    lease(store, clock, 2, team="fraud")
+    clock.pass_to(3600)
+    with pytest.raises(BudgetError, match=r'team "fraud" has used 2 of 4 node-hours .* this lease could use 3 more'):
+        lease(store, clock, 3, "test:b", team="fraud", max_lifetime=3600)
+    clock.pass_to(7200)
+    release(store, clock)
+    with pytest.raises(BudgetError, match="has used 4 of 4 node-hours on pool"):
+        lease(store, clock, 1, team="fraud")
+    lease(store, clock, 1, "test:c", team="ads")
+    clock.pass_to(31 * 24 * 3600)
+    lease(store, clock, 1, team="fraud")

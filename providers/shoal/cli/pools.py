@@ -165,6 +165,24 @@ def alter(
 
 
 @app.command()
+def quota(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    team: Annotated[str, typer.Argument(metavar="TEAM", help="Name of the team.")],
+    max_nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Most nodes that the team's leases may take together.")
+    ] = None,
+    node_hours: Annotated[
+        float | None, typer.Option(metavar="H", help="Node-hours that the team may use within 30 days.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Limit the nodes and node-hours of a team on a pool. Without a limit, remove the team's quota."""
+    pool = _pool(name)
+    pool.set_quota(team, max_nodes=max_nodes, node_hours=node_hours)
+    _show(pool.describe(), as_json)
+
+
+@app.command()
 def down(
     name: Name = None,
     abandon: Annotated[
@@ -249,12 +267,16 @@ def _show(status: PoolStatus, as_json: bool) -> None:
     if everyone:
         rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
         show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
+    if status.quotas:
+        limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
+        show("", table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
     if status.leases:
         from shoal.pool.holder import job_of
 
         leased = [
             (
                 lease.holder,
+                lease.team,
                 lease.size,
                 "exclusive" if lease.exclusive else "shared",
                 "granted" if lease.position is None else status.queue_note(lease.holder),
@@ -262,7 +284,7 @@ def _show(status: PoolStatus, as_json: bool) -> None:
             )
             for lease in status.leases
         ]
-        show("", table(("LEASE OF", "NODES", "KIND", "STATE", "UNTIL"), leased))
+        show("", table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased))
 
 
 def _note(status: PoolStatus) -> str | None:

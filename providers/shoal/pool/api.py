@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -22,7 +24,7 @@ from shoal.errors import (
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
-from shoal.pool.journal import commands, rows, usage
+from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import HolderUsage
@@ -53,6 +55,7 @@ class ComputePool:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
+        team: Team to which this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass another function, to simulate hours in an
             instant.
@@ -74,6 +77,7 @@ class ComputePool:
         source: str | PoolSpec | None = None,
         *,
         holder: str | None = None,
+        team: str | None = None,
         store: Store | None = None,
         clock: Clock = time.time,
     ) -> None:
@@ -84,6 +88,7 @@ class ComputePool:
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
         self.holder = storable(holder or python_holder())
+        self.team = storable(team or os.environ.get("SHOAL_TEAM") or "") or None
         self._operation_id: str | None = None
 
     def __repr__(self) -> str:
@@ -249,7 +254,7 @@ class ComputePool:
             InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
                 other kind.
             PoolDownError: The pool is not up, and `bring_up` is False.
-            BudgetError: The run has used up its budget of node-hours.
+            BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
             ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
                 back. Or this holder already has a granted lease, and the pool has no room for the larger size.
 
@@ -291,6 +296,7 @@ class ComputePool:
                 ttl=ttl,
                 options=parsed,
                 now=self._clock(),
+                team=self.team,
             )
             leases.append(lease)
             return operation_id
@@ -474,6 +480,33 @@ class ComputePool:
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
+
+    def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
+        """Limit what the leases of a team may take. Without any limit, the team's quota is removed.
+
+        A lease that would exceed `max_nodes` together with the team's other leases waits in the queue. A lease of a
+        team that has used up `node_hours` is refused. Leases that are granted already go on.
+
+        Args:
+            team: Name of the team, as the team's leases give it.
+            max_nodes: Largest number of nodes that the team's leases may take together.
+            node_hours: Node-hours that the team's leases may use within 30 days.
+
+        Raises:
+            InvalidArgumentError: The name is empty, or a limit is not allowed.
+            PoolNotFoundError: No pool has this name.
+        """
+        if not isinstance(team, str) or not team.strip():
+            raise InvalidArgumentError(f"team={shown(team)}: it has to be the name of a team")
+        if max_nodes is not None:
+            checked_size(max_nodes, "max_nodes")
+        if node_hours is not None and not 0 < node_hours < math.inf:
+            raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            pool = rows.load(session, self.name).pool
+            budgets.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
+        if is_here(pool) and pool.state is PoolState.UP:
+            ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return how many node-seconds the leases and the jobs of each holder have used, the largest number first.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.pool.lease_rules import grantable, leased, nodes_before, nodes_for, queue, queue_note
+from shoal.pool.lease_rules import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
@@ -113,7 +113,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
     if not late:
         reason = f"{operation.failures} nodes failed to start"
     elif lease and lease.waiting:
-        note = queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
+        note = quota_note(snapshot, lease) or queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
         reason = f"at the deadline the lease was still {note}"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"

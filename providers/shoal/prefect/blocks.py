@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import ConfigDict, HttpUrl, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from shoal.pool import api
 from shoal.pool.spec import BackendName, PoolSpec, is_uri
@@ -57,6 +57,9 @@ class ComputePool(Block):
     address: str | None = _as_in_spec("address")
     gcs: str | None = _as_in_spec("gcs")
     token_file: str | None = _as_in_spec("token_file")
+    team: str | None = Field(
+        default=None, description="Team to which the leases of this block count (`shoal pool quota`)."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -65,8 +68,8 @@ class ComputePool(Block):
             return values
         # Prefect adds `block_type_slug` to the stored fields of a block. It is left out, because `PoolSpec` rejects
         # unknown fields.
-        fields = {name: value for name, value in values.items() if name != "block_type_slug"}
-        return PoolSpec.parse(fields).model_dump()
+        fields = {name: value for name, value in values.items() if name not in ("block_type_slug", "team")}
+        return {**PoolSpec.parse(fields).model_dump(), "team": values.get("team")}
 
     @property
     def spec(self) -> PoolSpec:
@@ -85,7 +88,7 @@ class ComputePool(Block):
             ComputePool.load("retrain").get_pool().up()
             ```
         """
-        return api.ComputePool(self.spec, holder=holder)
+        return api.ComputePool(self.spec, holder=holder, team=self.team)
 
 
 PoolSource = str | ComputePool | None

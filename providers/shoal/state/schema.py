@@ -166,6 +166,8 @@ class Pool(Base):
     created_at: Mapped[float]
     touched_at: Mapped[float]
     """Time of the last use of the pool. If `idle_timeout` seconds have passed since then, the pool goes down."""
+    quotas: Mapped[dict[str, Any] | None]
+    """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
     clock: Mapped[dict[str, Any] | None]
     """Stamp with the time of the last clock correction (`shoal.pool.journal.clock`). It shows whether the wall clock
     has jumped since then."""
@@ -212,6 +214,8 @@ class Lease(Base):
     """Seconds from the grant after which the lease is ended, also if its holder renews it. None: no limit."""
     budget_node_hours: Mapped[float | None]
     """Node-hours after which the lease is ended. None: no limit."""
+    team: Mapped[str | None]
+    """Team to which the lease counts. None: no team."""
     created_at: Mapped[float]
 
 
@@ -374,6 +378,8 @@ class Usage(Base):
     """Number of nodes multiplied by the seconds. None while it goes on."""
     end_reason: Mapped[str | None] = mapped_column(_LongText)
     """Reason why the lease was ended although its holder had not released it: its lifetime or its budget is over."""
+    team: Mapped[str | None]
+    """Team of the lease; None for a job."""
 
 
 class Lock(Base):

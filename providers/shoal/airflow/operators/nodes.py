@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
 
+_DEFAULT_OWNER = "airflow"
+"""Owner that Airflow's configuration gives to tasks whose DAG names none. It is no team."""
+
 
 class ScaleClusterOperator(WaitingOperator):
     """Operator that sets a pool's base demand: the number of nodes that the pool keeps until the demand is set again.
@@ -98,8 +101,9 @@ class LeasePoolOperator(WaitingOperator):
         of the largest lease.
     :param is_async: Return when the lease is accepted, before the nodes are ready. A ``NodesSensor`` can then wait for
         the nodes.
-    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease and
-        its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended). (templated)
+    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease
+        and its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended).
+        (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
@@ -140,7 +144,8 @@ class LeasePoolOperator(WaitingOperator):
         """
         check_block(self, context)
         hook = self.hook
-        pool = hook.pool(self.holder_in(context))
+        owner = None if self.owner == _DEFAULT_OWNER else self.owner
+        pool = hook.pool(self.holder_in(context), owner=owner)
         pool.lease(
             node_count(self.size, "size"),
             exclusive=self.exclusive,

@@ -1,4 +1,4 @@
-"""End leases whose lifetime or budget of node-hours is over, and the jobs that run on them.
+"""End leases whose lifetime or budget of node-hours is over, and their jobs, and check the quotas of teams.
 
 Every reconcile round checks this, so a limit also holds if the process that requested the lease is dead or does not
 release it.
@@ -14,7 +14,9 @@ from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions
-from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Usage
+from shoal.pool.tunables import USAGE_DAYS
+from shoal.state import stamps
+from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage
 
 _TO_DO = "raise the budget, or use fewer nodes or less time"
 
@@ -50,6 +52,49 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
             usage.end_job(session, job, now)
         session.delete(lease)
     return [reason for _, reason in spent]
+
+
+def check_quota(session: Session, pool: Pool, team: str | None, size: int, options: LeaseOptions, now: float) -> None:
+    """Refuse a lease that can never fit into the quota of its team, or whose team has used up its node-hours.
+
+    Args:
+        session: The caller's transaction.
+        pool: The pool's row.
+        team: Name of the team.
+        size: Number of nodes.
+        options: Options of the request.
+        now: Seconds since the epoch.
+
+    Raises:
+        BudgetError: The request is above the quota.
+    """
+    limits = (pool.quotas or {}).get(team or "")
+    if not team or limits is None:
+        return
+    change = f"use less, or ask who runs the pool to raise the quota (`shoal pool quota {pool.name} {team}`)"
+    most, hours = limits["max_nodes"], limits["node_hours"]
+    if most is not None and size > most:
+        raise BudgetError(f'a lease of {size} is above the quota of team "{team}", {most} nodes: {change}')
+    if hours is None:
+        return
+    since = stamps.shared_now(session, now) - USAGE_DAYS * 24 * 3600
+    used = usage.of_team(session, pool.name, team, now, since=since) / 3600
+    asked = size * (options.max_lifetime or 0.0) / 3600
+    if used >= hours or used + asked > hours:
+        request = f", and this lease could use {asked:.4g} more" if asked else ""
+        raise BudgetError(
+            f'team "{team}" has used {used:.4g} of {hours:g} node-hours on pool "{pool.name}" within {USAGE_DAYS:g} '
+            f"days{request}: {change}"
+        )
+
+
+def set_quota(pool: Pool, team: str, *, max_nodes: int | None, node_hours: float | None) -> None:
+    """Set the limits of a team on a pool. Without any limit, the team's quota is removed."""
+    quotas = dict(pool.quotas or {})
+    quotas.pop(team, None)
+    if max_nodes is not None or node_hours is not None:
+        quotas[team] = {"max_nodes": max_nodes, "node_hours": node_hours}
+    pool.quotas = quotas or None
 
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:

@@ -141,6 +141,7 @@ def lease(
     ttl: float,
     options: LeaseOptions,
     now: float,
+    team: str | None = None,
 ) -> tuple[str, Lease]:
     """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size
     and renew it. Its epoch (a counter of such requests) is then increased, so that handles from earlier requests can no
@@ -158,13 +159,14 @@ def lease(
         InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
             the other way round.
         ScaleError: The holder's lease has nodes, and there is no room for the larger size.
-        BudgetError: The run has used up its budget of node-hours.
+        BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
     budgets.check_request(session, name, holder, options, now)
+    budgets.check_quota(session, pool, team, size, options, now)
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
     replaced = None
     if lease is None:
@@ -185,6 +187,7 @@ def lease(
         _require_room(snapshot, lease, size)
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
+    lease.team = team
     lease.max_lifetime, lease.budget_node_hours = options.max_lifetime, options.budget_node_hours
     for granted in grantable(snapshot):
         granted.waiting = False

@@ -60,7 +60,13 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
         else:
             _end(session, row, now)
     for lease in granted.values():
-        session.add(_begun(session, Usage(pool=pool, holder=lease.holder, lease_id=lease.id, nodes=lease.size), now))
+        session.add(
+            _begun(
+                session,
+                Usage(pool=pool, holder=lease.holder, lease_id=lease.id, team=lease.team, nodes=lease.size),
+                now,
+            )
+        )
 
 
 def end_expired(session: Session, lease: Lease, now: float) -> None:
@@ -149,6 +155,14 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
     if not holder.startswith(_COMES_AGAIN):
         of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
     return _total(session, session.scalars(select(Usage).where(Usage.pool == pool, of_this_run)).all(), now)
+
+
+def of_team(session: Session, pool: str, team: str, now: float, *, since: float) -> float:
+    """Return the node-seconds that the leases of a team have used on a pool since a time."""
+    its = select(Usage).where(
+        Usage.pool == pool, Usage.team == team, Usage.ended_at.is_(None) | (Usage.ended_at > since)
+    )
+    return _total(session, session.scalars(its).all(), now, since=since)
 
 
 def of_job(session: Session, job_id: str, now: float) -> float:
