@@ -13,7 +13,7 @@ from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.names import is_pool_name
-from shoal.pool.tunables import ROLLBACK_AFTER, USAGE_DAYS
+from shoal.pool.tunables import RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS
 
 if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
@@ -165,6 +165,21 @@ def alter(
 
 
 @app.command()
+def retire(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `shoal pool nodes` shows it.")],
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
+    ] = None,
+    within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
+    as_json: Json = False,
+) -> None:
+    """Announce that a node will end soon (spot notice). Its replacement is started before."""
+    pool = _pool(pool_name)
+    pool.retire_node(node, within_s=within)
+    _show(pool.describe(), as_json)
+
+
+@app.command()
 def quota(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
     team: Annotated[str, typer.Argument(metavar="TEAM", help="Name of the team.")],
@@ -265,8 +280,8 @@ def _show(status: PoolStatus, as_json: bool) -> None:
     )
     everyone = [*status.active, *status.pending, *status.failed, *status.leaving]
     if everyone:
-        rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
-        show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
+        rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", _node_note(n)) for n in everyone]
+        show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
     if status.quotas:
         limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
         show("", table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
@@ -290,6 +305,11 @@ def _show(status: PoolStatus, as_json: bool) -> None:
 def _note(status: PoolStatus) -> str | None:
     belongs = status.embedded_in and f"embedded, ends with {status.embedded_in}"
     return "; ".join(filter(None, (belongs, status.reason))) or None
+
+
+def _node_note(node: NodeStatus) -> str | None:
+    announced = f"ends by {when(node.leaving_at)}" if node.leaving_at else None
+    return node.error or announced
 
 
 def _role(node: NodeStatus) -> str:

@@ -38,7 +38,7 @@ from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
-from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
+from shoal.pool.tunables import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
@@ -480,6 +480,28 @@ class ComputePool:
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
+
+    def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
+        """Announce that a node of a local pool will end soon, for example because of a spot notice.
+
+        A replacement is started beside the node. When it is ready, the node gets no new work, and is ended when it is
+        idle or `within_s` is over. At MAX_NODES, the replacement is started when the node has gone.
+
+        Args:
+            node: Name of the node, as `get_nodes` returns it. It must not be the head.
+            within_s: Seconds until the node ends.
+
+        Raises:
+            PoolNotFoundError: No pool has this name.
+            PoolDownError: The pool is not up, or is bound to another machine.
+            InvalidArgumentError: There is no such ready node, it is the head, or the pool is not local.
+        """
+        if not 0 < within_s < math.inf:
+            raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            commands.retire(session, self.name, node, within_s, self._clock())
+        ensure_running()
+        reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
         """Limit what the leases of a team may take. Without any limit, the team's quota is removed.

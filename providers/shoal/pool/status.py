@@ -38,6 +38,8 @@ class NodeStatus:
         busy: Whether work was running on the node when its supervisor last checked.
         error: Reason why the node failed or could not be ended; None if there is no error.
         log: Path of the node's log file on the pool's host. Empty if the node is not local.
+        leaving_at: Time at which the node will end, as announced with `retire_node`, in seconds since the epoch; None
+            if no end was announced.
     """
 
     name: str
@@ -48,6 +50,7 @@ class NodeStatus:
     busy: bool
     error: str | None
     log: str
+    leaving_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -275,6 +278,7 @@ def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStat
         busy=node.busy,
         error=node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None),
         log=log,
+        leaving_at=node.leaving_at,
     )
 
 

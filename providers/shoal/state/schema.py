@@ -276,6 +276,8 @@ class Node(Base):
     """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
+    leaving_at: Mapped[float | None]
+    """Time at which the node is expected to end, as somebody has announced (`retire_node`). None: it stays."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
 

@@ -176,7 +176,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
     for node_id in difference.drain:
         node = by_id[node_id]
-        node.state, node.drain_deadline = NodeState.DRAINING, now + DRAIN_GRACE
+        # A node whose end was announced may work until then: shoal has started its replacement already.
+        node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 
 def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:

@@ -23,7 +23,7 @@ from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import stamps
-from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
+from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _MOST_NAMED = 5
 """Largest number of leases and jobs that the error for a pool in use names."""
@@ -323,6 +323,35 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
         _require_unused(snapshot, [job.id for job in rows.unfinished_jobs(session, [name])])
     session.delete(pool)
     usage.follow_leases(session, name, now)
+
+
+def retire(session: Session, name: str, node_name: str, within: float, now: float) -> None:
+    """Write to the row of a node that the node will end soon.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
+        InvalidArgumentError: The pool has no such node that is ready, the node is the head, or the pool is not local.
+    """
+    snapshot = rows.load(session, name)
+    rows.require_up(snapshot.pool)
+    if not BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
+        raise InvalidArgumentError(
+            f'pool "{name}" is not local: its Ray cluster ends its nodes itself. The reconciler requests a replacement '
+            "when the cluster reports that the node is gone"
+        )
+    ready = [node for node in snapshot.nodes if node.state is NodeState.READY]
+    node = next((node for node in ready if node.name == node_name), None)
+    if node is None:
+        names = ", ".join(node.name for node in ready if not node.is_head) or "none"
+        raise InvalidArgumentError(f'pool "{name}" has no ready node "{node_name}"; nodes that can be retired: {names}')
+    if node.is_head:
+        raise InvalidArgumentError(
+            f'"{node_name}" is the head of pool "{name}", and a pool has only one: it cannot be replaced beforehand. '
+            f"Wait until the pool's jobs have ended, then run `shoal pool down {name}` and `shoal pool up {name}`"
+        )
+    node.leaving_at = now + within
+    _try_at_once(snapshot.pool)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Add the record of how many nodes leases and jobs have used and for how long, and the limits of leases and teams."""
+"""Add the record of how many nodes leases and jobs have used and for how long, and the limits of leases and teams, and announced ends of nodes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -34,9 +34,13 @@ def upgrade() -> None:
         leases.add_column(sa.Column("team", sa.String(length=255), nullable=True))
     with op.batch_alter_table("pools") as pools:
         pools.add_column(sa.Column("quotas", sa.JSON(), nullable=True))
+    with op.batch_alter_table("nodes") as nodes:
+        nodes.add_column(sa.Column("leaving_at", sa.Double(), nullable=True))
 
 
 def downgrade() -> None:
+    with op.batch_alter_table("nodes") as nodes:
+        nodes.drop_column("leaving_at")
     with op.batch_alter_table("pools") as pools:
         pools.drop_column("quotas")
     with op.batch_alter_table("leases") as leases:
