@@ -147,6 +147,12 @@ class ScaleError(ShoalError):
         self.nodes = {name: redact(why) for name, why in (nodes or {}).items()}
 
 
+class BudgetError(ShoalError):
+    """A lease or a job has used up its budget of node-hours, or would exceed it."""
+
+    permanent = True
+
+
 class CapacityError(ShoalError):
     """The training requests more nodes, CPUs or GPUs than the pool has, or they did not become free in time."""
 

@@ -18,6 +18,7 @@ from shoal.jobs.cleanup import end_in_store
 from shoal.jobs.journal import attempts
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance
+from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Lease
 from tests.airflow.conftest import RUN
@@ -56,8 +57,7 @@ def add_job(store: Store, name: str, holder: str, task: str = "train/-1") -> Non
 def add_lease(store: Store, holder: str) -> None:
     with store.transaction() as session:
         commands.lease(
-            session, POOL, 1, exclusive=False, holder=holder, ttl=900.0, rollback_after=60.0,
-            block_until_min_cluster_size=None, now=1e9,
+            session, POOL, 1, exclusive=False, holder=holder, ttl=900.0, options=LeaseOptions(), now=1e9,
         )  # fmt: skip
 
 

@@ -108,9 +108,9 @@ def test_leases_are_shown_with_their_kind_and_place(shoal, a_pool):
             session.add(lease)
         session.add(Usage(pool=a_pool, holder="run/1", lease_id="run/1", nodes=2, begun_at=time.time() - 50))
     text = " ".join(shoal("pool", "describe").stdout.split())
-    assert "run/1 2 exclusive granted" in text
-    assert "run/2 2 exclusive waiting as the next in the queue, 2 of 3 nodes are taken" in text
-    assert "run/3 1 shared waiting for 1 lease ahead, 2 of 3 nodes are taken" in text
+    assert "run/1 - 2 exclusive granted" in text
+    assert "run/2 - 2 exclusive waiting as the next in the queue, 2 of 3 nodes are taken" in text
+    assert "run/3 - 1 shared waiting for 1 lease ahead, 2 of 3 nodes are taken" in text
     assert "used in the last 30 days" in text and "run/1 2 1" in text
     shown = document(shoal("pool", "describe", "--json").stdout)
     assert [lease["position"] for lease in shown["leases"]] == [None, 1, 2]

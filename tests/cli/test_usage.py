@@ -25,7 +25,7 @@ def test_help_lists_every_command_and_the_exit_codes(shoal):
 @pytest.mark.parametrize(
     ("group", "commands"),
     [
-        ("pool", ["up", "list", "describe", "nodes", "scale", "alter", "down"]),
+        ("pool", ["up", "list", "describe", "nodes", "scale", "alter", "retire", "quota", "down"]),
         ("jobs", ["list", "show", "logs", "cancel", "prune"]),
         ("models", ["list", "show", "history", "prune"]),
     ],

@@ -79,8 +79,8 @@ def running(**fields: object) -> Job:
     return Job(id="j", attempt=1, **(known | fields))
 
 
-def why(job: Job | None, *, unasked_for: float = 0.0, running_for: float = 0.0, timeout: float | None = None):
-    return why_end(job, unasked_for=unasked_for, running_for=running_for, timeout=timeout)
+def why(job: Job | None, **known: float):
+    return why_end(job, **{"unasked_for": 0.0, "running_for": 0.0, "timeout": None} | known)
 
 
 class TestWhyEnd:
@@ -104,6 +104,14 @@ class TestWhyEnd:
         assert reason is not None
         assert reason.state is JobState.FAILED
         assert "timeout=60 s" in reason.text
+
+    def test_its_budget_is_used_up(self):
+        assert why(running(), used_node_hours=1.9, budget_node_hours=2.0) is None
+        reason = why(running(), used_node_hours=2.5, budget_node_hours=2.0)
+
+        assert reason is not None
+        assert (reason.state, reason.permanent) == (JobState.FAILED, True)
+        assert "used 2.5 node-hours, and run_config.budget_node_hours=2" in reason.text
 
     def test_its_row_says_so(self):
         job = running(state=JobState.CANCELLED, error="on request")

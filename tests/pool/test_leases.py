@@ -14,6 +14,7 @@ from shoal.pool.holder import job_holder
 from shoal.pool.journal import commands
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease
@@ -242,11 +243,15 @@ def test_a_lease_that_has_its_minimum_settles_at_what_it_has(up, tiny):
 
 
 def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up):
-    asked = {"rollback_after": 60, "block_until_min_cluster_size": None}
+    options = LeaseOptions(rollback_after_seconds=60)
     with Store().transaction() as session:
-        failing, _ = commands.lease(session, "tiny", 3, exclusive=False, holder="test:a", ttl=900.0, now=1e9, **asked)
+        failing, _ = commands.lease(
+            session, "tiny", 3, exclusive=False, holder="test:a", ttl=900.0, options=options, now=1e9
+        )
     with Store().transaction() as session:
-        commands.scale(session, "tiny", 2, holder="test:b", now=1e9 + 1, **asked)
+        commands.scale(
+            session, "tiny", 2, holder="test:b", rollback_after=60, block_until_min_cluster_size=None, now=1e9 + 1
+        )
     with Store().transaction() as session:
         withdraw(session, failing, "given up", 1e9 + 2)
     assert (up.describe().leases, up.describe().target) == ((), 2)

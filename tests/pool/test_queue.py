@@ -18,7 +18,7 @@ from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.scaling_plan import wanted
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, Usage
 
 MAX_NODES = 6
@@ -86,8 +86,8 @@ class Leasing(RuleBasedStateMachine):
             size_before = before[holder].size if holder in before and not before[holder].waiting else None
             try:
                 _, lease = commands.lease(
-                    session, "p", size, exclusive=exclusive, holder=holder, ttl=60.0, rollback_after=deadline,
-                    block_until_min_cluster_size=minimum, now=self.clock(),
+                    session, "p", size, exclusive=exclusive, holder=holder, ttl=60.0, now=self.clock(),
+                    options=LeaseOptions(rollback_after_seconds=deadline, block_until_min_cluster_size=minimum),
                 )  # fmt: skip
             except InvalidArgumentError:
                 assert other_kind or size > max_nodes

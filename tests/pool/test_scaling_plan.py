@@ -324,3 +324,26 @@ def test_a_draining_node_counts_towards_the_limit():
     nodes = [head(), node("a"), node("old", NodeState.DRAINING, busy=True, drain_deadline=NOW + 9)]
     assert plan_nodes(snapshot(*nodes, size=3, of=pool(max_nodes=3)), NOW).start_workers == 0
     assert plan_nodes(snapshot(*nodes, size=3, of=pool(max_nodes=4)), NOW).start_workers == 1
+
+
+def test_a_node_whose_end_is_announced_stays_until_its_replacement_is_ready():
+    going = node("a", leaving_at=NOW + 100)
+    assert plan_nodes(snapshot(head(), going, size=2), NOW) == NodePlan(start_workers=1)
+    coming = node("b", NodeState.STARTING)
+    assert plan_nodes(snapshot(head(), going, coming, size=2), NOW) == NodePlan()
+    coming.state = NodeState.READY
+    assert plan_nodes(snapshot(head(), going, coming, size=2), NOW).end == (("a", "the end of the node was announced"),)
+    going.busy = True
+    assert plan_nodes(snapshot(head(), going, coming, size=2), NOW) == NodePlan(drain=("a",))
+
+
+def test_at_max_nodes_the_replacement_starts_when_the_announced_end_has_come():
+    going, full = node("a", leaving_at=NOW + 100, busy=True), pool(max_nodes=2)
+    assert plan_nodes(snapshot(head(), going, size=2, of=full), NOW + 99) == NodePlan()
+    plan = plan_nodes(snapshot(head(), going, size=2, of=full), NOW + 100)
+    assert plan == NodePlan(start_workers=1, end=(("a", "the end of the node was announced"),))
+
+
+def test_a_shrinking_pool_needs_no_replacement_of_a_node_that_leaves():
+    going = node("a", leaving_at=NOW + 100)
+    assert plan_nodes(snapshot(head(), going, size=1), NOW).end == (("a", "the end of the node was announced"),)

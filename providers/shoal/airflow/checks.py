@@ -124,13 +124,16 @@ def pool_of(arguments: Mapping[str, Any]) -> str | None:
     return name.partition("?")[0].rpartition("://")[2] if isinstance(name, str) else None
 
 
-def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
+def check_nodes(
+    arguments: Arguments, name: str, pool: PoolSpec | None, options_type: type[ScaleOptions] = ScaleOptions
+) -> None:
     """Check a number of nodes and, if the operator takes them, the options of a request for nodes.
 
     Args:
         arguments: Arguments of the operator.
         name: Name of the argument with the number.
         pool: Definition of the pool; None if it is not known.
+        options_type: Class of the options.
 
     Raises:
         InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
@@ -140,14 +143,14 @@ def check_nodes(arguments: Arguments, name: str, pool: PoolSpec | None) -> None:
         if is_known(options):
             raise InvalidArgumentError(f"options={shown(options)}: it has to be a dict")
         options = {}
-    ScaleOptions.check(options, is_known)
+    options_type.check(options, is_known)
     if not is_known(size):
         return
     count = node_count(size, name)
     if pool is not None:
         _check_limit(count, name, pool, in_task=arguments.in_task)
     if is_known(options):
-        ScaleOptions.for_size(options, count)
+        options_type.for_size(options, count)
 
 
 def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:

@@ -94,7 +94,8 @@ def pool_for_run(
         the nodes.
     :param exclusive: Add the nodes to those of other leases, instead of sharing them. If they do not fit into MAX_NODES
         of the pool, the setup task waits in the pool's queue until other leases are released.
-    :param options: The same options as for ``ScaleClusterOperator``.
+    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease
+        and its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended).
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
     :param deferrable: Whether the setup task waits for the nodes in Airflow's triggerer, without a worker. By default,

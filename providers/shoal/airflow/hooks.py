@@ -55,12 +55,24 @@ class ComputePoolHook(BaseHook):
         Without a definition, the pool cannot be brought up. If the connection has a token, the token is written to a
         file in ``$SHOAL_HOME`` (mode 0600), because the pool's processes cannot read Airflow's connections.
         """
+        if self._found is not None:
+            return spec_of(self._found)
+        return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
+
+    @cached_property
+    def team(self) -> str | None:
+        """Return the team in the extra of the connection (``{"team": "fraud"}``); None if there is none."""
+        return self._found.extra_dejson.get("team") or None if self._found is not None else None
+
+    @cached_property
+    def _found(self) -> Connection | None:
+        """Return the connection that defines the pool; None if a name or URI does, or there is no connection."""
         if self.compute_pool_conn_id:
-            return spec_of(self._connection(self.compute_pool_conn_id))
+            return self._connection(self.compute_pool_conn_id)
         if self.pool_name:
-            return PoolSpec.parse(self.pool_name) if is_uri(self.pool_name) else None
+            return None
         try:
-            return spec_of(self.get_connection(self.default_conn_name))
+            return self.get_connection(self.default_conn_name)
         except AirflowNotFoundException:
             return None
 
@@ -73,13 +85,14 @@ class ComputePoolHook(BaseHook):
                 f"a pool, write pool_name={conn_id!r}"
             ) from None
 
-    def pool(self, holder: str | None = None) -> ComputePool:
+    def pool(self, holder: str | None = None, *, owner: str | None = None) -> ComputePool:
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
         :param holder: Name of the holder to which the leases and jobs belong that are requested through this client;
             see :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
+        :param owner: Team to which leases count if the connection names no team, such as the owner of a task.
         """
-        return ComputePool(self.spec or self.pool_name, holder=holder)
+        return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
 
     def get_conn(self) -> ComputePool:
         """Return a client of the pool. Every hook of Airflow has this method."""
@@ -153,7 +166,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
         )
     # Airflow's form also stores the fields that the user left empty. These fields are dropped, so that their defaults
     # apply.
-    given = {name: value for name, value in extra.items() if value not in (None, "")}
+    given = {name: value for name, value in extra.items() if value not in (None, "") and name != "team"}
     if "name" in given:
         raise InvalidArgumentError(
             f'the extra of connection "{connection.conn_id}" must not contain "name": write the name of the pool into '

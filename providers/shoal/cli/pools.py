@@ -13,7 +13,7 @@ from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.names import is_pool_name
-from shoal.pool.tunables import ROLLBACK_AFTER, USAGE_DAYS
+from shoal.pool.tunables import RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS
 
 if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
@@ -165,6 +165,39 @@ def alter(
 
 
 @app.command()
+def retire(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `shoal pool nodes` shows it.")],
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
+    ] = None,
+    within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
+    as_json: Json = False,
+) -> None:
+    """Announce that a node will end soon (spot notice). Its replacement is started before."""
+    pool = _pool(pool_name)
+    pool.retire_node(node, within_s=within)
+    _show(pool.describe(), as_json)
+
+
+@app.command()
+def quota(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    team: Annotated[str, typer.Argument(metavar="TEAM", help="Name of the team.")],
+    max_nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Most nodes that the team's leases may take together.")
+    ] = None,
+    node_hours: Annotated[
+        float | None, typer.Option(metavar="H", help="Node-hours that the team may use within 30 days.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Limit the nodes and node-hours of a team on a pool. Without a limit, remove the team's quota."""
+    pool = _pool(name)
+    pool.set_quota(team, max_nodes=max_nodes, node_hours=node_hours)
+    _show(pool.describe(), as_json)
+
+
+@app.command()
 def down(
     name: Name = None,
     abandon: Annotated[
@@ -250,14 +283,18 @@ def _show(status: PoolStatus, as_json: bool) -> None:
     )
     everyone = [*status.active, *status.pending, *status.failed, *status.leaving]
     if everyone:
-        rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", n.error) for n in everyone]
-        show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "ERROR"), rows))
+        rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", _node_note(n)) for n in everyone]
+        show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
+    if status.quotas:
+        limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
+        show("", table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
     if status.leases:
         from shoal.pool.holder import job_of
 
         leased = [
             (
                 lease.holder,
+                lease.team,
                 lease.size,
                 "exclusive" if lease.exclusive else "shared",
                 "granted" if lease.position is None else status.queue_note(lease.holder),
@@ -265,12 +302,17 @@ def _show(status: PoolStatus, as_json: bool) -> None:
             )
             for lease in status.leases
         ]
-        show("", table(("LEASE OF", "NODES", "KIND", "STATE", "UNTIL"), leased))
+        show("", table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased))
 
 
 def _note(status: PoolStatus) -> str | None:
     belongs = status.embedded_in and f"embedded, ends with {status.embedded_in}"
     return "; ".join(filter(None, (belongs, status.reason))) or None
+
+
+def _node_note(node: NodeStatus) -> str | None:
+    announced = f"ends by {when(node.leaving_at)}" if node.leaving_at else None
+    return node.error or announced
 
 
 def _role(node: NodeStatus) -> str:

@@ -8,7 +8,16 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from shoal.errors import DataAccessError, DataError, InvalidArgumentError, JobNotFoundError, StoreError, shown
+from shoal.errors import (
+    BudgetError,
+    DataAccessError,
+    DataError,
+    InvalidArgumentError,
+    JobNotFoundError,
+    ShoalError,
+    StoreError,
+    shown,
+)
 from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
@@ -86,6 +95,7 @@ def submit(
             ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database
             connection or a secret variable is not known, the pool runs another version of Python or shoal, or its
             nodes cannot reach a file or folder that the job names.
+        BudgetError: The attempts of the job have used up its budget of node-hours.
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
@@ -128,13 +138,14 @@ def submit(
         while True:
             endpoint = endpoint_of(pool)
             secrets: Secrets | None = None
-            refusal: InvalidArgumentError | None = None
+            refusal: ShoalError | None = None
             try:
                 versions.check(pool, endpoint.versions, library)
                 reach.check(spec, pool_spec)
                 reach.check_nodes(store, pool_spec)
+                attempts.check_budget(store, job_id, config.budget_node_hours, clock())
                 secrets = secrets_of()
-            except InvalidArgumentError as error:
+            except (InvalidArgumentError, BudgetError) as error:
                 # Only a new attempt is refused. A job that was submitted before has its credentials already.
                 refusal = error
             order = Order(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from shoal.pool.backends.ray.preflight import Finding, preflight
 from shoal.pool.backends.versions import mine
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
-from shoal.pool.journal import commands, rows, usage
+from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import HolderUsage
@@ -39,9 +41,9 @@ from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, head_endpoint, report_of, status_of
-from shoal.pool.tunables import LEASE_TTL, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
+from shoal.pool.tunables import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
@@ -63,6 +65,7 @@ class ComputePool:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
+        team: Team to which this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass another function, to simulate hours in an
             instant.
@@ -84,6 +87,7 @@ class ComputePool:
         source: str | PoolSpec | None = None,
         *,
         holder: str | None = None,
+        team: str | None = None,
         store: Store | None = None,
         clock: Clock = time.time,
     ) -> None:
@@ -94,6 +98,7 @@ class ComputePool:
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
         self.holder = storable(holder or python_holder())
+        self.team = storable(team or os.environ.get("SHOAL_TEAM") or "") or None
         self._operation_id: str | None = None
 
     def __repr__(self) -> str:
@@ -259,7 +264,9 @@ class ComputePool:
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
                 `scale_cluster` or `up` has set a base demand in the meantime. No effect on a pool that is up.
             is_async: Return as soon as the request is written to the database.
-            options: The same options as for `scale_cluster`.
+            options: The same options as for `scale_cluster`, and two limits. ``max_lifetime`` is the number of seconds
+                from the grant, and ``budget_node_hours`` the number of node-hours of the run's leases on this pool,
+                after which the lease and its jobs are ended, also if the holder is dead.
             on_progress: Function called with the pool's status while waiting.
             owner: Process to which a started pool belongs (an embedded pool). The pool is removed when this process has
                 ended and no job has a lease on it (`shoal.pool.holder.job_holder`).
@@ -271,6 +278,7 @@ class ComputePool:
             InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
                 other kind.
             PoolDownError: The pool is not up, and `bring_up` is False.
+            BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
             ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
                 back. Or this holder already has a granted lease, and the pool has no room for the larger size.
 
@@ -279,7 +287,7 @@ class ComputePool:
             ...     estimator.fit(...)
         """
         size = checked_size(size, "size")
-        parsed = ScaleOptions.for_size(options, size)
+        parsed = LeaseOptions.for_size(options, size)
         if not ttl > 0:
             raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
         if not isinstance(exclusive, bool):
@@ -310,9 +318,9 @@ class ComputePool:
                 exclusive=exclusive,
                 holder=self.holder,
                 ttl=ttl,
-                rollback_after=parsed.rollback_after_seconds,
-                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+                options=parsed,
                 now=self._clock(),
+                team=self.team,
             )
             leases.append(lease)
             self._record(
@@ -508,6 +516,55 @@ class ComputePool:
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
         return status_of(self._snapshot(), self._clock())
+
+    def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
+        """Announce that a node of a local pool will end soon, for example because of a spot notice.
+
+        A replacement is started beside the node. When it is ready, the node gets no new work, and is ended when it is
+        idle or `within_s` is over. At MAX_NODES, the replacement is started when the node has gone.
+
+        Args:
+            node: Name of the node, as `get_nodes` returns it. It must not be the head.
+            within_s: Seconds until the node ends.
+
+        Raises:
+            PoolNotFoundError: No pool has this name.
+            PoolDownError: The pool is not up, or is bound to another machine.
+            InvalidArgumentError: There is no such ready node, it is the head, or the pool is not local.
+        """
+        if not 0 < within_s < math.inf:
+            raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            commands.retire(session, self.name, node, within_s, self._clock())
+        ensure_running()
+        reconcile(self._store, self.name, clock=self._clock)
+
+    def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
+        """Limit what the leases of a team may take. Without any limit, the team's quota is removed.
+
+        A lease that would exceed `max_nodes` together with the team's other leases waits in the queue. A lease of a
+        team that has used up `node_hours` is refused. Leases that are granted already go on.
+
+        Args:
+            team: Name of the team, as the team's leases give it.
+            max_nodes: Largest number of nodes that the team's leases may take together.
+            node_hours: Node-hours that the team's leases may use within 30 days.
+
+        Raises:
+            InvalidArgumentError: The name is empty, or a limit is not allowed.
+            PoolNotFoundError: No pool has this name.
+        """
+        if not isinstance(team, str) or not team.strip():
+            raise InvalidArgumentError(f"team={shown(team)}: it has to be the name of a team")
+        if max_nodes is not None:
+            checked_size(max_nodes, "max_nodes")
+        if node_hours is not None and not 0 < node_hours < math.inf:
+            raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            pool = rows.load(session, self.name).pool
+            budgets.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
+        if is_here(pool) and pool.state is PoolState.UP:
+            ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return how many node-seconds the leases and the jobs of each holder have used, the largest number first.

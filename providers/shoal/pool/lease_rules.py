@@ -27,25 +27,54 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
     leases.
 
     The first lease that does not fit holds back all leases behind it. Otherwise small leases could overtake a large one
-    again and again, and the large one would never be granted.
+    again and again, and the large one would never be granted. A lease that would exceed the quota of its team holds
+    back only the leases of this team.
     """
     if snapshot.pool.state is not PoolState.UP:
         return []
-    claims = [(lease.size, lease.exclusive) for lease in _granted(snapshot)]
-    fitting = []
+    granted = _granted(snapshot)
+    fitting: list[Lease] = []
+    held_back: set[str | None] = set()
     for lease in queue(snapshot):
-        claims.append((lease.size, lease.exclusive))
-        if _together(claims) > snapshot.pool.max_nodes:
+        if lease.team in held_back or _exceeds_quota(snapshot, [*granted, lease], lease.team):
+            held_back.add(lease.team)
+            continue
+        granted.append(lease)
+        if _together((one.size, one.exclusive) for one in granted) > snapshot.pool.max_nodes:
             break
         fitting.append(lease)
     return fitting
 
 
+def quota_of(snapshot: Snapshot, team: str | None) -> int | None:
+    """Return the largest number of nodes that the leases of a team may take together; None if there is no limit."""
+    limits = (snapshot.pool.quotas or {}).get(team or "")
+    return limits["max_nodes"] if limits else None
+
+
+def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
+    """Describe the quota for which a waiting lease waits; None if it waits for room in the pool."""
+    granted = _granted(snapshot)
+    if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
+        return None
+    taken = _together((one.size, one.exclusive) for one in granted if one.team == lease.team)
+    return f'waiting for the quota of team "{lease.team}", {taken} of {quota_of(snapshot, lease.team)} nodes are taken'
+
+
+def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None) -> bool:
+    most = quota_of(snapshot, team)
+    return most is not None and _together((one.size, one.exclusive) for one in leases if one.team == team) > most
+
+
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     """Return whether the size of a granted lease may be changed to `size` now. It may if all leases together then take
     no more nodes than before, or if they fit into MAX_NODES and no lease waits."""
-    others = [(one.size, one.exclusive) for one in _granted(snapshot) if one.id != lease.id]
-    total = _together([*others, (size, lease.exclusive)])
+    rest = [one for one in _granted(snapshot) if one.id != lease.id]
+    total = _together([*((one.size, one.exclusive) for one in rest), (size, lease.exclusive)])
+    of_team = [(one.size, one.exclusive) for one in rest if one.team == lease.team]
+    quota = quota_of(snapshot, lease.team)
+    if size > lease.size and quota is not None and _together([*of_team, (size, lease.exclusive)]) > quota:
+        return False
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 

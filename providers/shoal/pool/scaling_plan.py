@@ -7,10 +7,11 @@ a node means to give it no new work, and to end it when it is idle or its grace 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.pool.lease_rules import grantable, leased, nodes_before, nodes_for, queue, queue_note
+from shoal.pool.lease_rules import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (
@@ -113,7 +114,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
     if not late:
         reason = f"{operation.failures} nodes failed to start"
     elif lease and lease.waiting:
-        note = queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
+        note = quota_note(snapshot, lease) or queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
         reason = f"at the deadline the lease was still {note}"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"
@@ -135,17 +136,26 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
             end[node.id] = reason
         elif node.state not in _GOING:
             keep.append(node)
+    leaving = [node for node in keep if node.leaving_at is not None]
+    staying = [node for node in keep if node.leaving_at is None]
+    # A node that will end soon goes as soon as the nodes that stay are enough and ready, or at its announced end.
+    replaced = sum(node.state is NodeState.READY for node in staying) >= target
+    gone = [node for node in leaving if replaced or now >= (node.leaving_at or 0.0)]
     drain: list[str] = []
-    for node in _first_to_go(keep)[: max(0, len(keep) - target)]:
-        if node.state is NodeState.READY and node.busy:
+    for node in [*_first_to_go(staying)[: max(0, len(staying) - target)], *gone]:
+        if node.state is NodeState.READY and node.busy and now < (node.leaving_at or math.inf):
             drain.append(node.id)
         else:
-            end[node.id] = f"the demand is {target}"
+            end[node.id] = f"the demand is {target}" if node.leaving_at is None else "the end of the node was announced"
     going = set(end) | set(drain)
-    have = [node for node in keep if node.id not in going]
+    have = [node for node in staying if node.id not in going]
+    leaving = [node for node in leaving if node.id not in going]
     may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
     draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
-    missing = min(target - len(have), pool.max_nodes - len(have) - len(draining)) if may_start else 0
+    # While a node leaves, its replacement is started beside it. At MAX_NODES there is no room for this, and the
+    # replacement is started when the node has gone.
+    room = pool.max_nodes - len(have) - len(leaving) - len(draining)
+    missing = min(target - len(have), room) if may_start else 0
     # An old head that is still being ended keeps its files and its row. So a new head is started only after the old
     # head's row is deleted.
     head_gone = not any(node.is_head for node in snapshot.nodes)

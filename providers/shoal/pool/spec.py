@@ -246,7 +246,7 @@ class ScaleOptions(Settings):
     block_until_min_cluster_size: Annotated[int, Field(ge=1)] | None = None
 
     @classmethod
-    def for_size(cls, options: Mapping[str, Any] | None, size: int) -> ScaleOptions:
+    def for_size(cls, options: Mapping[str, Any] | None, size: int) -> Self:
         """Build the options of a scale operation from a mapping, and check that they are valid for the requested number
         of nodes.
 
@@ -263,6 +263,31 @@ class ScaleOptions(Settings):
             raise InvalidArgumentError(
                 f"block_until_min_cluster_size={minimum} is above expected_cluster_size={size}: "
                 f"it can be at most {size}"
+            )
+        return parsed
+
+
+class LeaseOptions(ScaleOptions):
+    """The `options` of a lease: those of `scale_cluster`, and limits to its time and its node-hours."""
+
+    max_lifetime: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    budget_node_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @classmethod
+    def for_size(cls, options: Mapping[str, Any] | None, size: int) -> Self:
+        """Build the options of a lease from a mapping, and check that they are valid for the requested number of nodes.
+
+        Raises:
+            InvalidArgumentError: An option is unknown or out of range, or the lease could use more node-hours in its
+                `max_lifetime` than `budget_node_hours` allows.
+        """
+        parsed = super().for_size(options, size)
+        lifetime, budget = parsed.max_lifetime, parsed.budget_node_hours
+        if lifetime is not None and budget is not None and size * lifetime > budget * 3600:
+            raise InvalidArgumentError(
+                f"{size} nodes for max_lifetime={lifetime:g} s are {size * lifetime / 3600:.4g} node-hours, above "
+                f"budget_node_hours={budget:g}: set max_lifetime to at most {budget * 3600 / size:.0f}, request fewer "
+                "nodes, or raise the budget"
             )
         return parsed
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, job_of
-from shoal.pool.lease_rules import leased, queue, queue_note
+from shoal.pool.lease_rules import leased, queue, queue_note, quota_note
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
@@ -37,6 +38,8 @@ class NodeStatus:
         busy: Whether work was running on the node when its supervisor last checked.
         error: Reason why the node failed or could not be ended; None if there is no error.
         log: Path of the node's log file on the pool's host. Empty if the node is not local.
+        leaving_at: Time at which the node will end, as announced with `retire_node`, in seconds since the epoch; None
+            if no end was announced.
     """
 
     name: str
@@ -47,6 +50,7 @@ class NodeStatus:
     busy: bool
     error: str | None
     log: str
+    leaving_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class LeaseStatus:
             job, whose holder is ``job:<job_id>``, does not expire before the job has ended.
         exclusive: Whether the lease's nodes are added to those of other leases, instead of being shared.
         position: Place in the queue of waiting leases: 1 is granted next. None if the lease is granted.
+        team: Team to which the lease counts; None if it counts to no team.
+        quota_note: Text about the quota of the team for which the lease waits; None if it does not wait for one.
     """
 
     id: str
@@ -69,6 +75,8 @@ class LeaseStatus:
     expires_at: float
     exclusive: bool = False
     position: int | None = None
+    team: str | None = None
+    quota_note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ class PoolStatus:
         last_operation: The newest request to change the pool's size; None if there is none.
         reason: Reason why the pool does not have `target` nodes; None if no reason is known.
         leased: Number of nodes that the granted leases take: the largest shared lease plus all exclusive leases.
+        quotas: Limits of each team: ``max_nodes``, and ``node_hours`` within 30 days; None where there is no limit.
         embedded_in: The jobs or the process to which the pool belongs if it is embedded, such as ``job xgboost-1f`` or
             ``process 4711``: the pool ends with them. None: the pool is not embedded.
     """
@@ -129,6 +138,7 @@ class PoolStatus:
     reason: str | None
     leased: int = 0
     embedded_in: str | None = None
+    quotas: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def progress(self, holder: str | None = None) -> str:
         """Return a text about the pool's active nodes, such as ``2 of 3 nodes active``.
@@ -150,7 +160,7 @@ class PoolStatus:
         """
         for lease in self.leases:
             if lease.holder == holder and lease.position is not None:
-                return queue_note(lease.position - 1, self.leased, self.max_nodes)
+                return lease.quota_note or queue_note(lease.position - 1, self.leased, self.max_nodes)
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,13 +227,23 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
         failed=nodes_in(NodeState.FAILED),
         leaving=nodes_in(NodeState.DRAINING, NodeState.ENDING),
         leases=tuple(
-            LeaseStatus(lease.id, lease.holder, lease.size, lease.expires_at, lease.exclusive, positions.get(lease.id))
+            LeaseStatus(
+                lease.id,
+                lease.holder,
+                lease.size,
+                lease.expires_at,
+                lease.exclusive,
+                positions.get(lease.id),
+                lease.team,
+                quota_note(snapshot, lease),
+            )
             for lease in snapshot.leases
         ),
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or _reason(snapshot, now),
         leased=leased(snapshot),
         embedded_in=_embedded_in(snapshot),
+        quotas=pool.quotas or {},
     )
 
 
@@ -282,6 +302,7 @@ def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStat
         busy=node.busy,
         error=node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None),
         log=log,
+        leaving_at=node.leaving_at,
     )
 
 

@@ -54,6 +54,9 @@ USAGE_DAYS = 30.0
 RETENTION_PERIOD = 3600.0
 """Interval at which the reconciler removes old logs and operations."""
 
+RETIRE_WITHIN = 120.0
+"""Default time until the announced end of a node. AWS announces the end of a spot machine 120 s before."""
+
 DRAIN_GRACE = 30.0
 """Time that a busy node has to finish its work when the pool shrinks. After this time the node is ended."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import ConfigDict, HttpUrl, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from shoal.pool import api
 from shoal.pool.spec import BackendName, PoolSpec, is_uri
@@ -61,6 +61,9 @@ class ComputePool(Block):
     ca_file: str | None = _as_in_spec("ca_file")
     token_over_http: Literal["allow"] | None = _as_in_spec("token_over_http")
     shared_folders: str | None = _as_in_spec("shared_folders")
+    team: str | None = Field(
+        default=None, description="Team to which the leases of this block count (`shoal pool quota`)."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -69,8 +72,8 @@ class ComputePool(Block):
             return values
         # Prefect adds `block_type_slug` to the stored fields of a block. It is left out, because `PoolSpec` rejects
         # unknown fields.
-        fields = {name: value for name, value in values.items() if name != "block_type_slug"}
-        return PoolSpec.parse(fields).model_dump()
+        fields = {name: value for name, value in values.items() if name not in ("block_type_slug", "team")}
+        return {**PoolSpec.parse(fields).model_dump(), "team": values.get("team")}
 
     @property
     def spec(self) -> PoolSpec:
@@ -89,7 +92,7 @@ class ComputePool(Block):
             ComputePool.load("retrain").get_pool().up()
             ```
         """
-        return api.ComputePool(self.spec, holder=holder)
+        return api.ComputePool(self.spec, holder=holder, team=self.team)
 
 
 PoolSource = str | ComputePool | None

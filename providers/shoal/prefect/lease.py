@@ -52,7 +52,9 @@ def pool_lease(
         pool_name: Name, URI or block of the pool.
         ttl: Seconds after which the lease expires if it is not renewed, for example because this process was killed.
         options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
-            ``block_until_min_cluster_size`` (number of ready nodes with which the block may begin).
+            ``block_until_min_cluster_size`` (number of ready nodes with which the block may begin), ``max_lifetime``
+            (seconds after which the lease and its jobs are ended) and ``budget_node_hours`` (node-hours after which
+            they are ended).
 
     Returns:
         A context manager that yields the pool.

@@ -193,6 +193,8 @@ class Pool(Base):
     created_at: Mapped[float]
     touched_at: Mapped[float]
     """Time of the last use of the pool. If `idle_timeout` seconds have passed since then, the pool goes down."""
+    quotas: Mapped[dict[str, Any] | None]
+    """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
     clock: Mapped[dict[str, Any] | None]
     """Stamp with the time of the last clock correction (`shoal.pool.journal.clock`). It shows whether the wall clock
     has jumped since then."""
@@ -235,6 +237,12 @@ class Lease(Base):
     queue_number: Mapped[int] = mapped_column(default=0)
     """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first. 0
     in rows of shoal 0.1."""
+    max_lifetime: Mapped[float | None]
+    """Seconds from the grant after which the lease is ended, also if its holder renews it. None: no limit."""
+    budget_node_hours: Mapped[float | None]
+    """Node-hours after which the lease is ended. None: no limit."""
+    team: Mapped[str | None]
+    """Team to which the lease counts. None: no team."""
     created_at: Mapped[float]
 
 
@@ -295,6 +303,8 @@ class Node(Base):
     """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
+    leaving_at: Mapped[float | None]
+    """Time at which the node is expected to end, as somebody has announced (`retire_node`). None: it stays."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
 
@@ -402,6 +412,10 @@ class Usage(Base):
     """Time at which the lease or job ended, or got another number of nodes. None: it goes on."""
     node_seconds: Mapped[float | None]
     """Number of nodes multiplied by the seconds. None while it goes on."""
+    end_reason: Mapped[str | None] = mapped_column(_LongText)
+    """Reason why the lease was ended although its holder had not released it: its lifetime or its budget is over."""
+    team: Mapped[str | None]
+    """Team of the lease; None for a job."""
 
 
 class Lock(Base):

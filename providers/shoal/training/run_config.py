@@ -14,7 +14,7 @@ from shoal.training.locations import resolved
 from shoal.training.mlflow.tracking import Tracking
 from shoal.training.reserved_variables import check_variable
 
-_NEWER = ("priority", "env", "secret_env", "packages", "code")
+_NEWER = ("budget_node_hours", "priority", "env", "secret_env", "packages", "code")
 """Options that did not exist in earlier versions, which have already stored specs without these options."""
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
@@ -81,6 +81,13 @@ class RunConfig(Settings):
         gt=0,
         description="Maximum time of the training in seconds, from the call to the result. None: no limit. Before the"
         " training starts, a job may additionally wait for free resources on its pool for the same time.",
+    )
+    budget_node_hours: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Node-hours after which the job is ended with an error. All attempts since the last one that "
+        "succeeded count. None: no limit.",
     )
     orphan_after: float | None = Field(
         default=900.0,

@@ -14,13 +14,16 @@ from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.pool.spec import ScaleOptions
+from shoal.pool.spec import LeaseOptions
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
+
+_DEFAULT_OWNER = "airflow"
+"""Owner that Airflow's configuration gives to tasks whose DAG names none. It is no team."""
 
 
 class ScaleClusterOperator(WaitingOperator):
@@ -96,7 +99,9 @@ class LeasePoolOperator(WaitingOperator):
         the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the nodes
         of the largest lease.
     :param is_async: True is the same as ``wait_for_completion=False``, by the name that `pool_for_run` uses.
-    :param options: The same options as for ``ScaleClusterOperator``. (templated)
+    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease
+        and its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended).
+        (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
@@ -127,7 +132,7 @@ class LeasePoolOperator(WaitingOperator):
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
         """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
-        check_nodes(arguments, "size", check_pool(arguments))
+        check_nodes(arguments, "size", check_pool(arguments), LeaseOptions)
         check_waits(arguments)
 
     @no_retry_of_permanent_errors()
@@ -139,7 +144,8 @@ class LeasePoolOperator(WaitingOperator):
         """
         check_block(self, context)
         hook = self.hook
-        pool = hook.pool(self.holder_in(context))
+        owner = None if self.owner == _DEFAULT_OWNER else self.owner
+        pool = hook.pool(self.holder_in(context), owner=owner)
         pool.lease(
             node_count(self.size, "size"),
             exclusive=self.exclusive,
@@ -175,7 +181,7 @@ def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mappi
     if operator.is_killed:
         pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
         operator.end_if_killed()
-    checked = ScaleOptions.parse(options or {})
+    checked = LeaseOptions.parse(options or {})
     request = {
         "operation_id": pool.operation_id,
         "block_until_min_cluster_size": checked.block_until_min_cluster_size,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
@@ -44,6 +44,8 @@ class Reason:
 
     state: JobState
     text: str
+    permanent: bool = False
+    """Whether a further attempt would end for the same reason."""
 
 
 def job_nodes() -> tuple[int, float]:
@@ -55,7 +57,15 @@ def job_nodes() -> tuple[int, float]:
     return max(1, nodes), seconds
 
 
-def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout: float | None) -> Reason | None:
+def why_end(
+    job: Job | None,
+    *,
+    unasked_for: float,
+    running_for: float,
+    timeout: float | None,
+    used_node_hours: float = 0.0,
+    budget_node_hours: float | None = None,
+) -> Reason | None:
     """Return the reason why a running job has to end; None if the job may go on.
 
     Args:
@@ -63,6 +73,8 @@ def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout:
         unasked_for: Seconds for which no process has polled the job.
         running_for: Seconds since the driver started.
         timeout: Seconds that the job may run; None: no limit.
+        used_node_hours: Node-hours that the job has used.
+        budget_node_hours: Node-hours that the job may use; None: no limit.
     """
     if job is None:
         return Reason(JobState.CANCELLED, "the job's row is gone from the store")
@@ -76,6 +88,8 @@ def why_end(job: Job | None, *, unasked_for: float, running_for: float, timeout:
         )
     if timeout is not None and running_for > timeout:
         return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
+    if budget_node_hours is not None and used_node_hours >= budget_node_hours:
+        return Reason(JobState.FAILED, budget_spent(used_node_hours, budget_node_hours), permanent=True)
     return None
 
 
@@ -90,15 +104,24 @@ class Watchdog:
         store: Store that has the attempt's row.
         key: The attempt.
         timeout: Seconds that the job may run; None: no limit.
+        budget_node_hours: Node-hours that the job may use; None: no limit.
         monotonic: Returns seconds by a clock that never jumps.
     """
 
     def __init__(
-        self, store: Store, key: Key, timeout: float | None, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        key: Key,
+        timeout: float | None,
+        budget_node_hours: float | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._key = key
         self._timeout = timeout
+        self._budget = budget_node_hours
+        self._used_node_hours = 0.0
         self._done = threading.Event()
         self._monotonic = monotonic
         self._begun = self._polled_since = monotonic()
@@ -157,11 +180,18 @@ class Watchdog:
                 job.progress = self.progress or job.progress
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
+                if self._budget is not None:
+                    self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + _HEARTBEAT_S
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(
-            job, unasked_for=now - self._polled_since, running_for=now - self._begun, timeout=self._timeout
+            job,
+            unasked_for=now - self._polled_since,
+            running_for=now - self._begun,
+            timeout=self._timeout,
+            used_node_hours=self._used_node_hours,
+            budget_node_hours=self._budget,
         )
         return job, reason
 

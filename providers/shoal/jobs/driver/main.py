@@ -105,7 +105,7 @@ class Driver:
         self._key = Key(job.id, job.attempt)
         self._spec = spec
         self._secrets = secrets
-        self._watchdog = Watchdog(store, self._key, spec.run_config.timeout)
+        self._watchdog = Watchdog(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
@@ -152,7 +152,7 @@ class Driver:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _Ended:
             reason = self._watchdog.reason or _STOPPED
-            end = end or _End(reason.state, error=reason.text)
+            end = end or _End(reason.state, error=reason.text, error_is_permanent=reason.permanent or None)
         return end
 
     def _attempt(self) -> _End:

@@ -18,7 +18,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, load_only
 
 from shoal import history
-from shoal.errors import InvalidArgumentError, JobBusyError, JobError, JobNotFoundError, StoreError
+from shoal.errors import (
+    BudgetError,
+    InvalidArgumentError,
+    JobBusyError,
+    JobError,
+    JobNotFoundError,
+    ShoalError,
+    StoreError,
+)
 from shoal.jobs import ids
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
@@ -64,7 +72,7 @@ class Key:
         return ids.submission_id(self.job_id, self.attempt)
 
 
-def ask(store: Store, order: Order, now: float, refusal: InvalidArgumentError | None = None) -> Job:
+def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
     """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
@@ -452,6 +460,34 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
         for first in range(0, len(wanted), _MOST_KEYS):
             found |= usage.of_attempts(session, wanted[first : first + _MOST_KEYS], now)
     return {Key(*attempt): value for attempt, value in found.items()}
+
+
+def budget_spent(used: float, budget: float) -> str:
+    """Return the error of a job that has used up its budget of node-hours."""
+    return (
+        f"the job has used {used:.4g} node-hours, and run_config.budget_node_hours={budget:g}: raise the budget, or "
+        "use fewer nodes or less time"
+    )
+
+
+def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:
+    """Refuse a further attempt of a job that has used up its budget.
+
+    Args:
+        store: Store that has the rows.
+        job_id: Id of the job.
+        budget_node_hours: Node-hours that all attempts since the last success may use; None: no limit.
+        now: Seconds since the epoch.
+
+    Raises:
+        BudgetError: The attempts have used as many node-hours as the budget has, or more.
+    """
+    if budget_node_hours is None:
+        return
+    with store.reading() as session:
+        used = usage.of_job(session, job_id, now) / 3600
+    if used >= budget_node_hours:
+        raise BudgetError(budget_spent(used, budget_node_hours))
 
 
 def collect(store: Store, key: Key, now: float) -> None:

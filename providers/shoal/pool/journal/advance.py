@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
-from shoal.pool.journal import clock, rows, usage
+from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_rules import grantable
 from shoal.pool.scaling_plan import (
@@ -83,14 +83,15 @@ class Intents:
     start: list[NodeRef]
     end: list[NodeRef]
     decided: list[str]
-    """One sentence for each operation that ended, each lease that expired or was granted, and the pool going down."""
+    """One sentence for each operation that ended, each lease that expired, was ended or granted, and the pool going
+    down."""
     size: int
     """Number of nodes that the pool should have from now on."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """Delete expired leases, end operations that are complete or past their deadline, grant waiting leases, and write
-    which nodes to start and end.
+    """Delete expired leases and those over their limits, end operations that are complete or past their deadline, grant
+    waiting leases, and write which nodes to start and end.
 
     Args:
         session: The caller's transaction.
@@ -101,6 +102,9 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         The nodes to start and end after the transaction, and the decisions.
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
+    if spent := budgets.end_spent_leases(session, snapshot, now):
+        session.flush()
+        snapshot = rows.load(session, snapshot.pool.name)
     snapshot, ended = _end_operations(session, snapshot, now)
     granted = _grant_leases(session, snapshot)
     snapshot, gone_down = _stop_or_touch(session, snapshot, now)
@@ -114,7 +118,9 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         pool.state = PoolState.DOWN
     usage.follow_leases(session, pool.name, now)
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
-    return Intents(_claim_starts(nodes, now), ending, [*expired, *ended, *granted, *gone_down], wanted(snapshot))
+    return Intents(
+        _claim_starts(nodes, now), ending, [*expired, *spent, *ended, *granted, *gone_down], wanted(snapshot)
+    )
 
 
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
@@ -170,7 +176,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
     for node_id in difference.drain:
         node = by_id[node_id]
-        node.state, node.drain_deadline = NodeState.DRAINING, now + DRAIN_GRACE
+        # A node whose end was announced may work until then: shoal has started its replacement already.
+        node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 
 def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:

@@ -50,7 +50,7 @@ def follow(session: Session, pool: Pool) -> None:
     if jump is not None:
         _add(jump, pool, "touched_at", "cooldown_until")
         for node in session.scalars(select(Node).where(Node.pool == pool.name)):
-            _add(jump, node, "created_at", "spawned_at", "start_deadline", "drain_deadline")
+            _add(jump, node, "created_at", "spawned_at", "start_deadline", "drain_deadline", "leaving_at")
         open_ones = select(Operation).where(Operation.pool == pool.name, Operation.state == OperationState.OPEN)
         for operation in session.scalars(open_ones):
             _add(jump, operation, "deadline")

@@ -19,12 +19,12 @@ from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
-from shoal.pool.journal import clock, rows, usage
+from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import stamps
-from shoal.state.schema import Demand, Lease, Node, Operation, OperationKind, OperationState, Pool, PoolState
+from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _MOST_NAMED = 5
 """Largest number of leases and jobs that the error for a pool in use names."""
@@ -140,9 +140,9 @@ def lease(
     exclusive: bool,
     holder: str,
     ttl: float,
-    rollback_after: float,
-    block_until_min_cluster_size: int | None,
+    options: LeaseOptions,
     now: float,
+    team: str | None = None,
 ) -> tuple[str, Lease]:
     """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size
     and renew it. Its epoch (a counter of such requests) is then increased, so that handles from earlier requests can no
@@ -160,11 +160,14 @@ def lease(
         InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
             the other way round.
         ScaleError: The holder's lease has nodes, and there is no room for the larger size.
+        BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
+    budgets.check_request(session, name, holder, options, now)
+    budgets.check_quota(session, pool, team, size, options, now)
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
     replaced = None
     if lease is None:
@@ -185,16 +188,15 @@ def lease(
         _require_room(snapshot, lease, size)
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
+    lease.team = team
+    lease.max_lifetime, lease.budget_node_hours = options.max_lifetime, options.budget_node_hours
     for granted in grantable(snapshot):
         granted.waiting = False
     _prolong(session, lease, now)
     lease.epoch += 1
-    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + rollback_after, now)
-    operation.lease_id, operation.block_until_min_cluster_size, operation.replaced_size = (
-        lease.id,
-        block_until_min_cluster_size,
-        replaced,
-    )
+    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + options.rollback_after_seconds, now)
+    operation.lease_id, operation.replaced_size = lease.id, replaced
+    operation.block_until_min_cluster_size = options.block_until_min_cluster_size
     pool.touched_at = now
     _try_at_once(pool)
     usage.follow_leases(session, name, now)
@@ -205,10 +207,12 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     """Renew a lease: set its expiry to now plus the lease's time to live.
 
     Raises:
-        FencedError: The lease has expired, was released, or was requested again under a newer epoch.
+        FencedError: The lease has expired, was released or ended, or was requested again under a newer epoch.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
+        if reason := budgets.end_reason(session, lease_id):
+            raise FencedError(reason)
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
         raise FencedError(
@@ -320,6 +324,35 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
         _require_unused(snapshot, [job.id for job in rows.unfinished_jobs(session, [name])])
     session.delete(pool)
     usage.follow_leases(session, name, now)
+
+
+def retire(session: Session, name: str, node_name: str, within: float, now: float) -> None:
+    """Write to the row of a node that the node will end soon.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        PoolDownError: The pool is not up, or is bound to another machine.
+        InvalidArgumentError: The pool has no such node that is ready, the node is the head, or the pool is not local.
+    """
+    snapshot = rows.load(session, name)
+    rows.require_up(snapshot.pool)
+    if not BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
+        raise InvalidArgumentError(
+            f'pool "{name}" is not local: its Ray cluster ends its nodes itself. The reconciler requests a replacement '
+            "when the cluster reports that the node is gone"
+        )
+    ready = [node for node in snapshot.nodes if node.state is NodeState.READY]
+    node = next((node for node in ready if node.name == node_name), None)
+    if node is None:
+        names = ", ".join(node.name for node in ready if not node.is_head) or "none"
+        raise InvalidArgumentError(f'pool "{name}" has no ready node "{node_name}"; nodes that can be retired: {names}')
+    if node.is_head:
+        raise InvalidArgumentError(
+            f'"{node_name}" is the head of pool "{name}", and a pool has only one: it cannot be replaced beforehand. '
+            f"Wait until the pool's jobs have ended, then run `shoal pool down {name}` and `shoal pool up {name}`"
+        )
+    node.leaving_at = now + within
+    _try_at_once(snapshot.pool)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Select, delete, select, tuple_
+from sqlalchemy import Select, delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from shoal.state import stamps
-from shoal.state.schema import Job, Lease, Usage
+from shoal.state.schema import Job, JobState, Lease, Usage
 
 _LOST_S = 60.0
 """Seconds without a heartbeat after which the use by a job whose end is recorded is taken to have ended with the last
 heartbeat. A driver writes a heartbeat every 5 s, and the store may not answer for some time."""
+
+_COMES_AGAIN = ("python:", "cli:")
+"""Begins of the names of holders that are not named after one run (see `shoal.pool.holder`)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
         else:
             _end(session, row, now)
     for lease in granted.values():
-        session.add(_begun(session, Usage(pool=pool, holder=lease.holder, lease_id=lease.id, nodes=lease.size), now))
+        session.add(
+            _begun(
+                session,
+                Usage(pool=pool, holder=lease.holder, lease_id=lease.id, team=lease.team, nodes=lease.size),
+                now,
+            )
+        )
 
 
 def end_expired(session: Session, lease: Lease, now: float) -> None:
@@ -127,6 +136,40 @@ def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) ->
         seconds = (_total(session, rows, now, since=since) for rows in (leases, jobs))
         found.append(HolderUsage(holder, max(at_work), *seconds))
     return sorted(found, key=lambda one: -max(one.lease_node_seconds, one.job_node_seconds))
+
+
+def lifetime(session: Session, lease: Lease, now: float) -> float:
+    """Return the seconds since a lease was granted; 0 if it waits."""
+    shared_now = stamps.shared_now(session, now)
+    rows = session.scalars(select(Usage).where(Usage.lease_id == lease.id))
+    return sum(_seconds(row, shared_now) if row.node_seconds is None else row.node_seconds / row.nodes for row in rows)
+
+
+def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: float) -> float:
+    """Return the node-seconds that the leases of a run have used on a pool.
+
+    The run of a workflow engine is known by its holder, and all its leases count. The holder of a plain Python process
+    or of a user at a terminal may come again for other work, so only its present lease counts.
+    """
+    of_this_run = Usage.lease_id == lease_id
+    if not holder.startswith(_COMES_AGAIN):
+        of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
+    return _total(session, session.scalars(select(Usage).where(Usage.pool == pool, of_this_run)).all(), now)
+
+
+def of_team(session: Session, pool: str, team: str, now: float, *, since: float) -> float:
+    """Return the node-seconds that the leases of a team have used on a pool since a time."""
+    its = select(Usage).where(
+        Usage.pool == pool, Usage.team == team, Usage.ended_at.is_(None) | (Usage.ended_at > since)
+    )
+    return _total(session, session.scalars(its).all(), now, since=since)
+
+
+def of_job(session: Session, job_id: str, now: float) -> float:
+    """Return the node-seconds of a job: of all its attempts since the last one that has succeeded."""
+    after = session.scalar(select(func.max(Job.attempt)).where(Job.id == job_id, Job.state == JobState.SUCCEEDED)) or 0
+    rows = session.scalars(select(Usage).where(Usage.job_id == job_id, Usage.attempt > after)).all()
+    return _total(session, rows, now)
 
 
 def forget_before(session: Session, time: float) -> None:

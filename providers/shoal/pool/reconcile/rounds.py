@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.holder import is_here, job_of
-from shoal.pool.journal import commands, rows
+from shoal.pool.journal import budgets, commands, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.snapshot import Snapshot
@@ -72,6 +72,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     with store.reading() as session:
         snapshot = rows.load(session, name, lock=False)
         shared_now = stamps.shared_now(session, clock())
+        spent = bool(budgets.spent_leases(session, snapshot, clock()))
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -79,7 +80,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = backend.look(spec, refs)
     orphaned = _is_orphan(snapshot)
-    if not orphaned and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
+    if not orphaned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()

@@ -1,4 +1,4 @@
-"""Add the record of how many nodes leases and jobs have used, and for how long."""
+"""Add the record of how many nodes leases and jobs have used and for how long, and the limits of leases and teams, and announced ends of nodes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -23,10 +23,28 @@ def upgrade() -> None:
         sa.Column("begun_clock", sa.JSON(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
         sa.Column("node_seconds", sa.Double(), nullable=True),
+        sa.Column("end_reason", sa.Text(), nullable=True),
+        sa.Column("team", sa.String(length=255), nullable=True),
     )
     op.create_index("ix_usage_pool", "usage", ["pool", "ended_at"])
     op.create_index("ix_usage_job", "usage", ["job_id", "attempt"])
+    with op.batch_alter_table("leases") as leases:
+        leases.add_column(sa.Column("max_lifetime", sa.Double(), nullable=True))
+        leases.add_column(sa.Column("budget_node_hours", sa.Double(), nullable=True))
+        leases.add_column(sa.Column("team", sa.String(length=255), nullable=True))
+    with op.batch_alter_table("pools") as pools:
+        pools.add_column(sa.Column("quotas", sa.JSON(), nullable=True))
+    with op.batch_alter_table("nodes") as nodes:
+        nodes.add_column(sa.Column("leaving_at", sa.Double(), nullable=True))
 
 
 def downgrade() -> None:
+    with op.batch_alter_table("nodes") as nodes:
+        nodes.drop_column("leaving_at")
+    with op.batch_alter_table("pools") as pools:
+        pools.drop_column("quotas")
+    with op.batch_alter_table("leases") as leases:
+        leases.drop_column("team")
+        leases.drop_column("budget_node_hours")
+        leases.drop_column("max_lifetime")
     op.drop_table("usage")

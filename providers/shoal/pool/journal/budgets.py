@@ -1,0 +1,142 @@
+"""End leases whose lifetime or budget of node-hours is over, and their jobs, and check the quotas of teams.
+
+Every reconcile round checks this, so a limit also holds if the process that requested the lease is dead or does not
+release it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session, defer
+
+from shoal.errors import BudgetError
+from shoal.pool.holder import job_of
+from shoal.pool.journal import usage
+from shoal.pool.snapshot import Snapshot
+from shoal.pool.spec import LeaseOptions
+from shoal.pool.tunables import USAGE_DAYS
+from shoal.state import stamps
+from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage
+
+_TO_DO = "raise the budget, or use fewer nodes or less time"
+
+
+def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple[Lease, str]]:
+    """Return the granted leases that have to be ended, each with the reason."""
+    found = []
+    for lease in snapshot.leases:
+        if lease.waiting or (lease.max_lifetime is None and lease.budget_node_hours is None):
+            continue
+        if reason := _reason(session, lease, now):
+            found.append((lease, reason))
+    return found
+
+
+def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[str]:
+    """End the granted leases whose lifetime or budget is over, with their unfinished jobs. Return one sentence each.
+
+    The driver of such a job reads the end in its job's row within seconds, and ends itself.
+    """
+    spent = spent_leases(session, snapshot, now)
+    for lease, reason in spent:
+        session.execute(
+            update(Usage)
+            .where(Usage.lease_id == lease.id)
+            .values(end_reason=reason)
+            .execution_options(synchronize_session=False)
+        )
+        whose = Job.id == job_id if (job_id := job_of(lease.holder)) else Job.holder == lease.holder
+        unfinished = select(Job).where(Job.pool == lease.pool, whose, Job.state.not_in(JOB_ENDED))
+        for job in session.scalars(unfinished.options(defer(Job.spec))):
+            job.state, job.error, job.error_is_permanent, job.ended_at = JobState.FAILED, reason, True, now
+            usage.end_job(session, job, now)
+        session.delete(lease)
+    return [reason for _, reason in spent]
+
+
+def check_quota(session: Session, pool: Pool, team: str | None, size: int, options: LeaseOptions, now: float) -> None:
+    """Refuse a lease that can never fit into the quota of its team, or whose team has used up its node-hours.
+
+    Args:
+        session: The caller's transaction.
+        pool: The pool's row.
+        team: Name of the team.
+        size: Number of nodes.
+        options: Options of the request.
+        now: Seconds since the epoch.
+
+    Raises:
+        BudgetError: The request is above the quota.
+    """
+    limits = (pool.quotas or {}).get(team or "")
+    if not team or limits is None:
+        return
+    change = f"use less, or ask who runs the pool to raise the quota (`shoal pool quota {pool.name} {team}`)"
+    most, hours = limits["max_nodes"], limits["node_hours"]
+    if most is not None and size > most:
+        raise BudgetError(f'a lease of {size} is above the quota of team "{team}", {most} nodes: {change}')
+    if hours is None:
+        return
+    since = stamps.shared_now(session, now) - USAGE_DAYS * 24 * 3600
+    used = usage.of_team(session, pool.name, team, now, since=since) / 3600
+    asked = size * (options.max_lifetime or 0.0) / 3600
+    if used >= hours or used + asked > hours:
+        request = f", and this lease could use {asked:.4g} more" if asked else ""
+        raise BudgetError(
+            f'team "{team}" has used {used:.4g} of {hours:g} node-hours on pool "{pool.name}" within {USAGE_DAYS:g} '
+            f"days{request}: {change}"
+        )
+
+
+def set_quota(pool: Pool, team: str, *, max_nodes: int | None, node_hours: float | None) -> None:
+    """Set the limits of a team on a pool. Without any limit, the team's quota is removed."""
+    quotas = dict(pool.quotas or {})
+    quotas.pop(team, None)
+    if max_nodes is not None or node_hours is not None:
+        quotas[team] = {"max_nodes": max_nodes, "node_hours": node_hours}
+    pool.quotas = quotas or None
+
+
+def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:
+    """Refuse a lease whose run has used up its budget.
+
+    Args:
+        session: The caller's transaction.
+        pool: Name of the pool.
+        holder: Name of the run.
+        options: Options of the request.
+        now: Seconds since the epoch.
+
+    Raises:
+        BudgetError: The leases of this run have used as many node-hours as the budget has, or more.
+    """
+    budget = options.budget_node_hours
+    if budget is None:
+        return
+    lease = session.scalars(select(Lease.id).where(Lease.pool == pool, Lease.holder == holder)).first()
+    used = usage.of_run(session, pool, holder, lease, now) / 3600
+    if used >= budget:
+        raise BudgetError(f"{_spent(holder, pool, used, budget)}: {_TO_DO}")
+
+
+def end_reason(session: Session, lease_id: str) -> str | None:
+    """Return the reason why a lease was ended although its holder had not released it; None if it was not."""
+    reasons = select(Usage.end_reason).where(Usage.lease_id == lease_id, Usage.end_reason.is_not(None))
+    return session.scalars(reasons).first()
+
+
+def _reason(session: Session, lease: Lease, now: float) -> str | None:
+    if lease.max_lifetime is not None and usage.lifetime(session, lease, now) >= lease.max_lifetime:
+        return (
+            f'the lease of {lease.holder} on pool "{lease.pool}" was ended after max_lifetime={lease.max_lifetime:g} '
+            "s: set a longer max_lifetime if the run needs more time"
+        )
+    budget = lease.budget_node_hours
+    if budget is None:
+        return None
+    used = usage.of_run(session, lease.pool, lease.holder, lease.id, now) / 3600
+    return f"{_spent(lease.holder, lease.pool, used, budget)}, and was ended: {_TO_DO}" if used >= budget else None
+
+
+def _spent(holder: str, pool: str, used: float, budget: float) -> str:
+    return f'{holder} has used {used:.4g} node-hours on pool "{pool}", and budget_node_hours={budget:g}'
