@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session, defer, load_only
 from shoal import history
 from shoal.errors import (
     BudgetError,
-    InvalidArgumentError,
     JobBusyError,
     JobError,
     JobNotFoundError,
