@@ -261,6 +261,7 @@ def broken(store: Store) -> None:
             724.0,
             error=f"2 of 3 nodes were not ready after 720 s, so the size is 1 again; retrain-1: {why}",
         ),
+        operation("retrain", OperationKind.SCALE, OperationState.OPEN, 3, 60, None, holder="cli:anna@workbench"),
         *pool(
             "nightly-gpu",
             size=4,

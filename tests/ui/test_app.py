@@ -17,7 +17,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool, report_pools
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.schema import Job, JobState
 from shoal.ui.access import Viewer
 from shoal.ui.app import create_app, router, static_files
 from shoal.ui.live import StoreReader
@@ -324,9 +324,20 @@ def test_a_change_is_noticed_with_one_query_and_no_change_reads_no_rows(store):
     assert len(changed.jobs) == len(first.jobs)
 
 
-def test_deleted_jobs_go_away(store):
-    from shoal.state.schema import Job
+def test_the_curve_of_a_job_that_continues_from_a_checkpoint_has_no_loop(store):
+    ui_systems.busy(store)
+    now = [0.0]
+    reader = StoreReader(store, monotonic=lambda: now[0])
+    for done in (10, 20, 30, 20, 25):
+        with store.transaction() as session:
+            job = session.get_one(Job, ("flights-2026-11-23", 1))
+            job.progress, job.heartbeat_at = ui_systems.progress(done), now[0]
+        now[0] += 1.0
+        reader.overview()
+    assert [point.done for point in reader.metric_points(Key("flights-2026-11-23", 1))] == [10, 20, 25]
 
+
+def test_deleted_jobs_go_away(store):
     ui_systems.busy(store)
     now = [0.0]
     reader = StoreReader(store, monotonic=lambda: now[0])

@@ -265,11 +265,14 @@ class StoreReader:
             size = (len(report.status.active), report.status.target)
             if not points or (points[-1].ready, points[-1].target) != size:
                 points.append(PoolPoint(at, *size))
-        running = [line for line in jobs if line.state not in JOB_ENDED and line.progress is not None]
+        running = [line for line in jobs if line.state not in JOB_ENDED]
         for line in running:
             metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
-            if line.progress and (not metrics or metrics[-1].done != line.progress.done):
-                metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
+            if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
+                continue
+            while metrics and metrics[-1].done >= line.progress.done:  # it continues from a checkpoint
+                metrics.pop()
+            metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
         while len(self._metric_points) > _MOST_POINTS:
             del self._metric_points[next(iter(self._metric_points))]
 

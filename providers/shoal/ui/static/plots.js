@@ -4,9 +4,9 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-const AXIS = () => ({
+const AXIS = (text = "") => ({
   gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, tickfont: { color: colour("--soft") },
-  title: { font: { color: colour("--soft"), size: 12 } }, automargin: true, fixedrange: true,
+  title: { text, font: { color: colour("--soft"), size: 12 } }, automargin: true, fixedrange: true,
 });
 
 const SYMBOLS = { succeeded: "circle", open: "circle-open", rolled_back: "x", superseded: "diamond-open" };
@@ -38,7 +38,7 @@ function size({ ready, target, requests, most }) {
         hovertemplate: "%{text}<extra></extra>",
       },
     ],
-    layout: { yaxis: { ...AXIS(), title: { text: "nodes" }, range: [0, most + 0.5], dtick: most > 8 ? undefined : 1 }, xaxis: { ...AXIS(), type: "date" } },
+    layout: { yaxis: { ...AXIS("nodes"), range: [0, most + 0.5], dtick: most > 8 ? undefined : 1 }, xaxis: { ...AXIS(), type: "date" } },
   };
 }
 
@@ -51,7 +51,7 @@ function curves({ unit, series }) {
       line: { color: colour(palette[index % 4]), dash: dashes[Math.floor(index / 4) % 4], width: 2 },
       marker: { color: colour(palette[index % 4]) },
     })),
-    layout: { xaxis: { ...AXIS(), title: { text: plain(unit) } }, yaxis: AXIS() },
+    layout: { xaxis: AXIS(plain(unit)), yaxis: AXIS() },
   };
 }
 
@@ -70,7 +70,7 @@ function model({ metric, times, values, versions, promoted }) {
       { name: "promoted", x: [null], y: [null], mode: "markers", marker: { symbol: "star", size: 12, color: colour("--ok") } },
       { name: "not promoted", x: [null], y: [null], mode: "markers", marker: { symbol: "circle-open", size: 9, color: colour("--soft"), line: { width: 1.6 } } },
     ],
-    layout: { xaxis: { ...AXIS(), type: "date" }, yaxis: { ...AXIS(), title: { text: plain(metric) } } },
+    layout: { xaxis: { ...AXIS(), type: "date" }, yaxis: AXIS(plain(metric)) },
   };
 }
 
