@@ -30,8 +30,9 @@ class TestComputePool(suite.BlockStandardTestSuite):
         return ComputePool
 
 
-def test_its_fields_are_those_of_a_spec():
+def test_its_fields_are_those_of_a_spec_and_the_team():
     fields = {name: (field.annotation, field.default, field.description) for name, field in spec_fields(ComputePool)}
+    assert fields.pop("team")[:2] == (str | None, None)
     assert fields == {
         name: (field.annotation, field.default, field.description) for name, field in spec_fields(PoolSpec)
     }
