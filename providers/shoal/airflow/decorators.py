@@ -107,7 +107,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
     def execute(self, context: Context) -> Any:
         """Submit the job, or attach to the job of an earlier try, wait for its end, and return its value."""
-        return self._execute(context)
+        return DistributedTrainOperator.execute(self, context)
 
     def _execute(self, context: Context) -> Any:
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}

@@ -231,8 +231,7 @@ class JobHandle:
     @property
     def needs_credentials(self) -> bool:
         """Return whether the driver waits for credentials, or will wait for them when the job leaves the queue."""
-        job = attempts.load(self._store, self._key)
-        return bool(job.needs_credentials) and job.state is JobState.PENDING
+        return self._is_sealed and attempts.load(self._store, self._key).state is JobState.PENDING
 
     @property
     def spec(self) -> AnyJobSpec:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.errors import InvalidArgumentError
+from sqlalchemy import select
+
+from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
 from shoal.pool.api import ComputePool
@@ -15,6 +17,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
+from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE, local_path
 
 _SHARED = (
@@ -30,7 +33,10 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
         PoolNotFoundError: There is no such pool.
     """
     with store.reading() as session:
-        return PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec)
+        spec = session.scalar(select(Pool.spec).where(Pool.name == pool))
+        if spec is None:
+            raise PoolNotFoundError(pool, rows.pool_names(session))
+    return PoolSpec.model_validate(spec)
 
 
 def is_remote(spec: PoolSpec) -> bool:

@@ -14,7 +14,7 @@ def upgrade() -> None:
         "usage",
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=True),
         sa.Column("pool", sa.String(length=255), nullable=False),
-        sa.Column("holder", sa.Text(), nullable=False),
+        sa.Column("holder", sa.String(length=255).with_variant(sa.Text(), "postgresql"), nullable=False),
         sa.Column("lease_id", sa.String(length=255), nullable=True),
         sa.Column("job_id", sa.String(length=255), nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=True),
