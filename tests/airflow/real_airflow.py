@@ -74,7 +74,7 @@ def is_given_back() -> bool:
     return status.leases == () and len(status.active) == status.target == 1
 
 
-def process_of(airflow: LocalAirflow, dag_id: str, run: str) -> psutil.Process:
+def process_of(airflow: LocalAirflow, dag_id: str, run: str, seconds: float = 30) -> psutil.Process:
     """The process of a run's training: a group of its own, with the id of the task instance as its title."""
     ti = airflow.call("GET", f"/dags/{dag_id}/dagRuns/{run}/taskInstances/train")["id"]
 
@@ -85,7 +85,7 @@ def process_of(airflow: LocalAirflow, dag_id: str, run: str) -> psutil.Process:
                     return process
         return None
 
-    return wait_until(found, "the task's process")
+    return wait_until(found, "the task's process", seconds)
 
 
 def kill_all(process: psutil.Process) -> None:
