@@ -47,8 +47,7 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
         )
         whose = Job.id == job_id if (job_id := job_of(lease.holder)) else Job.holder == lease.holder
         unfinished = select(Job).where(Job.pool == lease.pool, whose, Job.state.not_in(JOB_ENDED))
-        # The lock keeps the result of a job whose driver records its success at the same time.
-        for job in session.scalars(unfinished.options(defer(Job.spec)).with_for_update()):
+        for job in session.scalars(unfinished.options(defer(Job.spec))):
             job.state, job.error, job.error_is_permanent, job.ended_at = JobState.FAILED, reason, True, now
             job.driver_key = job.sealed_credentials = None
             usage.end_job(session, job, now)
