@@ -60,6 +60,7 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
         params: LightGBM's parameters.
         threads: Number of threads.
     """
+    each = params.get("num_threads", 1)
     # With these settings LightGBM uses all rows of the sample, and finds the bins in this worker without connecting to
     # the other workers.
     params = {
@@ -86,4 +87,5 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bins")
         single.save_binary(file)
-        return Bins(file.read_bytes(), tuple(features), reference.get_params())
+        # Each worker builds its datasets with these parameters, at the same time as the other workers of its node.
+        return Bins(file.read_bytes(), tuple(features), {**reference.get_params(), "num_threads": each})
