@@ -195,6 +195,8 @@ class TestReach:
         assert submit(spec.on_pool(POOL)).attempt == 1
         with pytest.raises(InvalidArgumentError, match="/database/train"):
             submit(training(dataset={"paths": ["/database/train"]}))
+        with pytest.raises(InvalidArgumentError, match="/home/train"):
+            submit(training(dataset={"paths": ["/data/../home/train"]}))
 
     def test_a_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(self, submit, pool, tmp_path):
         pool(shared_folders=str(tmp_path))

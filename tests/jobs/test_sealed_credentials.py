@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import JobError
+from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobHandle, JobSpec, Tracking, submission
 from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts, handover
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.remote.handover import PATIENCE_S, receive
+from shoal.jobs.remote.handover import PATIENCE_S, AttemptTakenError, receive
 from shoal.jobs.remote.sealing import DriverKey, SealError, seal
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -179,6 +179,28 @@ class TestHandOver:
         assert received(handle, handle) is not None
         assert row(handle).driver_key != old
         assert handover.sealed_for(Store(), key_of(handle), old) is None
+
+    def test_a_driver_exits_if_another_driver_of_the_attempt_has_asked(self, submit, secret, store):
+        handle = submit(secret)
+
+        with pytest.raises(AttemptTakenError):
+            receive(store, key_of(handle), sleep=lambda _: handover.ask_for_credentials(store, key_of(handle), "other"))
+
+        assert row(handle).driver_key == "other"
+        assert row(handle).state is JobState.PENDING
+
+    def test_a_job_whose_submission_is_refused_now_gets_its_credentials_from_a_new_process(
+        self, submit, secret, monkeypatch
+    ):
+        first = submit(secret)
+
+        def refuse(*_: object) -> None:
+            raise InvalidArgumentError("no job can run on the nodes")
+
+        monkeypatch.setattr("shoal.jobs.remote.reach.check_nodes", refuse)
+        again = submit(secret)
+
+        assert received(first, again) is not None
 
     def test_a_driver_of_a_cancelled_job_waits_for_nothing(self, submit, secret):
         handle = submit(secret)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import select
 
 from shoal import history
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.history import acting_as
 from shoal.pool.api import ComputePool, sweep
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.state import Store
 from shoal.state.host import hostname
+from shoal.state.schema import Node
 from tests.support.tiny_node import FAIL_FILE
+from tests.support.waiting import wait_until
 
 
 def recorded() -> list[tuple[str, str, str | None, str]]:
@@ -24,6 +29,17 @@ def test_each_change_of_a_pool_has_its_actor_and_its_outcome(tiny):
     with acting_as("anna"):
         pool.scale(2)
         pool.alter(max_nodes=3)
+        [node] = [one.name for one in pool.describe().active if not one.is_head]
+        pool.retire_node(node, within_s=600)
+    store = Store()
+
+    def is_replaced() -> bool:
+        reconcile(store, "tiny")
+        with store.reading() as session:
+            names = list(session.scalars(select(Node.name)))
+        return len(names) == 2 and node not in names
+
+    wait_until(is_replaced, "the replacement of the retired node")
     with pytest.raises(InvalidArgumentError):
         pool.scale(9)
     with pool.lease(3, exclusive=True):
@@ -50,6 +66,7 @@ def test_each_change_of_a_pool_has_its_actor_and_its_outcome(tiny):
         ("scaled", "anna", "1 -> 2 nodes", "requested"),
         ("scaled", "anna", "1 -> 2 nodes", "succeeded"),
         ("altered", "anna", "1 to 4 nodes -> 1 to 3 nodes", "done"),
+        ("altered", "anna", f"node {node} ends within 600 s", "done"),
         ("leased", run, "3 nodes, exclusive", "requested"),
         ("leased", run, "3 nodes, exclusive", "succeeded"),
         ("released", run, None, "done"),

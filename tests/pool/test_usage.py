@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shoal import history
 from shoal.errors import BudgetError, FencedError, InvalidArgumentError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -194,6 +195,9 @@ def test_a_lease_and_its_jobs_end_after_its_lifetime_though_its_holder_renews_it
     lease(store, clock, 2, holder="test:b")
     add_job(store, "waits", "test:a", JobState.PENDING)
     add_job(store, "another", "test:b")
+    with store.transaction() as session:
+        waits = session.get_one(Job, ("waits", 1))
+        waits.driver_key, waits.sealed_credentials = "key", "sealed"
     clock.pass_to(99)
     assert reconciled(store, clock) == []
     clock.pass_to(100)
@@ -202,6 +206,7 @@ def test_a_lease_and_its_jobs_end_after_its_lifetime_though_its_holder_renews_it
     ended = attempts.load(store, Key("waits", 1))
     assert (ended.state, ended.error_is_permanent) == (JobState.FAILED, True)
     assert ended.error.startswith(why)
+    assert (ended.driver_key, ended.sealed_credentials) == (None, None)
     assert attempts.load(store, Key("another", 1)).state is JobState.RUNNING
     with store.transaction() as session, pytest.raises(FencedError, match="after max_lifetime=100 s: set a longer"):
         commands.renew(session, mine.id, mine.epoch, clock())
@@ -295,6 +300,10 @@ def test_a_lease_that_never_fits_into_its_teams_quota_is_refused(store, clock, q
     lease(store, clock, 6, "test:b")
     quota("fraud")
     lease(store, clock, 4, team="fraud")
+    assert [(one.kind, one.detail) for one in history.read(pool=NAME)] == [
+        ("altered", "quota of team fraud: 3 nodes -> no limit"),
+        ("altered", "quota of team fraud: no limit -> 3 nodes"),
+    ]
 
 
 def test_a_team_that_has_used_its_node_hours_is_refused_until_they_are_30_days_old(store, clock, quota):

@@ -6,9 +6,10 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from shoal.errors import PoolNotFoundError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL
@@ -135,5 +136,7 @@ def _take(cpus: int, gpus: int) -> tuple[_Kept, list[_Kept]]:
 
 
 def _end(kept: _Kept) -> None:
-    if kept.pool is not None:
-        kept.pool.down()
+    # A user may have deleted the pool with `shoal pool delete`.
+    with suppress(PoolNotFoundError):
+        if kept.pool is not None:
+            kept.pool.down()

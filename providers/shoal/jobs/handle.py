@@ -274,7 +274,7 @@ class JobHandle:
         return True
 
     def outlive_interrupts(self) -> None:
-        """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, whoever has submitted it."""
+        """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, also if this process has submitted it."""
         self._cancel_on_interrupt = False
 
     def status(self) -> JobStatus:

@@ -139,14 +139,18 @@ def submit(
             endpoint = endpoint_of(pool)
             secrets: Secrets | None = None
             refusal: ShoalError | None = None
+            # Only a new attempt is refused. The driver of an attempt that was submitted before may still wait for its
+            # credentials, so they are read also if a check fails.
+            try:
+                secrets = secrets_of()
+            except InvalidArgumentError as error:
+                refusal = error
             try:
                 versions.check(pool, endpoint.versions, library)
                 reach.check(spec, pool_spec)
                 reach.check_nodes(store, pool_spec)
                 attempts.check_budget(store, job_id, config.budget_node_hours, clock())
-                secrets = secrets_of()
             except (InvalidArgumentError, BudgetError) as error:
-                # Only a new attempt is refused. A job that was submitted before has its credentials already.
                 refusal = error
             order = Order(
                 job_id,

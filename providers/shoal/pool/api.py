@@ -536,6 +536,7 @@ class ComputePool:
             raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.retire(session, self.name, node, within_s, self._clock())
+            self._record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
         ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
@@ -562,7 +563,10 @@ class ComputePool:
             raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
         with transaction(self._store, JournalStep.REQUEST) as session:
             pool = rows.load(session, self.name).pool
+            before = budgets.quota_text(pool, storable(team))
             budgets.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
+            after = budgets.quota_text(pool, storable(team))
+            self._record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
             ensure_running()
 

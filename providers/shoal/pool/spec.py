@@ -8,13 +8,24 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
-from shoal.settings import Settings, unknown_value
+from shoal.settings import Settings, unknown_value, without_defaults
+
+_NEWER = ("ray_dashboard", "ca_file", "token_over_http", "shared_folders")
+"""Options that did not exist in earlier versions of shoal, which refuse a stored spec with an unknown option."""
 
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
@@ -119,6 +130,14 @@ class PoolSpec(Settings):
             "only for ray:// pools."
         ),
     ] = None
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the options as a dict that lacks the unset options of `_NEWER`.
+
+        A reconciler of an earlier version can then read the row of a pool that this version has started or altered.
+        """
+        return without_defaults(self, serialize(self), _NEWER)
 
     @field_validator("*", mode="before")
     @classmethod

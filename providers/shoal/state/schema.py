@@ -112,7 +112,7 @@ class ActionKind(StrEnum):
     RELEASED = "released"
     """A lease was released."""
     ALTERED = "altered"
-    """The limits of a pool were changed."""
+    """The limits of a pool or the quota of a team were changed, or the end of a node was announced."""
     STOPPED = "stopped"
     """A pool was asked to go down."""
     DELETED = "deleted"
@@ -304,7 +304,7 @@ class Node(Base):
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
     leaving_at: Mapped[float | None]
-    """Time at which the node is expected to end, as somebody has announced (`retire_node`). None: it stays."""
+    """Time at which the node is expected to end, as announced with `retire_node`. None: it stays."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
 
@@ -394,7 +394,11 @@ class Usage(Base):
     """
 
     __tablename__ = "usage"
-    __table_args__ = (Index("ix_usage_pool", "pool", "ended_at"), Index("ix_usage_job", "job_id", "attempt"))
+    __table_args__ = (
+        Index("ix_usage_pool", "pool", "ended_at"),
+        Index("ix_usage_job", "job_id", "attempt"),
+        Index("ix_usage_lease", "lease_id"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     pool: Mapped[str]

@@ -142,3 +142,4 @@ def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():
     for threads in (1, 2):
         bins = find_bins(sampled, names, {**params, "categorical_feature": [1]}, threads)
         assert model(bins.reference({})) == expected
+        assert bins.params["num_threads"] == 1

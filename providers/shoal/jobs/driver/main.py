@@ -401,6 +401,9 @@ def main() -> int:
             with act(JobStep.TAKE):
                 secrets = credentials.take(key.submission_id)
             secrets = handover.receive(store, key) or secrets
+        except handover.AttemptTakenError as error:
+            print(f"nothing to do for attempt {key.attempt} of job {key.job_id}: {error}", flush=True)
+            return 0
         except JobError as error:
             print(f"failed: {error}", flush=True)
             attempts.end(store, key, JobState.FAILED, time.time(), seen={JobState.PENDING}, error=str(error))

@@ -1,4 +1,4 @@
-"""Pass the credentials of an attempt to its driver through the attempt's row, where nobody else can read them.
+"""Pass the credentials of an attempt to its driver through the attempt's row, sealed for this driver.
 
 This way is for pools that others run (`ray://`), whose head need not share a folder with the submitter. The drivers of
 local pools read a file (`shoal.jobs.credentials`): it costs no time, and the submitter need not live until the driver
@@ -27,6 +27,13 @@ _POLL_S = 0.5
 """Seconds between two looks of a driver at its row."""
 
 
+_TAKEN = "the attempt has ended, or another driver runs it"
+
+
+class AttemptTakenError(JobError):
+    """Error for a driver whose attempt is not pending any more, or for which another driver has asked since then."""
+
+
 def receive(
     store: Store,
     key: Key,
@@ -45,21 +52,23 @@ def receive(
         sleep: Waits for a number of seconds.
 
     Returns:
-        The credentials; None if the driver gets none in this way, or if the attempt is not pending any more.
+        The credentials; None if the driver gets none in this way.
 
     Raises:
+        AttemptTakenError: The attempt is not pending any more, or another driver has asked for its credentials. This
+            driver must exit, because it would run the job without credentials.
         JobError: No process has sent the credentials in time, or they were not sealed for this driver.
     """
     if not handover.is_needed(store, key):
         return None
     driver_key = DriverKey()
     if not patiently(store, lambda: handover.ask_for_credentials(store, key, driver_key.public)):
-        return None
+        raise AttemptTakenError(_TAKEN)
     until = monotonic() + PATIENCE_S
     while monotonic() < until:
         found = patiently(store, lambda: handover.sealed_for(store, key, driver_key.public))
         if found is None:
-            return None
+            raise AttemptTakenError(_TAKEN)
         if found:
             return Secrets.loads(driver_key.open(found, key.submission_id))
         sleep(_POLL_S)

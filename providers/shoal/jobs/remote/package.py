@@ -47,7 +47,7 @@ class Package:
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
             for inside, path in sorted(self.files.items()):
-                # An entry without rights would be unpacked as a file that nobody can read.
+                # An entry without permissions would be unpacked as an unreadable file.
                 entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
                 entry.external_attr = 0o600 << 16
                 written.writestr(entry, code_store.read(path), zipfile.ZIP_DEFLATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
 def _local(location: str) -> str | None:
     """Return the path of a location on this machine; None for a URI."""
     path = local_path(location)
-    return None if "://" in path else str(Path(path).expanduser().absolute())
+    return None if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def _database(uri: str) -> str | None:

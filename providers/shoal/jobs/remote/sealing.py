@@ -3,7 +3,7 @@
 The driver makes a new X25519 key at its start and writes the public half into the attempt's row. The submitter makes a
 key of its own for each message, derives a key of AES-GCM from both (HKDF-SHA256), and writes the ciphertext into the
 row. The job, the attempt and both public keys are authenticated with the text. So a message for another attempt or for
-another driver cannot be opened, and nobody can open a copy of the row after the driver has ended.
+another driver cannot be opened, and a copy of the row cannot be opened after the driver has ended.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
         unfinished = select(Job).where(Job.pool == lease.pool, whose, Job.state.not_in(JOB_ENDED))
         for job in session.scalars(unfinished.options(defer(Job.spec))):
             job.state, job.error, job.error_is_permanent, job.ended_at = JobState.FAILED, reason, True, now
+            job.driver_key = job.sealed_credentials = None
             usage.end_job(session, job, now)
         session.delete(lease)
     return [reason for _, reason in spent]
@@ -95,6 +96,14 @@ def set_quota(pool: Pool, team: str, *, max_nodes: int | None, node_hours: float
     if max_nodes is not None or node_hours is not None:
         quotas[team] = {"max_nodes": max_nodes, "node_hours": node_hours}
     pool.quotas = quotas or None
+
+
+def quota_text(pool: Pool, team: str) -> str:
+    """Describe the limits of a team on a pool, such as ``3 nodes, 100 node-hours``."""
+    limits = (pool.quotas or {}).get(team, {})
+    units = (("max_nodes", "nodes"), ("node_hours", "node-hours"))
+    given = [f"{limits[name]:g} {unit}" for name, unit in units if limits.get(name) is not None]
+    return ", ".join(given) or "no limit"
 
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:

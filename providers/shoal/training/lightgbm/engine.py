@@ -108,7 +108,7 @@ class LightGBM:
         machines = tuple(offer.address for offer in offers)
         sample = ray.put(np.concatenate([offer.sample for offer in offers]))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
-        # The sample may take hundreds of MB. Without references, Ray frees it before the workers build their datasets.
+        # Without references, Ray frees it before the workers build their datasets.
         del offers, sample
         # put() stores the bins once in Ray's object store. Without put(), Ray would store them once per worker.
         agreed = Agreed(ray.put(bins), machines)

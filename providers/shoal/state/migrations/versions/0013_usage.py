@@ -28,6 +28,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_usage_pool", "usage", ["pool", "ended_at"])
     op.create_index("ix_usage_job", "usage", ["job_id", "attempt"])
+    op.create_index("ix_usage_lease", "usage", ["lease_id"])
     with op.batch_alter_table("leases") as leases:
         leases.add_column(sa.Column("max_lifetime", sa.Double(), nullable=True))
         leases.add_column(sa.Column("budget_node_hours", sa.Double(), nullable=True))
