@@ -20,11 +20,11 @@ from shoal.jobs.mlflow.ledger import confirmed_promotions
 from shoal.jobs.mlflow.models import VersionStatus, version_status
 from shoal.jobs.mlflow.registry import ALIAS_TAG, JOB_TAG, is_ours
 from shoal.jobs.specs.register import DEFAULT_ALIAS
+from shoal.links import Link, model_link, web_address
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Promotion
 from shoal.ui import formats
-from shoal.ui.links import Link, model_link, web_address
 
 _KEPT_S = 15.0
 """Seconds for which the answer of MLflow is used for all viewers."""

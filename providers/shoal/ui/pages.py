@@ -13,12 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.jobs.journal.listing import JobLine
+from shoal.links import dashboard_link, run_link
 from shoal.pool.status import PoolReport
 from shoal.state.schema import JobState, NodeState
 from shoal.ui import actions, formats
 from shoal.ui.access import Viewer
 from shoal.ui.job_view import job_view
-from shoal.ui.links import dashboard_link, run_link
 from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
 
