@@ -5,6 +5,7 @@ MLflow itself is not imported: it takes seconds, and a server of another program
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -102,7 +103,7 @@ class Model:
             for version in self.versions
             if version.value is not None and version.metric == self.metric
         ] or [(each.since, each.value, each.version, True) for each in self.promotions if each.value is not None]
-        rows.sort()
+        rows = sorted(row for row in rows if math.isfinite(row[1]))  # JSON has no NaN
         if len(rows) < 2:
             return None
         return {
