@@ -21,7 +21,7 @@ REGISTER = {"model": "flight delays", "metric": "rmse", "holdout": {"paths": ["/
         ("sqlite:////m.db", {"mlflow_run_id": "r"}, LOCAL, JOB),
         ("http://mlflow:5000/", {}, LOCAL, JOB),
         (
-            "http://me:secret@mlflow:5000/",
+            "http://me:sec@ret@mlflow:5000/?token=secret",
             {"mlflow_run_id": "r", "model_version": "7"},
             CLUSTER,
             {

@@ -51,11 +51,12 @@ def test_both_ways_of_installing_at_once_give_one_plugin_and_load_nothing_heavy(
 
 
 @pytest.mark.processes
-def test_the_file_alone_registers_the_plugin(tmp_path):
+def test_the_file_alone_registers_the_plugins(tmp_path):
     hidden = "import importlib.metadata as m; m.entry_points = lambda **_: []; "
-    shown = f"import runpy; print(runpy.run_path({str(ROOT / 'plugins' / 'shoal_plugin.py')!r})['ShoalPlugin'].name)"
+    found = f"import runpy; found = runpy.run_path({str(ROOT / 'plugins' / 'shoal_plugin.py')!r}); "
+    shown = "print(found['ShoalPlugin'].name, found['ShoalListeners'].name)"
 
-    assert airflow(tmp_path, "-c", hidden + shown).splitlines()[-1] == "shoal"
+    assert airflow(tmp_path, "-c", hidden + found + shown).splitlines()[-1] == "shoal shoal_listeners"
 
 
 def test_the_menu_has_the_page_in_a_frame_and_in_a_tab():

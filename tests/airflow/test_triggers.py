@@ -23,7 +23,7 @@ from airflow.sdk.module_loading import import_string
 from airflow.sdk.serde import deserialize, serialize
 from airflow.triggers.base import BaseTrigger
 
-from shoal import jobs
+from shoal import history, jobs
 from shoal.airflow.base.pool import TaskKilledError
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.sensors import NodesSensor
@@ -316,6 +316,7 @@ def test_the_deadline_is_that_of_the_trigger_and_cancels_the_job(store, at, spec
     with pytest.raises(AirflowTaskTimeout, match="not done within its execution_timeout"):
         operator.execute_complete(context, event, job)
     assert state(handle) is JobState.CANCELLED
+    assert [line.actor for line in history.read(kind="cancelled")] == [RUN]
 
 
 @pytest.fixture
@@ -360,6 +361,7 @@ def test_a_kill_ends_the_job_only_if_a_user_has_ended_the_task(
     task_is(said)
     killed(trigger_of(handle, cancel_on_kill=cancel_on_kill))
     assert state(handle) is expected
+    assert {line.actor for line in history.read(kind="cancelled")} <= {RUN}
 
 
 def test_airflow_before_3_3_cancels_the_trigger_instead_of_calling_on_kill(

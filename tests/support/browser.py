@@ -37,6 +37,7 @@ _FLAGS = (
 _EXPECTED = (
     "401 (Unauthorized)",  # of a tab without the token
     "/favicon.ico",  # of pages that name no icon
+    "'allow-popups'",  # of a link in a frame that opens no new windows
     "net::ERR_",  # of a server that ends while a page is open
     "violates the following Content Security Policy directive 'style-src 'self''",  # Plotly's style of maps, not used
 )

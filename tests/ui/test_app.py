@@ -26,7 +26,7 @@ from tests.support import ui_systems
 from tests.support.browser import TOKEN
 from tests.support.ui_systems import HOSTILE
 
-PAGES = ["/", "/jobs", "/models", "/record", "/pools/retrain", "/jobs/flights-2026-11-23"]
+PAGES = ["/", "/jobs", "/models", "/history", "/pools/retrain", "/jobs/flights-2026-11-23"]
 
 
 def csrf(client: TestClient) -> dict[str, str]:
@@ -79,10 +79,12 @@ def test_a_wrong_token_and_a_forged_cookie_are_refused(stranger):
 def test_the_token_becomes_a_cookie_and_leaves_the_address(stranger):
     answer = stranger.get(f"/jobs?state=failed&token={TOKEN}")
 
-    assert (answer.status_code, answer.headers["location"]) == (303, "jobs?state=failed")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./jobs?state=failed")
     assert TOKEN not in answer.headers["set-cookie"]
-    assert answer.headers["set-cookie"].endswith("; Path=/; HttpOnly; SameSite=Strict")
+    assert answer.headers["set-cookie"].endswith("; Path=/; HttpOnly; SameSite=Lax")
     assert stranger.get("/jobs").status_code == 200
+    hostile = stranger.get(f"/jobs/https:é%0d%0a?token={TOKEN}")
+    assert (hostile.status_code, hostile.headers["location"]) == (303, "./https%3A%C3%A9%0D%0A")
 
 
 def test_the_policy_forbids_scripts_of_others(client):
@@ -103,7 +105,7 @@ def test_the_scripts_come_from_the_packages(client):
 @pytest.mark.parametrize("system", ["idle", "busy", "broken"])
 def test_every_page_shows_every_system(client, store, system):
     getattr(ui_systems, system)(store)
-    paths = ["/", "/jobs", "/models", "/record", *(f"/pools/{each.status.name}" for each in report_pools(store))]
+    paths = ["/", "/jobs", "/models", "/history", *(f"/pools/{each.status.name}" for each in report_pools(store))]
     paths += [f"/jobs/{job.job_id}" for job in client.app.state.reader.overview().jobs]
 
     for path in paths:
@@ -196,7 +198,7 @@ def test_a_lease_is_released_and_the_record_names_the_user(client, store):
     assert lease.id not in {each.id for each in ComputePool("retrain", store=store).describe().leases}
     line = history.read(store=store)[0]
     assert (line.actor, line.kind, line.pool) == ("cli:tester@host", "released", "retrain")
-    assert "cli:tester@host" in client.get("/record").text
+    assert "cli:tester@host" in client.get("/history").text
     again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
     assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,7 @@ import pytest
 from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node, NodeState
+from shoal.ui.server import redirect_file
 from tests.support import ui_systems
 from tests.support.browser import serving
 from tests.support.waiting import wait_until
@@ -54,6 +56,13 @@ def test_the_link_opens_the_page_and_other_tabs_need_it(address, opened):
     page.wait_for_selector("#live.on")
     assert "token" not in page.url
     assert "shoal pool up" in page.inner_text("main")
+
+
+def test_the_browser_is_sent_to_the_page_by_a_file_that_only_the_user_can_read(address, opened):
+    file = redirect_file(address)
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    opened(file.as_uri()).wait_for_selector("#live.on")
 
 
 def test_a_pool_that_scales_and_a_job_that_trains_are_seen_to_move(address, opened, store):
@@ -149,6 +158,10 @@ def test_the_page_works_in_a_sandboxed_frame_below_a_prefix(opened, store):
         frame.get_by_role("button", name="Release the lease").click()
         frame.get_by_role("button", name="Release", exact=True).click()
         frame.get_by_text("No run holds a lease.").wait_for()
+        frame.get_by_role("link", name="Jobs", exact=True).click()
+        frame.get_by_role("link", name="flights-2026-11-23").click()
+        frame.get_by_role("link", name="MLflow run").click()
+        frame.get_by_text("copy this address: http://mlflow.internal:5000/#/runs/").wait_for()
         page.close()
 
 
@@ -168,7 +181,7 @@ def test_axe_finds_nothing_serious(address, opened, store, axe, scheme):
         "pools/features",
         "models",
         "models/flight-delays",
-        "record",
+        "history",
     ):
         page.goto(address.partition("?")[0] + path)
         page.wait_for_selector("#live.on")

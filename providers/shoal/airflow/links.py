@@ -7,17 +7,16 @@ address that a browser can open, such as an SQLite file of MLflow, there is no l
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
+from shoal.links import job_page, mlflow_run_link, model_link
+
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.pool.spec import PoolSpec
-
-_WEB = ("http://", "https://")
 
 
 class _Link(BaseOperatorLink):
@@ -66,7 +65,6 @@ def page_links(job_id: str) -> dict[str, str]:
     """
     from shoal.airflow.plugin import page_path
     from shoal.airflow.plugin.lazy_app import has_extra
-    from shoal.ui.links import job_page
 
     if (given := job_page(job_id)) is not None:
         return {JobPageLink.name: given}
@@ -81,15 +79,12 @@ def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, s
     :param pool: Definition of the pool on which the job ran.
     """
     found = page_links(result.job_id)
-    # A user's browser has credentials of its own.
-    mlflow = re.sub("//[^/@]*@", "//", (spec.tracking and spec.tracking.uri) or "", count=1)
-    if mlflow.startswith(_WEB):
-        ui = f"{mlflow.rstrip('/')}/#"
-        if result.mlflow_run_id:
-            found[MlflowRunLink.name] = f"{ui}/runs/{result.mlflow_run_id}"
-        if spec.register_as is not None and result.model_version:
-            model = quote(spec.register_as.model, safe="")
-            found[ModelVersionLink.name] = f"{ui}/models/{model}/versions/{result.model_version}"
+    uri = spec.tracking.uri if spec.tracking else None
+    if (run := mlflow_run_link(uri, result.mlflow_run_id)) is not None:
+        found[MlflowRunLink.name] = run.address
+    register, version = spec.register_as, result.model_version
+    if register is not None and version and (model := model_link(uri, register.model, version)) is not None:
+        found[ModelVersionLink.name] = model.address
     if pool.address:
         found[RayDashboardLink.name] = pool.address
     return found

@@ -51,6 +51,7 @@ _PACKAGES = (
     ("mlflow", ("mlflow",), ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
     ("airflow", ("airflow",), ("apache-airflow",), "the Airflow provider"),
     ("prefect", ("prefect",), ("prefect",), "the Prefect collection"),
+    ("ui", ("fastapi", "jinja2", "plotly", "uvicorn"), ("plotly",), "the page of `shoal ui` and of Airflow's plugin"),
 )
 """Optional packages: name of shoal's extra, import names of what it installs, names of the package on PyPI whose
 version is shown, and the part of shoal that needs it."""

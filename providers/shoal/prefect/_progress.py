@@ -9,7 +9,7 @@ from prefect.artifacts import create_link_artifact, create_progress_artifact, up
 from prefect.logging import get_run_logger
 
 from shoal.errors import ScaleError
-from shoal.ui.links import job_page
+from shoal.links import job_page
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus

@@ -7,7 +7,7 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from fastapi import HTTPException, Request
 
@@ -77,8 +77,10 @@ class TokenAccess:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
     def _cookie(self, request: Request) -> str:
+        # With `SameSite=Strict`, the browser would not send the cookie after the redirect of a link in another page or
+        # in a file. Actions need the CSRF token, so requests of other sites cannot act.
         path = request.scope.get("root_path") or "/"
-        return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Strict"
+        return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
 
 
 def require_action(request: Request, viewer: Viewer) -> None:
@@ -116,4 +118,6 @@ def _cookie_name(request: Request) -> str:
 def _without_token(request: Request) -> str:
     """Return the URL of a request without its token, relative to the request's own URL."""
     left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-    return f"{request.url.path.rpartition('/')[2] or './'}{'?' if left else ''}{urlencode(left)}"
+    # The leading "./" keeps a name with a colon, such as a job's id, from being read as an address of its own.
+    name = quote(request.scope["path"].rpartition("/")[2], safe="")
+    return f"./{name}{'?' if left else ''}{urlencode(left)}"

@@ -25,6 +25,7 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.ui import actions
 from shoal.ui.access import Access, Viewer, require_action
@@ -150,10 +151,10 @@ def model_page(request: Request, viewer: CurrentViewer, name: str) -> HTMLRespon
     return _page(request, viewer, "model", name)
 
 
-@router.get("/record", response_class=HTMLResponse)
-def record_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show the record of changes."""
-    return _page(request, viewer, "record")
+@router.get("/history", response_class=HTMLResponse)
+def history_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show the record of actions."""
+    return _page(request, viewer, "history")
 
 
 @router.get("/static/{name}")
@@ -251,7 +252,7 @@ async def _on_shoal_error(request: Request, error: Exception) -> Response:
             status = 503
         case _:
             status = 409
-    return _error(request, status, str(error), {})
+    return _error(request, status, redact(str(error)), {})
 
 
 def _error(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:

@@ -16,11 +16,11 @@ from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.results import JobResult
+from shoal.links import Link, mlflow_run_link, model_link, run_link
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
-from shoal.ui.links import Link, mlflow_run_link, model_link, run_link
 from shoal.ui.live import MetricPoint
 
 _LOG_BYTES = 32_768

@@ -20,6 +20,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
 from shoal.pool.status import PoolReport
+from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 
@@ -193,6 +194,8 @@ class StoreReader:
                 version = self.overview().version
             except ShoalError as error:  # the store cannot be opened now; the viewers' requests show the reason
                 log.warning("the store cannot be read: %s", error)
+            except Exception:  # without this thread, no page would be live until the server starts again
+                log.exception("the store cannot be read")
             else:
                 if version != told:
                     told = version
@@ -219,9 +222,9 @@ class StoreReader:
             if cache is None:
                 raise
             cache.looked = now
-            if cache.overview.problem != str(error):
-                old = cache.overview
-                cache.overview = Overview(old.version + 1, old.at, old.pools, old.jobs, str(error))
+            problem, old = redact(str(error)), cache.overview
+            if old.problem != problem:
+                cache.overview = Overview(old.version + 1, old.at, old.pools, old.jobs, problem)
             return cache.overview
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:

@@ -5,6 +5,7 @@ MLflow itself is not imported: it takes seconds, and a server of another program
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,11 +21,11 @@ from shoal.jobs.mlflow.ledger import confirmed_promotions
 from shoal.jobs.mlflow.models import VersionStatus, version_status
 from shoal.jobs.mlflow.registry import ALIAS_TAG, JOB_TAG, is_ours
 from shoal.jobs.specs.register import DEFAULT_ALIAS
+from shoal.links import Link, model_link, web_address
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Promotion
 from shoal.ui import formats
-from shoal.ui.links import Link, model_link, web_address
 
 _KEPT_S = 15.0
 """Seconds for which the answer of MLflow is used for all viewers."""
@@ -102,7 +103,7 @@ class Model:
             for version in self.versions
             if version.value is not None and version.metric == self.metric
         ] or [(each.since, each.value, each.version, True) for each in self.promotions if each.value is not None]
-        rows.sort()
+        rows = sorted(row for row in rows if math.isfinite(row[1]))  # JSON has no NaN
         if len(rows) < 2:
             return None
         return {

@@ -13,12 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.jobs.journal.listing import JobLine
+from shoal.links import dashboard_link, run_link
 from shoal.pool.status import PoolReport
+from shoal.redaction import redact
 from shoal.state.schema import JobState, NodeState
 from shoal.ui import actions, formats
 from shoal.ui.access import Viewer
 from shoal.ui.job_view import job_view
-from shoal.ui.links import dashboard_link, run_link
 from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
 
@@ -69,6 +70,7 @@ class Pages:
             number=formats.number,
             count=formats.count,
             progress=formats.progress,
+            redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
         self._environment.globals.update(version=version, run_link=run_link)
@@ -238,17 +240,18 @@ def nodes_of(report: PoolReport) -> list[Any]:
 
 
 def trouble_of(report: PoolReport) -> str | None:
-    """Return the reason why a pool needs attention, or None. A lease that waits in the queue is no trouble."""
+    """Return the reason why a pool needs attention, without credentials, or None. A lease that waits in the queue is no
+    trouble."""
     status = report.status
     if status.state == "down":
         return None
     for node in status.failed:
-        return f"{node.name} failed: {node.error or 'the reason is not known'}"
+        return redact(f"{node.name} failed: {node.error or 'the reason is not known'}")
     waits = any(lease.position is not None for lease in status.leases)
     if status.reason and not (waits and status.reason.startswith("leases that wait")):
-        return status.reason
+        return redact(status.reason)
     stuck = [node for node in status.leaving if node.error and node.state == NodeState.ENDING.value]
-    return f"{stuck[0].name} cannot be ended: {stuck[0].error}" if stuck else None
+    return redact(f"{stuck[0].name} cannot be ended: {stuck[0].error}") if stuck else None
 
 
 def _urgency(report: PoolReport) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import tempfile
 import webbrowser
 from contextlib import suppress
+from pathlib import Path
 
 import uvicorn
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import cli_holder
+from shoal.state.home import subfolder
 from shoal.ui.access import TokenAccess
 from shoal.ui.app import create_app
 from shoal.ui.live import StoreReader
@@ -29,17 +33,39 @@ class _Server(uvicorn.Server):
         self._reader = reader
         self._link = link
         self._opens_browser = opens_browser
+        self._redirect: Path | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         # The link is printed when the server listens, so that a program that reads the line can open it at once.
         print(f"shoal ui: {self._link}", flush=True)
         if self._opens_browser:
-            webbrowser.open(self._link)
+            self._redirect = redirect_file(self._link)
+            webbrowser.open(self._redirect.as_uri())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._reader.close()
         await super().shutdown(sockets)
+        if self._redirect is not None:
+            self._redirect.unlink(missing_ok=True)
+
+
+def redirect_file(link: str) -> Path:
+    """Write an HTML file that leads to a link, and return its path. Only this user can read the file.
+
+    The browser gets the path of the file and not the link, because other users of the machine can see the arguments of
+    its process, and the link contains the token.
+
+    Args:
+        link: Link to the page, with the token.
+    """
+    descriptor, path = tempfile.mkstemp(".html", "page-", subfolder("ui"))  # mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        file.write(
+            f'<!doctype html><meta http-equiv="refresh" content="0; url={link}"><title>shoal</title>'
+            f'<a href="{link}">Open the page</a>\n'
+        )
+    return Path(path)
 
 
 def serve(port: int, *, opens_browser: bool) -> None:

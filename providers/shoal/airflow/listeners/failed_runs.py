@@ -8,7 +8,7 @@ drivers of the jobs read there that they have to end, and the reconcilers that l
 from __future__ import annotations
 
 import logging
-from threading import Thread
+from threading import BoundedSemaphore, Thread
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = BoundedSemaphore(2)
+"""Limit of threads that use the store at a time. Many tasks may fail together, and each thread needs a connection."""
 
 
 @hookimpl
@@ -66,11 +69,12 @@ def _record(reason: str, **owned: Any) -> None:
 
 
 def _end(reason: str, **owned: Any) -> None:
-    from shoal.jobs.cleanup import end_in_store
-
     try:
-        for line in end_in_store(reason=reason, **owned):
-            log.info(line)
+        with _AT_ONCE:
+            from shoal.jobs.cleanup import end_in_store
+
+            for line in end_in_store(reason=reason, **owned):
+                log.info(line)
     # The janitor ends what is left.
     except Exception:
         log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)

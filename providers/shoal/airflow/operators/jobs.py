@@ -128,16 +128,19 @@ class JobOperator(WaitingOperator):
         self._deadline = job.get("deadline")
         return True
 
-    def resume_job(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[AnyJobSpec, JobResult]:
+    def resume_job(
+        self, event: Mapping[str, Any], job: Mapping[str, Any], context: Context
+    ) -> tuple[AnyJobSpec, JobResult]:
         """Continue after the deferral: return the spec and the result of the job.
 
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
+        :param context: Airflow's context of the task.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. Its job is cancelled.
         """
         from shoal.jobs import attach
 
-        handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"])
+        handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
         self.links = page_links(handle.job_id)
         if event["timed_out"] and not handle.has_ended:
             reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"

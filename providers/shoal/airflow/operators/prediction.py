@@ -97,7 +97,7 @@ class BatchPredictOperator(JobOperator):
         """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
         if self.is_resubmitted(event, job):
             return self._execute(context)
-        return self.resume_job(event, job)[1].to_dict()
+        return self.resume_job(event, job, context)[1].to_dict()
 
     def _fields(self) -> dict[str, Any]:
         given = cast("Mapping[str, Any] | None", self.spec)

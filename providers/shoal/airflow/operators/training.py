@@ -155,7 +155,7 @@ class DistributedTrainOperator(JobOperator):
         if self.is_resubmitted(event, job):
             return self._execute(context)
         with self._recording_failures(context):
-            spec, result = self.resume_job(event, job)
+            spec, result = self.resume_job(event, job, context)
         return self.value_of(self._recorded(context, spec, result))
 
     def value_of(self, result: JobResult) -> Any:

@@ -15,7 +15,6 @@ from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
 from shoal.jobs.polling import PollTimer, turn_check_s
-from shoal.jobs.submission import attach
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -89,7 +88,7 @@ class JobWait(Wait):
             # The triggerer that waited before may have shown more of the log.
             if job.task_try == self.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
-            self._handle = JobHandle(store, job)
+            self._handle = JobHandle(store, job, actor=job.holder)
             self._follower = self._handle.log_follower(self.log_position)
         now = time.monotonic()
         if job.heartbeat_at != self._heartbeat:
@@ -199,5 +198,7 @@ class JobTrigger(WaitTrigger):
             self.log.info("job %s had ended, or belongs to a newer try of the task", self.job_id)
 
     def _cancel(self) -> bool:
-        handle = attach(self.job_id, self.attempt, submissions=self.submissions)
+        store = Store()
+        job = attempts.load(store, Key(self.job_id, self.attempt))
+        handle = JobHandle(store, job, submissions=self.submissions, actor=job.holder)
         return handle.cancel("the deferred task was marked or cleared", unless_resubmitted=True)

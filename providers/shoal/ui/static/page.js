@@ -30,7 +30,7 @@ async function refresh() {
       morph(main, parsed.getElementById("main"));
       shown();
     } else if (answer.status === 404) {
-      say("what this page shows does not exist any more", true);
+      say("the pool, job or model of this page does not exist any more", true);
     }
   } catch {
     setLive(false);  // the stream of events connects again, and then asks again
@@ -87,12 +87,12 @@ function shown() {
 
 let hiding = 0;
 
-function say(text, isBad = false) {
+function say(text, isBad = false, shownMs = isBad ? 15000 : 6000) {
   notice.textContent = text;
   notice.classList.toggle("bad", isBad);
   notice.hidden = false;
   clearTimeout(hiding);
-  hiding = setTimeout(() => { notice.hidden = true; }, isBad ? 15000 : 6000);
+  hiding = setTimeout(() => { notice.hidden = true; }, shownMs);
 }
 
 function confirmed(title, text, yes, no) {
@@ -149,9 +149,14 @@ main.addEventListener("submit", async (event) => {
 // A field that the user edits is not overwritten by newer contents.
 main.addEventListener("input", (event) => { event.target.dataset.edited = "1"; });
 
-// --- inside a frame, other sites cannot be opened: show their addresses, to copy them
+// --- Airflow's frame opens no new windows: show the address of a link to another service, to copy it
 
-if (window !== window.top) document.documentElement.classList.add("framed");
+if (window !== window.top) {
+  main.addEventListener("click", (event) => {
+    const link = event.target.closest("a[target=_blank]");
+    if (link) say(`If no tab opens, copy this address: ${link.href}`, false, 30000);
+  });
+}
 
 shown();
 setInterval(() => shownTimes(main), 1000);

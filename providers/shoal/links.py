@@ -1,13 +1,13 @@
-"""Build links to the services around shoal: Airflow, Prefect, MLflow and Ray. Only web addresses become links."""
+"""Build links to shoal's page and to the services around it: Airflow, Prefect, MLflow and Ray.
+
+Only web addresses become links. The module needs no extra, because tasks link to a page that runs elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
-
-_CREDENTIALS = re.compile("//[^/@]*@")
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,12 @@ class Link:
 
 
 def web_address(address: str | None) -> str | None:
-    """Return an address without credentials if a browser can open it; None for any other scheme, and if it is not an
-    address."""
+    """Return the scheme, host, port and path of an address if a browser can open it; None for any other scheme, and if
+    it is not an address.
+
+    Credentials and the query are left out: a query may contain a token, and a user's browser has credentials of its
+    own.
+    """
     if not address:
         return None
     try:
@@ -29,7 +33,7 @@ def web_address(address: str | None) -> str | None:
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
-    return _CREDENTIALS.sub("//", address, count=1).rstrip("/")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
 def run_link(holder: str) -> Link | None:
