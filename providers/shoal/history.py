@@ -7,7 +7,8 @@ Lines are only added. No function changes or deletes one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from sqlalchemy.orm import Session
 from shoal.errors import InvalidArgumentError, shown
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.host import hostname
 from shoal.state.schema import Action, ActionKind
 
-__all__ = ["ActionKind", "Entry", "acting_as", "is_named", "read", "record", "record_end"]
+__all__ = ["ActionKind", "Entry", "acting_as", "is_named", "read", "record", "record_end", "record_sweep"]
 
 DONE = "done"
 """Outcome of an action that is complete at once."""
@@ -136,6 +138,25 @@ def record(
             operation_id=operation_id,
         )
     )
+
+
+def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
+    """Add a sweep of this host to the record of actions.
+
+    A sweep that found nothing to do is recorded only inside a block of `acting_as`: a user asked for it.
+    Clean-ups and janitors sweep all the time, and would fill the record with such lines.
+
+    Args:
+        store: The state store.
+        did: The sentences that the sweep has returned.
+        holder: Holder on whose behalf this process sweeps.
+    """
+    if did or is_named():
+        with store.transaction() as session:
+            record(
+                session, ActionKind.SWEPT, hostname(), holder=holder, at=time.time(), detail="; ".join(did) or None,
+                outcome=DONE if did else "nothing to sweep",
+            )  # fmt: skip
 
 
 def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:

@@ -144,7 +144,8 @@ def test_a_killed_celery_worker_loses_no_training(airflow: LocalAirflow, python:
 
         def trains() -> bool:
             states = airflow.task_states(dag_id, run)
-            assert "failed" not in states.values(), states
+            for task in (task for task, state in states.items() if state == "failed"):
+                raise AssertionError("\n".join(airflow.task_log(dag_id, run, task)))
             return states["train"] == waiting and any(job.state is JobState.RUNNING for job in jobs_of(dag_id, run))
 
         airflow_until(trains, "the training", 900)

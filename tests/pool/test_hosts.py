@@ -67,9 +67,10 @@ def seen_by_ray(pool: ComputePool) -> dict[str, str]:
     """The nodes that live by what the head knows: name -> address."""
     endpoint = pool.endpoint()
     headers = {"Authorization": f"Bearer {endpoint.token()}"}
-    answer = httpx.get(f"{endpoint.api}/api/v0/nodes", headers=headers, timeout=30, trust_env=False).json()
-    nodes = answer["data"]["result"]["result"]
-    return {node["node_name"]: node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
+    url = f"{endpoint.api}/nodes?view=summary"
+    answer = httpx.get(url, headers=headers, timeout=30, trust_env=False).json()
+    nodes = [node["raylet"] for node in answer["data"]["summary"]]
+    return {node["nodeName"]: node["nodeManagerAddress"] for node in nodes if node["state"] == "ALIVE"}
 
 
 def gone(node: Node) -> bool:

@@ -25,7 +25,7 @@ from shoal.jobs.journal import admission, attempts
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
-from shoal.pool.api import ComputePool, record_sweep, sweep_nodes
+from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
@@ -112,7 +112,7 @@ def sweep(store: Store | None = None) -> list[str]:
     """
     store = store or Store()
     did = [*settle_jobs(store), *sweep_nodes(store)]
-    record_sweep(store, did, holder=python_holder())
+    history.record_sweep(store, did, holder=python_holder())
     return did
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -48,7 +48,6 @@ from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
 from shoal.state.home import subfolder
-from shoal.state.host import hostname
 from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
@@ -651,7 +650,7 @@ class ComputePool:
         """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
         for each action."""
         did = _sweep.sweep(self._store, clock=self._clock)
-        record_sweep(self._store, did, holder=self.holder)
+        history.record_sweep(self._store, did, holder=self.holder)
         return did
 
     def _carry_out(
@@ -897,7 +896,7 @@ def sweep(store: Store | None = None) -> list[str]:
     safe to call at any time."""
     store = store or Store()
     did = sweep_nodes(store)
-    record_sweep(store, did, holder=python_holder())
+    history.record_sweep(store, did, holder=python_holder())
     return did
 
 
@@ -910,25 +909,6 @@ def sweep_nodes(store: Store) -> list[str]:
     if alive:
         ensure_running()
     return did
-
-
-def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
-    """Add a sweep of this host to the record of actions.
-
-    A sweep that found nothing to do is recorded only inside a block of `shoal.history.acting_as`: a user asked for it.
-    Clean-ups and janitors sweep all the time, and would fill the record with such lines.
-
-    Args:
-        store: The state store.
-        did: The sentences that the sweep has returned.
-        holder: Holder on whose behalf this process sweeps.
-    """
-    if did or history.is_named():
-        with store.transaction() as session:
-            history.record(
-                session, ActionKind.SWEPT, hostname(), holder=holder, at=time.time(), detail="; ".join(did) or None,
-                outcome=history.DONE if did else "nothing to sweep",
-            )  # fmt: skip
 
 
 def _nodes(count: int) -> str:
