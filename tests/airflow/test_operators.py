@@ -618,6 +618,8 @@ def test_the_task_has_the_links_of_its_job_and_airflow_knows_their_names(on_fake
     driver = meanwhile(ended, JobState.SUCCEEDED)
     task.execute(context)
     driver.join()
-    assert [link.get_link(task, ti_key=None) for link in LINKS] == ["http://mlflow:5000/#/runs/r", "", ""]
+    (job,) = jobs.list_jobs()
+    page = f"/shoal/jobs/{job.job_id}"
+    assert [link.get_link(task, ti_key=None) for link in LINKS] == [page, "http://mlflow:5000/#/runs/r", "", ""]
     read = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("train")
     assert set(read.extra_links) == {link.name for link in LINKS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
 from shoal.pool.api import ComputePool
@@ -15,6 +15,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
+from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE, local_path
 
 _SHARED = (
@@ -30,7 +31,10 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
         PoolNotFoundError: There is no such pool.
     """
     with store.reading() as session:
-        return PoolSpec.model_validate(rows.load(session, pool, lock=False).pool.spec)
+        row = session.get(Pool, pool)
+        if row is None:
+            raise PoolNotFoundError(pool, rows.pool_names(session))
+        return PoolSpec.model_validate(row.spec)
 
 
 def is_remote(spec: PoolSpec) -> bool:
