@@ -52,8 +52,8 @@ class Entry:
         actor: Name of the user, run or process that acted: the name given to `acting_as`, else the holder.
         kind: What was done.
         pool: Name of the pool; None for an action that belongs to no pool.
-        subject: Name of what was changed: a pool, the holder of a lease, the id of a job, or a model. For a sweep, the
-            host.
+        subject: Name of the changed object: a pool, the holder of a lease, the id of a job, or a model. The host, for a
+            sweep.
         detail: What exactly was requested, such as the sizes before and after; None if there is nothing to say.
         outcome: ``done``, or for an operation ``requested``, ``succeeded``, ``superseded: …`` or ``rolled back: …``.
         operation_id: Id of the operation, which the line of its request and the line of its end have in common; None
@@ -118,7 +118,7 @@ def record(
     Args:
         session: The write transaction.
         kind: What was done.
-        subject: Name of what was changed.
+        subject: Name of the changed object.
         holder: Holder on whose behalf this process acts. The line has this name, unless `acting_as` has set another.
         at: Seconds since the epoch.
         pool: Name of the pool; None if the action belongs to no pool.

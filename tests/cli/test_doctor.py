@@ -41,6 +41,8 @@ def test_a_healthy_machine(shoal, a_pool):
         assert found[name]["status"] == "ok"
     assert found[f"pool {a_pool}"]["status"] == "ok"
     assert "local pools can work on this machine" in shoal("doctor").stdout
+    refused = shoal("doctor", "--artifact-location", "s3://bucket")
+    assert refused.exit_code and "add --pool" in refused.output
 
 
 def test_without_ray_local_pools_are_broken(shoal, monkeypatch):

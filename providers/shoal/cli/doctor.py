@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shoal.cli.exits import ExitCode
 from shoal.cli.output import Json, print_json, show
+from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from shoal.pool.backends.ray.preflight import Finding
@@ -30,6 +31,8 @@ def doctor(
     from shoal.cli.doctor_checks import Check, all_checks
     from shoal.pool.api import ComputePool
 
+    if pool is None and artifact_location is not None:
+        raise InvalidArgumentError("--artifact-location is only for the nodes of a pool: add --pool, or leave it out")
     checks: list[Check] | list[Finding] = (
         list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
     )

@@ -1,4 +1,4 @@
-"""Build what the page of a job shows from the job's rows, its log and its stored results."""
+"""Build the contents of a job's page from the job's rows, its log and its stored results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class JobView:
-    """What the page of a job shows.
+    """Contents of a job's page.
 
     Attributes:
         line: The attempt's line.
@@ -74,7 +74,7 @@ class JobView:
 
 
 def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: float) -> JobView:
-    """Build what the page of a job shows.
+    """Build the contents of a job's page.
 
     Args:
         store: The state store.

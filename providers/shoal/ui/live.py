@@ -1,7 +1,7 @@
 """Read the store for all viewers of the page, and tell them when it has changed.
 
 One thread reads the store while at least one viewer is connected. It looks for changes with one cheap query per second,
-and reads the rows only if there are changes. Pages are built from what was read last, so the store has the same work
+and reads the rows only if there are changes. Pages are built from the last read, so the store has the same work
 with one viewer and with fifty.
 """
 
@@ -61,7 +61,7 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class Overview:
-    """What the store contained at one time.
+    """Contents of the store at one time.
 
     Attributes:
         version: Number that increases when anything has changed.
@@ -126,7 +126,7 @@ class StoreReader:
         self._is_closed = False
 
     def overview(self) -> Overview:
-        """Return what the store contains, at most a second old.
+        """Return the contents of the store, at most a second old.
 
         Raises:
             ShoalError: The store cannot be read, and never was.

@@ -1,4 +1,4 @@
-"""Render the pages from what the reader has read last."""
+"""Render the pages from the last read of the store."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ class Pages:
         asked = query.get("attempt")
         chosen = [line for line in lines if asked is None or str(line.attempt) == asked]
         if not chosen:
-            what = f'job "{job_id}"' if not lines else f'attempt {asked} of job "{job_id}"'
-            raise JobNotFoundError(f"{what} does not exist: the list of jobs shows all of them")
+            missing = f'job "{job_id}"' if not lines else f'attempt {asked} of job "{job_id}"'
+            raise JobNotFoundError(f"{missing} does not exist: the list of jobs shows all of them")
         report = next((each for each in overview.pools if each.status.name == chosen[0].pool), None)
         return {
             "job": job_view(self._reader.store, chosen[0], self._reader.metric_points(chosen[0].key), self._clock()),
