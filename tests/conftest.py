@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.distributors.process_pool import end_process_pools
 from tests.support import session_leftovers
 from tests.support.homes import STORES, new_home
 from tests.support.postgres import MISSING, Postgres, binaries
@@ -74,6 +75,7 @@ def session_home() -> Iterator[Path]:
     # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield folder
+    end_process_pools()
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)

@@ -333,6 +333,8 @@ def system_metrics(run: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the workers' system metrics, without the prefix, and all metrics but those of the system."""
     metrics = dict(run.data.metrics)
     del metrics["system/node_seconds"]
+    for name in [name for name in metrics if name.startswith("seconds/")]:
+        del metrics[name]
     system = {name: metrics.pop(name) for name in list(metrics) if name.startswith("system/")}
     return {name.removeprefix("system/"): value for name, value in system.items()}, metrics
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.distributors.process_pool import end_process_pools
 from tests.support import session_leftovers
 
 STORES = ["sqlite", "postgresql"]
@@ -22,4 +23,6 @@ def new_home() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder
+        # The pools of calls without a pool are in this home's store, and would outlive it.
+        end_process_pools()
     session_leftovers.remove_home(folder)
