@@ -335,7 +335,13 @@ def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer
     airflow_until(
         lambda: airflow.task_states("crowd_of_trainings", trainings)["lease_pool"] == "success", "the lease", 120
     )
-    sensors = airflow.trigger("crowd_of_sensors", {"sensors": SENSORS})
+
+    def sensors_begin() -> str | None:
+        with suppress(ShoalError):  # Airflow's SQLite file may be locked while Airflow maps the trainings
+            return airflow.trigger("crowd_of_sensors", {"sensors": SENSORS})
+        return None
+
+    sensors = airflow_until(sensors_begin, "Airflow to take the sensors", 300)
     limit = 300 + 5 * SENSORS
     airflow_until(
         lambda: states("crowd_of_sensors", sensors, "nodes")["deferred"] == SENSORS, "all sensors deferred", limit
