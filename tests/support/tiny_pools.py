@@ -17,10 +17,10 @@ from tests.support.pool_processes import nothing_left
 
 
 class TinyBackend(LocalBackend):
-    """The local backend whose supervisors are forked, and start no Ray."""
+    """The local backend whose supervisors are forked."""
 
-    def check_ray(self) -> None:
-        """Tiny nodes are there without Ray, too."""
+    def __init__(self) -> None:
+        super().__init__("tests.support.tiny_node")
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
         for node in nodes:

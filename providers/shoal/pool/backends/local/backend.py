@@ -61,22 +61,12 @@ class LocalBackend:
             StoreError: The temp folder cannot hold the nodes' sockets.
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
-        self.check_ray()
+        if self._module == _SUPERVISOR:  # the nodes of another supervisor, as in tests, may be no Ray nodes
+            _check_ray()
         runtime_root()
         if spec.gpus_per_node > 0:
             selectors = _selectors(spec.name)
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
-
-    def check_ray(self) -> None:
-        """Check that Ray is installed, which the nodes run, and warn about a version that was not tested.
-
-        Raises:
-            MissingExtraError: Ray is not installed in this environment.
-        """
-        if find_spec("ray") is None:
-            raise MissingExtraError("ray", "ray")
-        if (warning := versions.untested_ray()) is not None:
-            warnings.warn(warning, stacklevel=3)
 
     def prepare(self, spec: PoolSpec) -> None:
         """Create a new bearer token for a pool that is being started. Tokens from earlier starts of the pool are then
@@ -179,6 +169,18 @@ def token_path(pool: str) -> Path:
 
 def _selectors_path(pool: str) -> Path:
     return subfolder("pools", pool) / "gpus.json"
+
+
+def _check_ray() -> None:
+    """Check that Ray is installed, which the nodes run, and warn about a version that was not tested.
+
+    Raises:
+        MissingExtraError: Ray is not installed in this environment.
+    """
+    if find_spec("ray") is None:
+        raise MissingExtraError("ray", "ray")
+    if (warning := versions.untested_ray()) is not None:
+        warnings.warn(warning, stacklevel=3)
 
 
 def _selectors(pool: str) -> dict[str, str] | None:
