@@ -307,6 +307,7 @@ _SMALL = (
     Job.id,
     Job.attempt,
     Job.pool,
+    Job.holder,
     Job.state,
     Job.submitter,
     Job.heartbeat_at,
