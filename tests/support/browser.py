@@ -74,9 +74,10 @@ def serving(access: Access | None = None, *, within: str | None = None) -> Itera
     assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of the session."""
+    """One Chromium for all tests of a module. Playwright keeps an event loop running in this thread until it ends, in
+    which tests of other modules could not start one."""
     path = chromium()
     if path is None:
         pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
