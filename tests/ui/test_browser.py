@@ -11,8 +11,13 @@ import sys
 import tarfile
 from collections.abc import Iterator
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.jobs import JobSpec, submit
 from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node, NodeState
@@ -196,7 +201,9 @@ def test_axe_finds_nothing_serious(address, opened, store, axe, scheme):
         assert serious == [], path
 
 
-def test_the_command_ends_cleanly_although_a_page_is_open(store, opened):
+@pytest.fixture
+def command(store: Store) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`shoal ui` as a process of its own, and the link that it prints."""
     started = subprocess.Popen(
         [sys.executable, "-c", "from shoal.cli import main; main()", "ui", "--no-browser"],
         stdout=subprocess.PIPE,
@@ -204,12 +211,71 @@ def test_the_command_ends_cleanly_although_a_page_is_open(store, opened):
         text=True,
         env=os.environ,
     )
-    assert started.stdout is not None and started.stderr is not None
+    assert started.stdout is not None
     link = started.stdout.readline().removeprefix("shoal ui: ").strip()
     assert link.startswith("http://127.0.0.1:")
+    yield started, link
+    started.kill()
+    started.communicate()
+
+
+def test_the_command_ends_cleanly_although_a_page_is_open(command, opened):
+    started, link = command
     page = opened(link)
     page.wait_for_selector("#live.on")
     started.send_signal(signal.SIGTERM)
     wait_until(lambda: started.poll() is not None, "the end of the command")
     assert (started.returncode, started.stderr.read()) == (0, "")
     page.context.close()
+
+
+@pytest.fixture
+def watched(store: Store) -> Iterator[ComputePool]:
+    """A real pool, which starts with its head."""
+    pool = ComputePool("local://watched?max_nodes=2").up()
+    yield pool
+    pool.down()
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_real_pool_scales_and_a_real_training_moves_until_it_is_cancelled_on_the_page(
+    command, opened, watched, tmp_path
+):
+    data = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"x": [float(number) for number in range(5_000)], "y": [0.0, 1.0] * 2_500}), data)
+    _, link = command
+    page = opened(link)
+    card = page.locator(".card[data-key=watched]")
+    card.get_by_text("1 of 1").wait_for()
+    page.goto(f"{link.partition('?')[0]}pools/watched")
+    watched.scale(2, is_async=True)
+    page.get_by_text("1 of 2").wait_for()
+    page.get_by_text("2 of 2").wait_for()
+
+    job = submit(
+        JobSpec(
+            framework="xgboost",
+            dataset=DataConnector.from_parquet(data),
+            input_cols=("x",),
+            label_col="y",
+            n_estimators=10_000_000,
+            scaling_config={"num_workers": 2},
+            run_config=RunConfig(pool_name="watched", job_id="endless"),
+            tracking=None,
+        )
+    )
+    page.goto(f"{link.partition('?')[0]}jobs/endless")
+    rounds = page.locator(".big")
+
+    def shown() -> int:
+        return int(rounds.inner_text().split()[1].replace(",", ""))
+
+    rounds.wait_for()
+    first = shown()
+    wait_until(lambda: shown() > first, "another round on the page")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.locator(".badge").get_by_text("cancelled").first.wait_for()
+    assert job.status().state is JobState.CANCELLED
