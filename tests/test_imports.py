@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -40,7 +41,15 @@ def test_no_heavy_import():
     assert dict(zip(LIGHT, ran.stdout.splitlines(), strict=True)) == dict.fromkeys(LIGHT, "[]")
 
 
-@pytest.mark.parametrize("package", ["shoal", "shoal.distributors", "shoal.jobs"])
+@pytest.mark.processes
+def test_a_dag_file_does_not_import_the_store_or_the_clients_of_pools(tmp_path):
+    code = "import sys, shoal.airflow.context, shoal.airflow.operators, shoal.airflow.sensors; print(*sys.modules)"
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert {"shoal.state", "shoal.pool.api", "shoal.data.connector"} & {*ran.stdout.split()} == set()
+
+
+@pytest.mark.parametrize("package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs"])
 def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package):
     """mypy and ruff need the imports and `__all__` as literals, so that they cannot be derived from the modules."""
     module = import_module(package)

@@ -25,6 +25,7 @@ BENCHMARKS = (
     "batch_prediction",
     "job_queue",
     "deferred_waits",
+    "dag_parsing",
     "plugin_imports",
     "ui_first_view",
 )

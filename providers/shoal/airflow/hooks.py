@@ -12,12 +12,12 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from shoal.airflow import CONNECTION_TYPE, HOOK_NAME
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
-from shoal.pool.api import ComputePool
-from shoal.pool.backends.ray.token_file import keep_token
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+
+    from shoal.pool.api import ComputePool
 
 
 class ComputePoolHook(BaseHook):
@@ -92,6 +92,8 @@ class ComputePoolHook(BaseHook):
             see :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
         :param owner: Team to which leases count if the connection names no team, such as the owner of a task.
         """
+        from shoal.pool.api import ComputePool  # DAG files import this module: they need no store
+
         return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
 
     def get_conn(self) -> ComputePool:
@@ -185,6 +187,8 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     _check_token(spec, connection.conn_id)
     if not keep:
         return spec
+    from shoal.pool.backends.ray.token_file import keep_token
+
     return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, connection.password)})
 
 

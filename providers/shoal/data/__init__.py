@@ -4,7 +4,28 @@ The classes in this package are the connectors (datasets that users pass to esti
 rows). Arrow is imported only when data is read.
 """
 
-from shoal.data.connector import DataConnector, ShardedDataConnector
-from shoal.data.ingest import ArrowIngester, RayDataIngester
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector, ShardedDataConnector
+    from shoal.data.ingest import ArrowIngester, RayDataIngester
+
+# The module from which each public name is imported. The import happens when the name is used first, because Airflow
+# parses DAG files again and again, and checks the specs of datasets there.
+_HOMES = {
+    "ArrowIngester": "shoal.data.ingest",
+    "DataConnector": "shoal.data.connector",
+    "RayDataIngester": "shoal.data.ingest",
+    "ShardedDataConnector": "shoal.data.connector",
+}
 
 __all__ = ["ArrowIngester", "DataConnector", "RayDataIngester", "ShardedDataConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

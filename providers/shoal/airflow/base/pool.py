@@ -15,10 +15,11 @@ from shoal.airflow._holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import Arguments, check_pool
 from shoal.airflow.hooks import ComputePoolHook
-from shoal.pool.status import PoolStatus
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
+
+    from shoal.pool.status import PoolStatus
 
 
 class TaskKilledError(AirflowException):
