@@ -367,7 +367,12 @@ def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer
             return None
 
         run = airflow_until(begun, f"Airflow to take {dag_id}", 300)
-        airflow_until(lambda: states(dag_id, run, task_id)["deferred"] == size, f"{task_id} deferred", limit)
+
+        def settled() -> Counter[str] | None:
+            found = states(dag_id, run, task_id)
+            return found if found["deferred"] == size or found["failed"] else None
+
+        assert airflow_until(settled, f"{task_id} deferred", limit) == {"deferred": size}
         return run
 
     limit = 300 + 5 * SENSORS
