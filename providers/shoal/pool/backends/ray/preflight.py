@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
+from shoal.state.home import subfolder
+
+log = logging.getLogger(__name__)
 
 _MB = 1024**2
 _GB = 1024**3
@@ -70,6 +76,34 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     after = time.time()
     cluster.forget(job)
     return judge(answer, versions.mine(), artifact_location, before, after)
+
+
+def preflight_once(spec: PoolSpec) -> list[Finding]:
+    """Run :func:`preflight` unless an earlier call has found nothing broken for this pool and this environment.
+
+    Problems are logged as warnings. If the cluster does not answer, nothing is checked.
+
+    Args:
+        spec: The pool.
+
+    Returns:
+        The findings without which no job can run.
+    """
+    checked = f"{spec.uri} {sorted(versions.mine().items())}"
+    mark = subfolder("preflight") / hashlib.sha256(checked.encode()).hexdigest()
+    if mark.exists():
+        return []
+    try:
+        found = [each for each in preflight(spec) if each.status != "ok"]
+    except PoolUnreachableError as error:
+        log.warning("the nodes of pool %s were not checked: %s", spec.name, error)
+        return []
+    for each in found:
+        log.warning("pool %s: %s", spec.name, each)
+    broken = [each for each in found if each.status == "broken"]
+    if not broken:
+        mark.touch()
+    return broken
 
 
 def judge(
