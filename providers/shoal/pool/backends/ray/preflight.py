@@ -23,7 +23,7 @@ _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
 _DISK_WANTED = 5 * _GB
-"""Free bytes of a node's disk, as `shoal doctor` asks of this machine."""
+"""Free bytes of a node's disk: the limits that `shoal doctor` has for this machine."""
 
 _SHM_WANTED = 256 * _MB
 """Free bytes of shared memory. Ray keeps objects there, and a container has only 64 MB of it by default."""
@@ -32,6 +32,7 @@ _CLOCK_S = 5.0
 """Difference of two clocks in seconds, beyond the time of the check itself, from which displayed times mislead."""
 
 _TOOLS = ("s3fs", "psycopg")
+"""Libraries of the answer that train no model."""
 
 _SAME = ("python", "ray", "shoal")
 """Software that has to be the same on all nodes."""
@@ -109,7 +110,7 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
 def judge(
     answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
 ) -> list[Finding]:
-    """Return what is to be said about the answer of `preflight_job.py`.
+    """Return the findings that follow from the answer of `preflight_job.py`.
 
     Args:
         answer: The answer.
