@@ -238,12 +238,12 @@ def _wait(service: str, *, healthy: bool) -> None:
         state, code = _output(
             "podman", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", waiting[0]
         ).split()
-        if not healthy and state == "exited" and code == "0":
-            done = True
-        elif state == "exited" and not healthy:
-            raise StackError(f"{service} failed:\n{_logs(waiting[0])}")
+        if healthy:
+            done = _works("podman", "healthcheck", "run", waiting[0])
         else:
-            done = healthy and _works("podman", "healthcheck", "run", waiting[0])
+            done = state == "exited"
+            if done and code != "0":
+                raise StackError(f"{service} failed:\n{_logs(waiting[0])}")
         if done:
             waiting.pop(0)
         elif time.monotonic() > deadline:

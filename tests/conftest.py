@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.distributors.process_pool import end_process_pools
 from tests.support import session_leftovers
 from tests.support.homes import STORES, new_home
 from tests.support.postgres import MISSING, Postgres, binaries
@@ -66,21 +65,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def session_home() -> Iterator[Path]:
     """`$SHOAL_HOME` of the session: nothing touches the developer's own."""
-    folder = Path(tempfile.mkdtemp(prefix="shoal-test-"))
-    session_leftovers.add_home(folder)
-    before = {name: os.environ.get(name) for name in ("SHOAL_HOME", "SHOAL_POOL", "SHOAL_STATE_URL", "RAY_ADDRESS")}
-    for name in before:
-        os.environ.pop(name, None)
-    os.environ["SHOAL_HOME"] = str(folder)
-    # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield folder
-    end_process_pools()
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with pytest.MonkeyPatch.context() as patch, new_home() as folder:
+        for name in ("SHOAL_POOL", "SHOAL_STATE_URL", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield folder
     session_leftovers.remove_homes()
 
 

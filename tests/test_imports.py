@@ -28,7 +28,7 @@ LIGHT = [
 ]
 """What a user's file does, one after the other in one process: what one of them loads stays, and is told with it."""
 
-ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",)}
+ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",), LIGHT[2]: ("httpx",)}
 """What these do not load either. They come first, because the others load it."""
 
 

@@ -69,7 +69,8 @@ def without_defaults(options: Settings, document: Mapping[str, Any], newer: Coll
     """Return the stored document of some options without those that earlier versions of shoal lack and that have
     their default values.
 
-    A spec that an earlier version of shoal stored, without these options, then keeps its fingerprint.
+    A spec that an earlier version of shoal stored, without these options, then keeps its fingerprint. And processes of
+    earlier versions, which refuse unknown options, can read the document.
 
     Args:
         options: The options.

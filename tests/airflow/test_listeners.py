@@ -13,6 +13,7 @@ from airflow.plugins_manager import AirflowPlugin
 from airflow.sdk.configuration import conf
 from airflow.sdk.listener import ListenerManager, taskinstance
 
+from shoal import history
 from shoal.airflow.settings import VARIABLES, apply_settings, config_section
 from shoal.jobs.cleanup import end_in_store
 from shoal.jobs.journal import attempts
@@ -85,6 +86,9 @@ def test_a_failed_run_ends_its_jobs_and_leases_and_no_others(store, hook):
 
     assert states(store) == {"of_the_run": "cancelled", "of_a_block": "cancelled", "other": "running"}
     assert attempts.latest(store, "of_the_run").error == "its DAG run failed: timed_out"
+    hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="failed again")
+    recorded()
+    assert sorted(line.subject for line in history.read(kind="released")) == [RUN, f"{RUN}#score_lease_pool"]
     assert leases_after_a_round(store) == {f"{RUN}_2"}
 
 

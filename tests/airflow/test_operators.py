@@ -112,7 +112,7 @@ def test_what_the_core_refuses_is_refused(up, context):
 def test_a_kill_takes_the_claim_back(up, context, monkeypatch):
     """Airflow calls `on_kill` in a signal handler of the task's main thread."""
     # Nodes that never come: it is killed before it has them.
-    monkeypatch.setattr("tests.support.tiny_pools.TinyBackend.start", lambda self, pool, nodes: None)
+    monkeypatch.setattr("tests.support.tiny_pools.ForkingTinyBackend.start", lambda self, pool, nodes: None)
     operator = LeasePoolOperator(task_id="lease", size=3, pool_name="tiny")
     killer = meanwhile(
         lambda: (wait_until(lambda: up.describe().leases, "the claim"), signal.raise_signal(signal.SIGUSR1))

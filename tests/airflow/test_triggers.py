@@ -34,7 +34,7 @@ from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import JobHandle, TaskTry
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts, handover
+from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote.sealing import DriverKey
 from shoal.pool.api import ComputePool
@@ -162,7 +162,7 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     store, at, spec, shown, context, monkeypatch
 ):
     """The pool is a Ray cluster of others, and the triggerer has no credentials."""
-    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", "hunter22")
     add_node(store, cpus=1)
     with store.transaction() as session:
@@ -185,13 +185,13 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     driver, taken = DriverKey(), []
 
     def driver_goes_on(_: float) -> None:
-        if sealed := handover.sealed_for(store, key, driver.public):
+        if sealed := sealed_credentials.sealed_for(store, key, driver.public):
             taken.append(Secrets.loads(driver.open(sealed, key.submission_id)).environment["MY_PIN"])
             attempts.start(store, key, {}, 1.0)
 
     first.cancel()
     jobs.attach(key.job_id).start_if_room()
-    handover.ask_for_credentials(store, key, driver.public)
+    sealed_credentials.ask_for_credentials(store, key, driver.public)
     event = fire(queued.value.trigger)
     monkeypatch.setitem(JobHandle.__init__.__kwdefaults__, "sleep", driver_goes_on)
     with pytest.raises(TaskDeferred) as running:

@@ -50,7 +50,7 @@ def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             session.get_one(Pool, POOL).spec = spec.model_dump()
 
     of_others()
-    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
     return of_others
 
 
@@ -232,7 +232,7 @@ class TestNodes:
             Finding("head: disk", "note", "1 GB"),
         ]
         checked = []
-        monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: checked.append(1) or found)
+        monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: checked.append(1) or found)
 
         with pytest.raises(InvalidArgumentError, match=r"head: store: no pool -> set SHOAL_STATE_URL.*shoal doctor"):
             submit(function())

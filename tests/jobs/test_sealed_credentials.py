@@ -14,7 +14,7 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobHandle, JobSpec, Tracking, submission
 from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
-from shoal.jobs.journal import attempts, handover
+from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote.handover import PATIENCE_S, AttemptTakenError, receive
 from shoal.jobs.remote.sealing import DriverKey, SealError, seal
@@ -34,7 +34,7 @@ def remote(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is a Ray cluster of others."""
     for name in from_environment(os.environ):
         monkeypatch.delenv(name)
-    monkeypatch.setattr("shoal.pool.api.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", PIN)
     with store.transaction() as session:
         session.get_one(Pool, POOL).spec = PoolSpec(
@@ -156,12 +156,12 @@ class TestHandOver:
         received(first, first)
         stolen = row(first).sealed_credentials
 
-        asks = handover.ask_for_credentials
+        asks = sealed_credentials.ask_for_credentials
 
         def replayed(store: Store, key: Key, driver_key: str) -> bool:
-            return asks(store, key, driver_key) and handover.send_credentials(store, key, driver_key, stolen)
+            return asks(store, key, driver_key) and sealed_credentials.send_credentials(store, key, driver_key, stolen)
 
-        monkeypatch.setattr(handover, "ask_for_credentials", replayed)
+        monkeypatch.setattr(sealed_credentials, "ask_for_credentials", replayed)
         monkeypatch.setattr(sys, "argv", ["driver", second.job_id, "1"])
 
         assert driver.main() == 1
@@ -178,13 +178,17 @@ class TestHandOver:
 
         assert received(handle, handle) is not None
         assert row(handle).driver_key != old
-        assert handover.sealed_for(Store(), key_of(handle), old) is None
+        assert sealed_credentials.sealed_for(Store(), key_of(handle), old) is None
 
     def test_a_driver_exits_if_another_driver_of_the_attempt_has_asked(self, submit, secret, store):
         handle = submit(secret)
 
         with pytest.raises(AttemptTakenError):
-            receive(store, key_of(handle), sleep=lambda _: handover.ask_for_credentials(store, key_of(handle), "other"))
+            receive(
+                store,
+                key_of(handle),
+                sleep=lambda _: sealed_credentials.ask_for_credentials(store, key_of(handle), "other"),
+            )
 
         assert row(handle).driver_key == "other"
         assert row(handle).state is JobState.PENDING
@@ -225,11 +229,11 @@ class TestHandOver:
         def driver_goes_on(_: float) -> None:
             [job] = submission.list_jobs()
             key = Key(job.job_id, job.attempt)
-            if sealed := handover.sealed_for(store, key, own.public):
+            if sealed := sealed_credentials.sealed_for(store, key, own.public):
                 taken.append(Secrets.loads(own.open(sealed, key.submission_id)))
                 attempts.start(store, key, {}, 1.0)
             elif sealed is None:
-                handover.ask_for_credentials(store, key, own.public)
+                sealed_credentials.ask_for_credentials(store, key, own.public)
 
         monkeypatch.setitem(JobHandle.__init__.__kwdefaults__, "sleep", driver_goes_on)
 

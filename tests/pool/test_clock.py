@@ -94,7 +94,7 @@ def test_a_lease_of_another_boot_or_of_0_1_expires_by_the_wall_clock(up, clock):
 
 def test_an_operation_that_nobody_waits_for_is_rolled_back_at_its_deadline(up, clock, tiny, monkeypatch):
     monkeypatch.setattr(
-        "tests.support.tiny_pools.TinyBackend.start", lambda self, pool, nodes: None
+        "tests.support.tiny_pools.ForkingTinyBackend.start", lambda self, pool, nodes: None
     )  # nodes that never come
     up.scale(3, is_async=True)
     clock.pass_to(ROLLBACK_AFTER - 60)
@@ -268,7 +268,7 @@ class Rows:
 
 
 def only_rows(monkeypatch, clock):
-    monkeypatch.setattr("tests.support.tiny_pools.TinyBackend.start", lambda self, pool, nodes: None)
+    monkeypatch.setattr("tests.support.tiny_pools.ForkingTinyBackend.start", lambda self, pool, nodes: None)
     return Rows(clock)
 
 

@@ -23,8 +23,9 @@ from tests.support.pool_processes import folders, node_rows
 from tests.support.waiting import wait_until
 
 SCALE = """
-from shoal.pool.backends import BACKENDS, LocalBackend
-BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
+from shoal.pool.backends import BACKENDS
+from tests.support.tiny_backend import TinyBackend
+BACKENDS["local"] = TinyBackend
 import shoal.pool.api as api
 api.ensure_running = lambda: None
 from shoal.errors import ShoalError

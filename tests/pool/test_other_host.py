@@ -15,7 +15,7 @@ from shoal.state.host import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
 from tests.support.pool_processes import folders, kill_supervisor, node_rows, nothing_left, tagged
-from tests.support.tiny_pools import TinyBackend
+from tests.support.tiny_pools import ForkingTinyBackend
 from tests.support.waiting import wait_until
 
 
@@ -57,7 +57,9 @@ def test_a_row_of_0_1_with_another_hostname_is_not(up, monkeypatch):
     try:
         assert sweep(Store()) == []
         # Its nodes may need GPUs that this host does not have: that is not the reason to name.
-        monkeypatch.setattr(TinyBackend, "admit", lambda *_: pytest.fail("the other host's nodes were judged here"))
+        monkeypatch.setattr(
+            ForkingTinyBackend, "admit", lambda *_: pytest.fail("the other host's nodes were judged here")
+        )
         with pytest.raises(PoolElsewhereError, match="local to host elsewhere"):
             up.scale(2)
         assert bound_to("tiny") == ("elsewhere", None)

@@ -21,20 +21,21 @@ _PREPARE = """
 import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool.backends import BACKENDS
 import shoal.pool.api
+from tests.support.tiny_backend import TinyBackend
 
 shoal.pool.api.ensure_running = lambda: None
 stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)
 
-class Pausing(LocalBackend):
+class Pausing(TinyBackend):
     def start(self, pool, nodes):
         for node in nodes:
             if pause_before_start: stop()
             super().start(pool, [node])
 
 pause_before_start = False
-BACKENDS["local"] = lambda: Pausing("tests.support.tiny_node")
+BACKENDS["local"] = Pausing
 pool = ComputePool("tiny", holder="test:paused")
 
 def ask(what):

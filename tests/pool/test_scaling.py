@@ -14,7 +14,6 @@ import pytest
 import shoal
 from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import LocalBackend
 from shoal.pool.backends.base import NodeRef, PoolRef
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
@@ -25,8 +24,9 @@ from shoal.state.schema import Demand, Node, NodeState, Operation, OperationStat
 from shoal.state.temp_folder import runtime_root
 from tests.support import ROOT
 from tests.support.pool_processes import node_processes, node_rows, nothing_left, tagged
+from tests.support.tiny_backend import TinyBackend
 from tests.support.tiny_node import FAIL_FILE, SLOW_FILE
-from tests.support.tiny_pools import TinyBackend
+from tests.support.tiny_pools import ForkingTinyBackend
 from tests.support.waiting import wait_until
 
 TINY = PoolRef(PoolSpec(name="tiny"), 1, 0.0)
@@ -291,8 +291,9 @@ def test_an_interrupt_rolls_back(up):
     script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
     prelude = (
         "import shoal.pool.api as api; api.ensure_running = lambda: None\n"
-        "from shoal.pool.backends import BACKENDS, LocalBackend\n"
-        "BACKENDS['local'] = lambda: LocalBackend('tests.support.tiny_node')\n"
+        "from shoal.pool.backends import BACKENDS\n"
+        "from tests.support.tiny_backend import TinyBackend\n"
+        "BACKENDS['local'] = TinyBackend\n"
     )
     process = subprocess.Popen([sys.executable, "-c", prelude + script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(node_rows()) == 3, "its intents")
@@ -322,18 +323,18 @@ def test_an_interrupt_while_it_is_journaled_rolls_back_too(up, monkeypatch):
 
 def test_a_supervisor_whose_row_is_gone_starts_nothing(up):
     """A process paused between intent and act, that wakes up after its row was swept away."""
-    LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
+    TinyBackend().start(TINY, [NodeRef("0123456789", "ghost", "tiny", 1, None)])
     wait_until(lambda: "is not started" in (_log("ghost")), "its refusal")
     assert len(tagged()) == 3
 
 
 def test_a_supervisor_of_another_life_of_the_pool_starts_nothing(up, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(TinyBackend, "start", lambda self, pool, nodes: None)
+        patch.setattr(ForkingTinyBackend, "start", lambda self, pool, nodes: None)
         up.scale(2, is_async=True)
         reconcile(Store(), "tiny")
     planned = node_rows()[1]
-    TinyBackend().start(TINY, [replace(NodeRef.of(planned), epoch=planned.epoch - 1)])
+    ForkingTinyBackend().start(TINY, [replace(NodeRef.of(planned), epoch=planned.epoch - 1)])
     wait_until(lambda: "is not started" in _log(planned.name), "its refusal")
     assert node_rows()[1].state is NodeState.PLANNED
 
@@ -353,7 +354,7 @@ def test_two_supervisors_for_one_row_and_one_starts(up):
     """Two processes that both act on the same intent."""
     up.scale(2)
     worker = next(node for node in node_rows() if not node.is_head)
-    LocalBackend("tests.support.tiny_node").start(TINY, [NodeRef.of(worker)])
+    TinyBackend().start(TINY, [NodeRef.of(worker)])
     wait_until(lambda: "is not started" in _log(worker.name), "the second one's refusal")
     with Store().transaction() as session:
         assert session.get_one(Node, worker.id).supervisor == worker.supervisor

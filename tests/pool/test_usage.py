@@ -282,12 +282,22 @@ def test_a_lease_above_the_nodes_of_its_team_waits_and_holds_back_its_team_only(
     lease(store, clock, 1, "test:c", exclusive=True, team="fraud")
     lease(store, clock, 2, "test:d", exclusive=True, team="ads")
     note = 'waiting for the quota of team "fraud", 2 of 3 nodes are taken'
-    assert waits(clock) == {"test:a": None, "test:b": note, "test:c": waits(clock)["test:c"], "test:d": None}
-    assert waits(clock)["test:c"] is not None
+    behind = "waiting for 1 lease ahead, 4 of 6 nodes are taken"
+    assert waits(clock) == {"test:a": None, "test:b": note, "test:c": behind, "test:d": None}
     release(store, clock, "test:a")
     b, c = "the lease of test:b was granted, 2 nodes", "the lease of test:c was granted, 1 nodes"
     assert reconciled(store, clock) == [b, c]
     assert set(waits(clock).values()) == {None}
+
+
+def test_a_lease_that_is_requested_again_for_another_team_counts_to_it_from_then_on(store, clock):
+    lease(store, clock, 2, team="fraud")
+    clock.pass_to(100)
+    lease(store, clock, 2, team="ads")
+    clock.pass_to(150)
+    with store.reading() as session:
+        of_teams = {team: usage.of_team(session, NAME, team, clock(), since=0.0) for team in ("fraud", "ads")}
+    assert of_teams == {"fraud": 200, "ads": 100}
 
 
 def test_a_lease_that_never_fits_into_its_teams_quota_is_refused(store, clock, quota):

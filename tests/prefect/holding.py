@@ -12,12 +12,13 @@ from prefect import flow, serve
 from prefect.runtime import flow_run
 
 import shoal.pool.api
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool.backends import BACKENDS
 from shoal.prefect import clean_up_run, pool_lease
 from shoal.state import home
+from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
-BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
+BACKENDS["local"] = TinyBackend
 shoal.pool.api.ensure_running = lambda: None
 
 

@@ -321,11 +321,12 @@ def test_outside_of_a_run_it_says_what_to_use(home):
 _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
-from shoal.pool.backends import BACKENDS, LocalBackend
+from shoal.pool.backends import BACKENDS
 import shoal.pool.api
 from shoal.prefect import pool_lease
+from tests.support.tiny_backend import TinyBackend
 
-BACKENDS["local"] = lambda: LocalBackend("tests.support.tiny_node")
+BACKENDS["local"] = TinyBackend
 shoal.pool.api.ensure_running = lambda: None
 
 @flow

@@ -9,18 +9,16 @@ import pytest
 
 from shoal.distributors.process_pool import end_process_pools
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
+from shoal.pool.backends import BACKENDS, NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
 from tests.support import ROOT, fork_server
 from tests.support.homes import STORES
 from tests.support.pool_processes import nothing_left
+from tests.support.tiny_backend import TinyBackend
 
 
-class TinyBackend(LocalBackend):
-    """The local backend whose supervisors are forked."""
-
-    def __init__(self) -> None:
-        super().__init__("tests.support.tiny_node")
+class ForkingTinyBackend(TinyBackend):
+    """The backend of tiny nodes whose supervisors are forked."""
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
         for node in nodes:
@@ -39,7 +37,7 @@ def forked_supervisors() -> Iterator[str]:
 @pytest.fixture
 def tiny(fresh_home, forked_supervisors, monkeypatch):
     """Pools of tiny nodes, without the detached reconciler: whoever acts or sweeps does it all."""
-    monkeypatch.setitem(BACKENDS, "local", TinyBackend)
+    monkeypatch.setitem(BACKENDS, "local", ForkingTinyBackend)
     monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
     monkeypatch.setattr("shoal.pool.scaling_plan.SPAWN_GRACE", 2.0)  # a tiny supervisor claims its row within a second
     monkeypatch.setenv(fork_server.ADDRESS, forked_supervisors)

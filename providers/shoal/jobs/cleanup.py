@@ -315,7 +315,8 @@ def end_in_store(
     for lease in leases:
         with transaction(store, JournalStep.REQUEST) as session:
             now = time.time()
-            commands.let_expire(session, lease.id, lease.epoch, now)
+            if not commands.let_expire(session, lease.id, lease.epoch, now):
+                continue
             history.record(
                 session,
                 ActionKind.RELEASED,

@@ -186,8 +186,8 @@ class JobResult(PlainResult):
     )
     times: JobTimes | None = Field(
         default=None,
-        description="Seconds of each step of the job. None: no model was trained, or an earlier version of shoal ran "
-        "the job.",
+        description="Seconds of each step of the job. None: the training was skipped, or an earlier version of shoal "
+        "ran the job.",
     )
     restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(

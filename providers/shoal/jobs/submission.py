@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -37,6 +37,7 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
+from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
@@ -121,7 +122,7 @@ def submit(
     spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
     if task is not None:
-        secrets_of = partial(_secrets, spec, credentials.hide(spec.document())[1], connection_url)
+        secrets_of = partial(_secrets, spec, connection_url)
         found = _of_earlier_try(
             store, holder, task, digest, endpoint_of, clock, secrets_of, detach=orphan_after is None
         )
@@ -132,26 +133,18 @@ def submit(
     along: Package | None = None
     with frames.copies_for(spec, pool_spec) as spec:
         document, uris = credentials.hide(spec.document())
-        secrets_of = partial(_secrets, spec, uris, connection_url)
         if is_remote:
             document, along = package.taken_along(document)
         while True:
             endpoint = endpoint_of(pool)
+            refusal = _refusal(store, spec, job_id, pool_spec, endpoint, library, clock())
             secrets: Secrets | None = None
-            refusal: ShoalError | None = None
             # Only a new attempt is refused. The driver of an attempt that was submitted before may still wait for its
-            # credentials, so they are read also if a check fails.
+            # credentials, so they are read also if a check has failed.
             try:
-                secrets = secrets_of()
+                secrets = _secrets(spec, connection_url, uris)
             except InvalidArgumentError as error:
-                refusal = error
-            try:
-                versions.check(pool, endpoint.versions, library)
-                reach.check(spec, pool_spec)
-                reach.check_nodes(store, pool_spec)
-                attempts.check_budget(store, job_id, config.budget_node_hours, clock())
-            except (InvalidArgumentError, BudgetError) as error:
-                refusal = error
+                refusal = refusal or error
             order = Order(
                 job_id,
                 pool,
@@ -176,11 +169,7 @@ def submit(
                 clock=clock,
             )
             with _naming_job_that_goes_on(store, job):
-                # If the job was submitted before, its attempt uses the data that were staged for that submission. The
-                # data that were staged for this submission are then not used, so the attempt does not claim them.
-                if job.state is JobState.PENDING:
-                    _claim(handle, job, spec.staged() & parse_spec(job.spec).staged())
-                if _is_usable(handle, job, order):
+                if _is_usable(handle, job, order, spec.staged()):
                     if orphan_after is None and secrets is not None:
                         # After this call no process may be left that could send the credentials.
                         handle.deliver_credentials()
@@ -266,17 +255,51 @@ def _of_earlier_try(
     return found
 
 
-def _secrets(spec: AnyJobSpec, uris: dict[str, str], connection_url: Callable[[str], str | None] | None) -> Secrets:
+def _refusal(
+    store: Store,
+    spec: AnyJobSpec,
+    job_id: str,
+    pool: PoolSpec,
+    endpoint: Endpoint,
+    library: str | None,
+    now: float,
+) -> ShoalError | None:
+    """Return the error with which a new attempt of a job is refused; None if it is allowed.
+
+    Args:
+        store: Store that has the rows.
+        spec: Spec of the job.
+        job_id: Id of the job.
+        pool: Settings of the pool.
+        endpoint: Head of the pool.
+        library: Library with which this process loads the trained model; None if it loads none.
+        now: Seconds since the epoch.
+    """
+    try:
+        versions.check(pool.name, endpoint.versions, library)
+        reach.check(spec, pool)
+        reach.check_nodes(store, pool)
+        attempts.check_budget(store, job_id, spec.run_config.budget_node_hours, now)
+    except (InvalidArgumentError, BudgetError) as error:
+        return error
+    return None
+
+
+def _secrets(
+    spec: AnyJobSpec, connection_url: Callable[[str], str | None] | None, uris: Mapping[str, str] | None = None
+) -> Secrets:
     """Return the credentials for the driver of a job.
 
     Args:
         spec: Spec of the job.
-        uris: The spec's URIs with credentials, by their places in the spec.
         connection_url: Finds the URL of a database connection by its name.
+        uris: The spec's URIs with credentials, by their places in the spec. None: they are searched.
 
     Raises:
         InvalidArgumentError: A database connection or a secret variable is not known.
     """
+    if uris is None:
+        uris = credentials.hide(spec.document())[1]
     hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
     databases = credentials.connections(named, os.environ, connection_url)
@@ -298,16 +321,29 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
             raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 
 
-def _is_usable(handle: JobHandle, job: Job, order: Order) -> bool:
+def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str]) -> bool:
     """Submit or queue the attempt if no process has done so yet, and return whether the caller can use the attempt.
+
+    Args:
+        handle: Handle of the attempt.
+        job: The attempt's row.
+        order: The caller's order.
+        staged: Directories of the data that were staged for the caller.
 
     Returns:
         False if the attempt has failed or was cancelled, so that a new attempt is needed; otherwise True.
+
+    Raises:
+        DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
-    if job.state is JobState.PENDING and job.endpoint == order.endpoint and handle.send():
-        return True
+    if job.state is JobState.PENDING:
+        # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
+        # were staged for this submission are then not used, so the attempt does not claim them.
+        _claim(handle, job, parse_spec(job.spec).staged().intersection(staged))
+        if job.endpoint == order.endpoint and handle.send():
+            return True
     return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -19,14 +18,11 @@ from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
     PoolStoppingError,
-    PoolUnreachableError,
     ScaleError,
     StoreError,
     shown,
 )
 from shoal.pool.backends import BACKENDS
-from shoal.pool.backends.ray.preflight import Finding, preflight
-from shoal.pool.backends.versions import mine
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import budgets, commands, rows, usage
@@ -47,9 +43,11 @@ from shoal.pool.tunables import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
-from shoal.state.home import subfolder
 from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
+
+if TYPE_CHECKING:
+    from shoal.pool.backends.ray.preflight import Finding
 
 log = logging.getLogger("shoal.pool")
 
@@ -421,10 +419,7 @@ class ComputePool:
                 on_progress=on_progress,
             )
         except BaseException as error:
-            try:
-                self._give_up(operation_id)
-            except StoreError:
-                error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
+            self._give_up(operation_id, error)
             raise
 
     def withdraw(self, operation_id: str, reason: str) -> bool:
@@ -611,6 +606,9 @@ class ComputePool:
         spec = self._known_spec()
         if spec.backend != "ray":
             raise InvalidArgumentError(f'the nodes of pool "{self.name}" are on its host: run `shoal doctor` there')
+        # Imported only when it is needed, because it imports an HTTP client that local pools do not use.
+        from shoal.pool.backends.ray.preflight import preflight
+
         return preflight(spec, artifact_location)
 
     def check_nodes(self) -> list[Finding]:
@@ -625,20 +623,9 @@ class ComputePool:
         spec = self._known_spec()
         if spec.backend != "ray":
             return []
-        mark = subfolder("preflight") / hashlib.sha256(f"{spec.uri} {sorted(mine().items())}".encode()).hexdigest()
-        if mark.exists():
-            return []
-        try:
-            found = [each for each in self.preflight() if each.status != "ok"]
-        except PoolUnreachableError as error:
-            log.warning("the nodes of pool %s were not checked: %s", self.name, error)
-            return []
-        for each in found:
-            log.warning("pool %s: %s", self.name, each)
-        broken = [each for each in found if each.status == "broken"]
-        if not broken:
-            mark.touch()
-        return broken
+        from shoal.pool.backends.ray.preflight import preflight_once
+
+        return preflight_once(spec)
 
     def _known_spec(self) -> PoolSpec:
         if self._spec is not None:
@@ -709,10 +696,7 @@ class ComputePool:
                     )
         except BaseException as error:
             if operation_id:
-                try:
-                    self._give_up(operation_id)
-                except StoreError:
-                    error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
+                self._give_up(operation_id, error)
             raise
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
@@ -745,11 +729,16 @@ class ComputePool:
             operation_id=operation_id,
         )
 
-    def _give_up(self, operation_id: str) -> None:
-        with transaction(self._store, JournalStep.WITHDRAW) as session:
-            withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
-        if withdrawn:
-            self._waiting.until_settled()
+    def _give_up(self, operation_id: str, error: BaseException) -> None:
+        """Roll an operation back because an error has interrupted the wait for it. If the store cannot be used, add a
+        note to the error instead."""
+        try:
+            with transaction(self._store, JournalStep.WITHDRAW) as session:
+                withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
+            if withdrawn:
+                self._waiting.until_settled()
+        except StoreError:
+            error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
 
     def _snapshot(self) -> Snapshot:
         with self._store.reading() as session:
@@ -884,11 +873,11 @@ def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[
     """
     with (store or Store()).reading() as session:
         snapshots = rows.load_all(session)
-    shown = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
+    listed = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
     now = time.time()
     # Asking the head of a remote pool may take seconds, so the pools are asked at the same time.
-    with ThreadPoolExecutor(max(1, min(len(shown), _ASKED_AT_ONCE))) as threads:
-        return list(threads.map(lambda snapshot: report_of(snapshot, now), shown))
+    with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
+        return list(threads.map(lambda snapshot: report_of(snapshot, now), listed))
 
 
 def sweep(store: Store | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from shoal.state.schema import Lease, PoolState
 def leased(snapshot: Snapshot) -> int:
     """Return how many nodes the granted leases take. Shared leases use the same nodes, so only the largest of them
     counts. The sizes of all exclusive leases are added to it."""
-    return _together((lease.size, lease.exclusive) for lease in _granted(snapshot))
+    return _together(_claims(_granted(snapshot)))
 
 
 def queue(snapshot: Snapshot) -> list[Lease]:
@@ -40,7 +40,7 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
             held_back.add(lease.team)
             continue
         granted.append(lease)
-        if _together((one.size, one.exclusive) for one in granted) > snapshot.pool.max_nodes:
+        if _together(_claims(granted)) > snapshot.pool.max_nodes:
             break
         fitting.append(lease)
     return fitting
@@ -57,24 +57,25 @@ def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
     granted = _granted(snapshot)
     if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
         return None
-    taken = _together((one.size, one.exclusive) for one in granted if one.team == lease.team)
+    taken = _together(_claims(granted, lease.team))
     return f'waiting for the quota of team "{lease.team}", {taken} of {quota_of(snapshot, lease.team)} nodes are taken'
 
 
 def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None) -> bool:
     most = quota_of(snapshot, team)
-    return most is not None and _together((one.size, one.exclusive) for one in leases if one.team == team) > most
+    return most is not None and _together(_claims(leases, team)) > most
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     """Return whether the size of a granted lease may be changed to `size` now. It may if all leases together then take
-    no more nodes than before, or if they fit into MAX_NODES and no lease waits."""
+    no more nodes than before, or if they fit into MAX_NODES and no lease waits. A larger size has to fit into the quota
+    of the lease's team, too."""
     rest = [one for one in _granted(snapshot) if one.id != lease.id]
-    total = _together([*((one.size, one.exclusive) for one in rest), (size, lease.exclusive)])
-    of_team = [(one.size, one.exclusive) for one in rest if one.team == lease.team]
+    resized = (size, lease.exclusive)
     quota = quota_of(snapshot, lease.team)
-    if size > lease.size and quota is not None and _together([*of_team, (size, lease.exclusive)]) > quota:
+    if size > lease.size and quota is not None and _together([*_claims(rest, lease.team), resized]) > quota:
         return False
+    total = _together([*_claims(rest), resized])
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 
@@ -93,7 +94,7 @@ def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
     leases.
     """
     earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
-    return _together((one.size, one.exclusive) for one in earlier if one.exclusive or lease.exclusive)
+    return _together(_claims(one for one in earlier if one.exclusive or lease.exclusive))
 
 
 def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
@@ -110,6 +111,11 @@ def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
 
 def _granted(snapshot: Snapshot) -> list[Lease]:
     return [lease for lease in snapshot.leases if not lease.waiting]
+
+
+def _claims(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, bool]]:
+    """Return size and kind of each lease, for `_together`; with `team`, only of the leases of this team."""
+    return [(lease.size, lease.exclusive) for lease in leases if team is None or lease.team == team]
 
 
 def _together(claims: Iterable[tuple[int, bool]]) -> int:

@@ -12,7 +12,7 @@ from shoal.state.schema import Job
 
 
 class Stopwatch:
-    """Stopwatch of one attempt. It runs from its creation, at the begin of the driver.
+    """Stopwatch of one attempt. It runs from its creation, when the driver starts.
 
     Args:
         queue_s: Seconds for which the attempt has waited in the pool's queue.
@@ -43,10 +43,10 @@ class Stopwatch:
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Note that the workers are through. The call has to follow immediately.
+        """Note that the workers have finished. Call this as soon as they have.
 
         Args:
-            train_s: Seconds in which the slowest worker has trained.
+            train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.
             read_s: Seconds in which the slowest worker has read its rows. None: the job reads no rows itself.
         """
         self._worked_until = self._monotonic()

@@ -31,6 +31,8 @@ from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
+from shoal.pool.journal.budgets import SPENT_ADVICE
+from shoal.pool.journal.ended_jobs import end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -436,16 +438,14 @@ def end(
             return False
         if most_submissions is not None and submissions(job) > most_submissions:
             return False
-        job.state, job.error, job.result, job.ended_at = state, error, result, now
-        job.results_digest, job.error_is_permanent = results_digest, error_is_permanent
-        job.driver_key = job.sealed_credentials = None
+        end_job(session, job, state, now, error=error, error_is_permanent=error_is_permanent)
+        job.result, job.results_digest = result, results_digest
         job.progress = progress or job.progress
         if state is JobState.CANCELLED:
             history.record(
                 session, ActionKind.CANCELLED, job.id, holder=actor or python_holder(), at=now, pool=job.pool,
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
-        usage.end_job(session, job, now)
         return True
 
 
@@ -464,10 +464,7 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
 
 def budget_spent(used: float, budget: float) -> str:
     """Return the error of a job that has used up its budget of node-hours."""
-    return (
-        f"the job has used {used:.4g} node-hours, and run_config.budget_node_hours={budget:g}: raise the budget, or "
-        "use fewer nodes or less time"
-    )
+    return f"the job has used {used:.4g} node-hours, and run_config.budget_node_hours={budget:g}: {SPENT_ADVICE}"
 
 
 def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from shoal.errors import JobError
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.journal import handover
+from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.remote.sealing import DriverKey, seal
@@ -59,14 +59,14 @@ def receive(
             driver must exit, because it would run the job without credentials.
         JobError: No process has sent the credentials in time, or they were not sealed for this driver.
     """
-    if not handover.is_needed(store, key):
+    if not sealed_credentials.is_needed(store, key):
         return None
     driver_key = DriverKey()
-    if not patiently(store, lambda: handover.ask_for_credentials(store, key, driver_key.public)):
+    if not patiently(store, lambda: sealed_credentials.ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
     until = monotonic() + PATIENCE_S
     while monotonic() < until:
-        found = patiently(store, lambda: handover.sealed_for(store, key, driver_key.public))
+        found = patiently(store, lambda: sealed_credentials.sealed_for(store, key, driver_key.public))
         if found is None:
             raise AttemptTakenError(_TAKEN)
         if found:
@@ -96,6 +96,6 @@ def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
     if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
         return False
     key = Key(job.id, job.attempt)
-    return handover.send_credentials(
+    return sealed_credentials.send_credentials(
         store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id)
     )

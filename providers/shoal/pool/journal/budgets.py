@@ -12,13 +12,15 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import BudgetError
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
+from shoal.pool.journal.ended_jobs import end_job
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions
 from shoal.pool.tunables import USAGE_DAYS
 from shoal.state import stamps
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage
 
-_TO_DO = "raise the budget, or use fewer nodes or less time"
+SPENT_ADVICE = "raise the budget, or use fewer nodes or less time"
+"""Last part of the errors about a budget that is used up."""
 
 
 def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple[Lease, str]]:
@@ -48,9 +50,7 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
         whose = Job.id == job_id if (job_id := job_of(lease.holder)) else Job.holder == lease.holder
         unfinished = select(Job).where(Job.pool == lease.pool, whose, Job.state.not_in(JOB_ENDED))
         for job in session.scalars(unfinished.options(defer(Job.spec))):
-            job.state, job.error, job.error_is_permanent, job.ended_at = JobState.FAILED, reason, True, now
-            job.driver_key = job.sealed_credentials = None
-            usage.end_job(session, job, now)
+            end_job(session, job, JobState.FAILED, now, error=reason, error_is_permanent=True)
         session.delete(lease)
     return [reason for _, reason in spent]
 
@@ -125,7 +125,7 @@ def check_request(session: Session, pool: str, holder: str, options: LeaseOption
     lease = session.scalars(select(Lease.id).where(Lease.pool == pool, Lease.holder == holder)).first()
     used = usage.of_run(session, pool, holder, lease, now) / 3600
     if used >= budget:
-        raise BudgetError(f"{_spent(holder, pool, used, budget)}: {_TO_DO}")
+        raise BudgetError(f"{_spent(holder, pool, used, budget)}: {SPENT_ADVICE}")
 
 
 def end_reason(session: Session, lease_id: str) -> str | None:
@@ -144,7 +144,9 @@ def _reason(session: Session, lease: Lease, now: float) -> str | None:
     if budget is None:
         return None
     used = usage.of_run(session, lease.pool, lease.holder, lease.id, now) / 3600
-    return f"{_spent(lease.holder, lease.pool, used, budget)}, and was ended: {_TO_DO}" if used >= budget else None
+    if used < budget:
+        return None
+    return f"{_spent(lease.holder, lease.pool, used, budget)}, and was ended: {SPENT_ADVICE}"
 
 
 def _spent(holder: str, pool: str, used: float, budget: float) -> str:

@@ -225,13 +225,18 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     pool.touched_at = now
 
 
-def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> None:
-    """Let a lease expire now, or, if it belongs to a job, as soon as this job has ended. Do nothing if the lease is
-    gone, or was requested again under a newer epoch."""
+def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
+    """Let a lease expire now, or, if it belongs to a job, as soon as this job has ended.
+
+    Returns:
+        False if nothing was changed: the lease is gone, expires already, or was requested again under a newer epoch.
+    """
     lease = session.get(Lease, lease_id, with_for_update=True)
-    if lease is not None and lease.epoch == epoch:
-        lease.ttl = 0.0
-        _prolong(session, lease, now)
+    if lease is None or lease.epoch != epoch or lease.ttl == 0.0:
+        return False
+    lease.ttl = 0.0
+    _prolong(session, lease, now)
+    return True
 
 
 def renew_held(session: Session, name: str, holder: str, now: float) -> bool:

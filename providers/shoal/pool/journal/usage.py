@@ -22,7 +22,7 @@ _LOST_S = 60.0
 heartbeat. A driver writes a heartbeat every 5 s, and the store may not answer for some time."""
 
 _COMES_AGAIN = ("python:", "cli:")
-"""Begins of the names of holders that are not named after one run (see `shoal.pool.holder`)."""
+"""Prefixes of the names of holders that are not named after one run (see `shoal.pool.holder`)."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class HolderUsage:
 
 
 def follow_leases(session: Session, pool: str, now: float) -> None:
-    """Update the rows of a pool's leases: end the use by leases that have ended or were resized, and begin the use by
-    leases that were granted or resized.
+    """Update the rows of a pool's leases: end the use by leases that have ended or have changed, and begin the use by
+    leases that were granted or have changed. A change is another size or another team.
 
     Every transaction that may change leases calls this at its end.
     """
@@ -55,7 +55,7 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
     open_rows = select(Usage).where(Usage.pool == pool, Usage.ended_at.is_(None), Usage.lease_id.is_not(None))
     for row in session.scalars(open_rows):
         lease = granted.get(row.lease_id or "")
-        if lease is not None and lease.size == row.nodes:
+        if lease is not None and (lease.size, lease.team) == (row.nodes, row.team):
             del granted[lease.id]
         else:
             _end(session, row, now)

@@ -1,4 +1,4 @@
-"""Run the driver's part of a LightGBM training: check parameters, and send all workers the row sample for the bins."""
+"""Run the driver's part of a LightGBM training: check parameters, and have rank 0 find the bins for all workers."""
 
 from __future__ import annotations
 

@@ -34,8 +34,6 @@ from shoal.state.temp_folder import (
     runtime_root,
 )
 
-_SUPERVISOR = "shoal.pool.supervisor"
-
 _START_TIMEOUT_PER_NODE = 10.0
 """Additional seconds for each node that starts before this node. A host starts only a few nodes at once, each in 3 to 9
 s."""
@@ -45,9 +43,8 @@ class LocalBackend:
     """The default backend: nodes on this machine. It needs no service, but only the user and the host that started a
     pool can use the pool."""
 
-    def __init__(self, supervisor_module: str = _SUPERVISOR) -> None:
-        self._module = supervisor_module
-
+    supervisor = "shoal.pool.supervisor"
+    """Module that is run as the supervisor of a node."""
     bound_to_host = True
     start_timeout = START_TIMEOUT
     start_timeout_per_node = _START_TIMEOUT_PER_NODE
@@ -61,12 +58,22 @@ class LocalBackend:
             StoreError: The temp folder cannot hold the nodes' sockets.
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
-        if self._module == _SUPERVISOR:  # the nodes of another supervisor, as in tests, may be no Ray nodes
-            _check_ray()
+        self.check_ray()
         runtime_root()
         if spec.gpus_per_node > 0:
             selectors = _selectors(spec.name)
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
+
+    def check_ray(self) -> None:
+        """Check that Ray is installed, which the nodes run, and warn about a version that was not tested.
+
+        Raises:
+            MissingExtraError: Ray is not installed in this environment.
+        """
+        if find_spec("ray") is None:
+            raise MissingExtraError("ray", "ray")
+        if (warning := versions.untested_ray()) is not None:
+            warnings.warn(warning, stacklevel=3)
 
     def prepare(self, spec: PoolSpec) -> None:
         """Create a new bearer token for a pool that is being started. Tokens from earlier starts of the pool are then
@@ -107,7 +114,7 @@ class LocalBackend:
         there), or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
-                [sys.executable, "-m", self._module, node.id, str(node.epoch)],
+                [sys.executable, "-m", self.supervisor, node.id, str(node.epoch)],
                 env=node_environment(node),
                 log=log_path(node.pool, node.name),
             )
@@ -169,18 +176,6 @@ def token_path(pool: str) -> Path:
 
 def _selectors_path(pool: str) -> Path:
     return subfolder("pools", pool) / "gpus.json"
-
-
-def _check_ray() -> None:
-    """Check that Ray is installed, which the nodes run, and warn about a version that was not tested.
-
-    Raises:
-        MissingExtraError: Ray is not installed in this environment.
-    """
-    if find_spec("ray") is None:
-        raise MissingExtraError("ray", "ray")
-    if (warning := versions.untested_ray()) is not None:
-        warnings.warn(warning, stacklevel=3)
 
 
 def _selectors(pool: str) -> dict[str, str] | None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
+from shoal.state.home import subfolder
+
+log = logging.getLogger(__name__)
 
 _MB = 1024**2
 _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
 _DISK_WANTED = 5 * _GB
-"""Free bytes of a node's disk, as `shoal doctor` asks of this machine."""
+"""Free bytes of a node's disk: the limits that `shoal doctor` has for this machine."""
 
 _SHM_WANTED = 256 * _MB
 """Free bytes of shared memory. Ray keeps objects there, and a container has only 64 MB of it by default."""
@@ -26,6 +32,7 @@ _CLOCK_S = 5.0
 """Difference of two clocks in seconds, beyond the time of the check itself, from which displayed times mislead."""
 
 _TOOLS = ("s3fs", "psycopg")
+"""Libraries of the answer that train no model."""
 
 _SAME = ("python", "ray", "shoal")
 """Software that has to be the same on all nodes."""
@@ -72,10 +79,38 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     return judge(answer, versions.mine(), artifact_location, before, after)
 
 
+def preflight_once(spec: PoolSpec) -> list[Finding]:
+    """Run :func:`preflight` unless an earlier call has found nothing broken for this pool and this environment.
+
+    Problems are logged as warnings. If the cluster does not answer, nothing is checked.
+
+    Args:
+        spec: The pool.
+
+    Returns:
+        The findings without which no job can run.
+    """
+    checked = f"{spec.uri} {sorted(versions.mine().items())}"
+    mark = subfolder("preflight") / hashlib.sha256(checked.encode()).hexdigest()
+    if mark.exists():
+        return []
+    try:
+        found = [each for each in preflight(spec) if each.status != "ok"]
+    except PoolUnreachableError as error:
+        log.warning("the nodes of pool %s were not checked: %s", spec.name, error)
+        return []
+    for each in found:
+        log.warning("pool %s: %s", spec.name, each)
+    broken = [each for each in found if each.status == "broken"]
+    if not broken:
+        mark.touch()
+    return broken
+
+
 def judge(
     answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
 ) -> list[Finding]:
-    """Return what is to be said about the answer of `preflight_job.py`.
+    """Return the findings that follow from the answer of `preflight_job.py`.
 
     Args:
         answer: The answer.

@@ -1,0 +1,36 @@
+"""End the row of a job's attempt, with all that ends with it.
+
+`shoal.jobs.journal.attempts` records most ends. The reconciler ends the jobs of a lease that is over its limits
+(`budgets`), in the transaction that ends the lease.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from shoal.pool.journal import usage
+from shoal.state.schema import Job, JobState
+
+
+def end_job(
+    session: Session,
+    job: Job,
+    state: JobState,
+    now: float,
+    *,
+    error: str | None = None,
+    error_is_permanent: bool | None = None,
+) -> None:
+    """Record the end of an attempt. Its sealed credentials are removed, and its use of nodes ends.
+
+    Args:
+        session: A write transaction.
+        job: The attempt's row.
+        state: Final state of the attempt.
+        now: Seconds since the epoch.
+        error: Reason why the attempt failed or was cancelled; None if it succeeded.
+        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
+    """
+    job.state, job.error, job.error_is_permanent, job.ended_at = state, error, error_is_permanent, now
+    job.driver_key = job.sealed_credentials = None
+    usage.end_job(session, job, now)
