@@ -30,6 +30,7 @@ _MOST_HOLDERS = 20
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Name of the pool. {_DEFAULT_POOL}")]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")]
 RollbackAfter = Annotated[
     float, typer.Option(metavar="SECONDS", help="Seconds until an unfinished change is rolled back.")
 ]
@@ -124,9 +125,7 @@ def nodes(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 def scale(
     size: Annotated[int, typer.Argument(metavar="SIZE", help="Number of nodes, including the head.")],
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
-    ] = None,
+    pool_name: PoolOption = None,
     is_async: Annotated[
         bool, typer.Option("--async", help="Return when the request is stored. The reconciler carries it out.")
     ] = False,
@@ -167,9 +166,7 @@ def alter(
 @app.command()
 def retire(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `shoal pool nodes` shows it.")],
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
-    ] = None,
+    pool_name: PoolOption = None,
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
     as_json: Json = False,
 ) -> None:

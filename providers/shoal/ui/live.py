@@ -178,11 +178,6 @@ class StoreReader:
         """Return whether the server ends, so that streams of events have to end."""
         return self._is_closed
 
-    @property
-    def is_reading(self) -> bool:
-        """Return whether the thread runs that looks for changes."""
-        return self._thread is not None
-
     def _run(self) -> None:
         told = -1
         while True:
