@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import ShoalError
 from shoal.jobs.journal.attempts import Key
@@ -219,7 +219,7 @@ class StoreReader:
             cache.looked = now
             problem, old = redact(str(error)), cache.overview
             if old.problem != problem:
-                cache.overview = Overview(old.version + 1, old.at, old.pools, old.jobs, problem)
+                cache.overview = replace(old, version=old.version + 1, problem=problem)
             return cache.overview
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._holder import task_key
 from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
-from shoal.airflow.checks import is_known, pool_of
+from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.hooks import database_url
 from shoal.airflow.links import LINKS, links_of, page_links
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
@@ -301,11 +301,6 @@ class JobOperator(WaitingOperator):
             self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
 
 
-def is_job(task: BaseOperator | MappedOperator) -> bool:
-    """Return whether a task, mapped or not, submits a job."""
-    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), JobOperator)
-
-
 def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     """Return what is wrong if no task of the DAG leases nodes of the pool on which a task runs its job, else None.
 
@@ -314,7 +309,7 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
 
     :param task: Task of a complete DAG that submits a job.
     """
-    arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
+    arguments = arguments_of(task)
     name, dag = arguments.get("pool_name"), task.get_dag()
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
         return None
