@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from shoal import RunConfig
 from shoal.examples.flights import POOL, retraining_spec
 from shoal.examples.flights_data import months_before, recent_files
 from shoal.jobs import JobSpec
@@ -67,7 +68,7 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
 def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
     """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
     spec = retraining_spec(month, n_estimators=rounds) if month else spec_of_the_month(scheduled, rounds)
-    run_config = spec.run_config.model_copy(update={"artifact_location": os.environ.get("SHOAL_RETRAIN_ARTIFACTS")})
+    run_config = RunConfig(artifact_location=os.environ.get("SHOAL_RETRAIN_ARTIFACTS"))
     return spec.model_copy(update={"run_config": run_config})
 
 

@@ -63,8 +63,10 @@ def model_link(tracking_uri: str | None, model: str, version: str | None = None)
     base = web_address(tracking_uri)
     if base is None:
         return None
-    where = f"{base}/#/models/{_part(model)}"
-    return Link("Model version", f"{where}/versions/{_part(version)}") if version else Link("Model in MLflow", where)
+    address = f"{base}/#/models/{_part(model)}"
+    if not version:
+        return Link("Model in MLflow", address)
+    return Link("Model version", f"{address}/versions/{_part(version)}")
 
 
 def dashboard_link(address: str | None) -> Link | None:

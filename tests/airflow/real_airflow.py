@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from shoal import ComputePool, jobs
-from shoal.examples.airflow_run import DAGS
+from shoal.examples.airflow_run import DAG_ID, DAGS
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobStatus
 from tests.support.waiting import wait_until
@@ -52,6 +52,15 @@ def real_airflow(
     assert [process for process in psutil.process_iter() if os.getsid(process.pid) == session] == []
 
 
+def write_copy(folder: Path, dag_id: str, changes: Mapping[str, str]) -> None:
+    """Write a copy of the sample DAG with another id, and with other changes of its text."""
+    code = (DAGS / f"{DAG_ID}.py").read_text()
+    for old, new in {f"{DAG_ID}()": f"{dag_id}()", **changes}.items():
+        assert old in code, old
+        code = code.replace(old, new)
+    (folder / f"{dag_id}.py").write_text(code)
+
+
 airflow_until = functools.partial(wait_until, every=1.0)
 """Waits for what Airflow's API shows: an answer takes its server 0.1 s of a CPU, which its tasks need for theirs."""
 
@@ -62,7 +71,7 @@ def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
 
 
 def jobs_of(dag_id: str, run_id: str) -> list[JobStatus]:
-    return [job for job in jobs.list_jobs() if job.holder == f"airflow:{dag_id}/{run_id}"]
+    return [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:{dag_id}/{run_id}"]
 
 
 def job_of(dag_id: str, run_id: str) -> JobStatus | None:

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from shoal import ComputePool
-from shoal.examples.airflow_run import DAG_ID, DAGS
+from shoal.examples.airflow_run import DAG_ID
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.examples.ports import free_port
 from shoal.jobs.submission import attach
 from shoal.state.schema import JobState
-from tests.airflow.real_airflow import airflow_until, ended, jobs_of, kill_all
+from tests.airflow.real_airflow import airflow_until, ended, jobs_of, kill_all, write_copy
 from tests.support.guides import ROOT
 from tests.support.postgres import MISSING, Postgres, binaries
 from tests.support.waiting import wait_until
@@ -109,15 +109,8 @@ def airflow(
 
 def copies(folder: Path) -> Path:
     """Copy the sample DAG, as it is and with tasks that wait deferred."""
-    code = (DAGS / f"{DAG_ID}.py").read_text()
-    (folder / f"{DAG_ID}.py").write_text(code)
-    for old, new in {
-        f"{DAG_ID}()": f"{DEFERRED}()",
-        "pool_name=POOL": "pool_name=POOL, deferrable=True",
-    }.items():
-        assert old in code, old
-        code = code.replace(old, new)
-    (folder / f"{DEFERRED}.py").write_text(code)
+    write_copy(folder, DAG_ID, {})
+    write_copy(folder, DEFERRED, {"pool_name=POOL": "pool_name=POOL, deferrable=True"})
     return folder
 
 

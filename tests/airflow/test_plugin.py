@@ -102,7 +102,7 @@ def client(users) -> TestClient:
     return TestClient(app, headers={"accept": "application/json"})
 
 
-def status(client: TestClient, user: str | None, path: str = "/shoal/", **options) -> int:
+def status(client: TestClient, user: str | None, path: str = "/shoal/") -> int:
     headers = {"authorization": f"Bearer {user}"} if user else {}
     return client.get(path, headers=headers).status_code
 

@@ -22,7 +22,7 @@ import pytest
 from shoal import ComputePool, RunConfig, jobs
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 from shoal.errors import ShoalError
-from shoal.examples.airflow_run import DAG_ID, DAGS
+from shoal.examples.airflow_run import DAG_ID
 from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import months_before
 from shoal.examples.local_airflow import LocalAirflow
@@ -35,8 +35,10 @@ from tests.airflow.real_airflow import (
     component,
     ended,
     is_given_back,
+    jobs_of,
     kill_all,
     real_airflow,
+    write_copy,
 )
 from tests.benchmarks.process_tree import tree_bytes
 from tests.support.plain_training import plain_digest
@@ -66,18 +68,14 @@ def folder_of_due_retraining(folder: Path) -> Path:
     """Write a copy of the sample DAG that has three runs due: the second uses another window than the first, and the
     third, one day later, the same as the second."""
     first, last = (f'datetime.fromisoformat("{month}-02T00:00Z")' for month in months_before(datetime.now(UTC), 2))
-    code = (DAGS / "scheduled_retraining.py").read_text()
-    for old, new in {
-        "scheduled_retraining()": f"{DUE}()",
+    changes = {
         "schedule=MONTHLY": 'schedule=CronTriggerTimetable("0 0 1,2 * *", timezone="UTC")',
         "catchup=False": f"start_date={first}, end_date={last}, catchup=True",
         "max_active_runs=2": "max_active_runs=1",
         "import timedelta": "import datetime, timedelta",
         "Param(100": "Param(4",
-    }.items():
-        assert old in code, old
-        code = code.replace(old, new)
-    (folder / f"{DUE}.py").write_text(code)
+    }
+    write_copy(folder, DUE, changes)
     return folder
 
 
@@ -186,7 +184,7 @@ def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: Lo
     run = airflow.trigger(TOLD, {"spec": {**spec, "register": {**spec["register"], "model": MODEL}}})
 
     assert ended(airflow, TOLD, run) == "failed"  # the second of its two trainings
-    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{TOLD}/{run}"]
+    mine = jobs_of(TOLD, run)
     result = next((job.result for job in mine if job.result is not None), None)
     assert result is not None and result.promoted, (mine, airflow.task_states(TOLD, run), jobs.list_jobs())
     version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
@@ -254,7 +252,7 @@ def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow
     for index in range(5):
         one = by_map["train", index]
         assert setup["end_date"] <= one["start_date"] <= one["end_date"] <= teardown["start_date"]
-    mine = [job for job in jobs.list_jobs() if job.holder == f"airflow:{MAPPED}/{run}#many_lease_pool"]
+    mine = jobs_of(MAPPED, f"{run}#many_lease_pool")
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
     assert len({job.job_id for job in mine}) == 5
     wait_until(is_given_back, "the pool as it was")
@@ -284,7 +282,7 @@ def test_of_many_models_one_fails_alone_though_a_worker_and_the_scheduler_are_ki
     sizes: set[int] = set()
 
     def mine() -> list[JobStatus]:
-        return [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:{MANY}/{run}"]
+        return jobs_of(MANY, run)
 
     def is_over() -> bool:
         status = ComputePool(POOL).describe()
@@ -390,7 +388,7 @@ def test_a_crowd_of_deferred_sensors_and_trainings_comes_back_from_one_triggerer
     airflow_until(lambda: airflow.run_state("crowd_of_sensors", sensors) != "running", "the sensors", limit)
     record("s from room to the end of all sensors", round(time.monotonic() - began))
     assert states("crowd_of_sensors", sensors, "nodes") == {"success": SENSORS}
-    mine = [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:crowd_of_trainings/{trainings}"]
+    mine = jobs_of("crowd_of_trainings", trainings)
     assert [(job.state, job.attempt) for job in mine] == [(JobState.SUCCEEDED, 1)] * TRAININGS
     wait_until(is_given_back, "the pool as it was")
 

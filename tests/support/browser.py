@@ -19,7 +19,7 @@ from shoal.ui.app import create_app
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Playwright
 
 TOKEN = "token-of-the-test"
 
@@ -47,6 +47,11 @@ _EXPECTED = (
 def chromium() -> str | None:
     """The path of Chromium, if it is installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def launched(playwright: Playwright) -> Browser:
+    """Start Chromium."""
+    return playwright.chromium.launch(executable_path=chromium(), args=list(_FLAGS))
 
 
 @contextmanager
@@ -78,14 +83,13 @@ def serving(access: Access | None = None, *, within: str | None = None) -> Itera
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests of a module. Playwright keeps an event loop running in this thread until it ends, in
     which tests of other modules could not start one."""
-    path = chromium()
-    if path is None:
+    if chromium() is None:
         pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
     pytest.importorskip("playwright", reason="Playwright is not installed")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
+        found = launched(playwright)
         yield found
         found.close()
 

@@ -15,14 +15,13 @@ from tests.support.homes import new_home
 
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
+RUNNING = "jobs/flights-2026-11-23"
+
 PICTURES = {
     "idle": ("", "models/flight-delays", "jobs/flights-1"),
-    "busy": ("", "pools/retrain", "jobs", "jobs/flights-2026-11-23"),
-    "broken": ("", "pools/retrain", "jobs/flights-2026-11-23"),
+    "busy": ("", "pools/retrain", "jobs", RUNNING),
+    "broken": ("", "pools/retrain", RUNNING),
 }
-
-
-RUNNING = "jobs/flights-2026-11-23"
 
 
 def _train(page: Page) -> None:
@@ -41,7 +40,7 @@ def main(folder: Path) -> None:
     """Save each picture in light and dark, and at the width of a phone."""
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser.chromium(), args=list(browser._FLAGS))
+        chromium = browser.launched(playwright)
         for system, paths in PICTURES.items():
             with new_home():
                 getattr(ui_systems, system)(Store())

@@ -59,7 +59,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def test_every_route_asks_for_access(stranger):
-    fill = {"job_id": "j", "name": "page.css"}
+    fill = {"subject": "j", "name": "page.css"}
     for route in router.routes:
         assert isinstance(route, APIRoute)
         path = route.path.format(**fill)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from shoal.errors import ModelNotFoundError
+from shoal.examples.ports import free_port
 from shoal.ui.models import Models
 from tests.support.model_registry import Shelf, add_promotion
 from tests.support.waiting import wait_until
@@ -55,7 +56,7 @@ def test_a_server_that_does_not_answer_is_named_without_its_password_and_asked_o
 @pytest.mark.long
 @pytest.mark.server
 def test_versions_come_from_a_real_server(store, monkeypatch, mlflow_database: Path, tmp_path: Path):
-    """Once by hand after a change of MLflow: its server takes ten seconds to start."""
+    """A long test, because MLflow's server takes ten seconds to start."""
     uri = f"sqlite:///{mlflow_database}"
     shelf = Shelf(uri, str(tmp_path))
     told = {"shoal__reason": "better", "shoal__decision": "better than 3", "shoal__alias": "champion"}
@@ -63,9 +64,7 @@ def test_versions_come_from_a_real_server(store, monkeypatch, mlflow_database: P
     shelf.add("delays", holdout__rmse=4.0, holdout__rmse__digest="d", shoal__reason="champion_not_beaten")
     shelf.add("delays", alias="champion", holdout__rmse=2.0, holdout__rmse__digest="d", **told)
     shelf.add("of-a-person", key=None)
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--port", str(port), "--workers", "1"],
         stdout=subprocess.DEVNULL,

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from pydantic import BaseModel
 
 from shoal.airflow.hooks import ComputePoolHook
@@ -111,6 +113,19 @@ def check_waits(arguments: Arguments) -> None:
         return
     if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval < float("inf"):
         raise InvalidArgumentError(f"poll_interval={shown(interval)}: it has to be a number of seconds above 0")
+
+
+def is_a(task: BaseOperator | MappedOperator, *kinds: type) -> bool:
+    """Return whether a task, mapped or not, has an operator of one of the given classes."""
+    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), kinds)
+
+
+def arguments_of(task: BaseOperator | MappedOperator) -> dict[str, Any]:
+    """Return the arguments of a task by name; of a mapped task, those that its instances have in common.
+
+    The dict is the task's own: a change of it changes the task.
+    """
+    return task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
 
 
 def pool_of(arguments: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._holder import ONLY_LEASE
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import check_slots, pool_of
+from shoal.airflow.checks import arguments_of, check_slots, is_a, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError, shown
@@ -204,14 +204,9 @@ def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTa
     pool = pool_of(vars(tasks.setup))
     outer_pools = {pool_of(vars(one.setup)) for one in around}
     for task in created:
-        if isinstance(task, MappedOperator):
-            if not issubclass(task.operator_class, PoolOperator | NodesSensor):
-                continue
-            arguments = task.partial_kwargs
-        elif isinstance(task, PoolOperator | NodesSensor):
-            arguments = vars(task)
-        else:
+        if not is_a(task, PoolOperator, NodesSensor):
             continue
+        arguments = arguments_of(task)
         its_pool = pool_of(arguments)
         belongs_here = its_pool in (None, pool) or its_pool not in outer_pools
         if belongs_here and arguments.get("lease") is None:

@@ -19,7 +19,7 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import JobResult
+    from shoal.jobs import AnyJobSpec, JobResult
 
 
 class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
@@ -109,9 +109,13 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         """Submit the job, or attach to the job of an earlier try, wait for its end, and return its value."""
         return DistributedTrainOperator.execute(self, context)
 
-    def _execute(self, context: Context) -> Any:
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments, and the function's arguments from Airflow's context, too.
+
+        :param context: Airflow's context of the task.
+        """
         self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
-        return super()._execute(context)
+        return super().job_spec(context)
 
     def value_of(self, result: JobResult) -> Any:
         """Return the list of the function's return values for a job's result, in the order of the workers' ranks.

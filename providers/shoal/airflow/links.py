@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from shoal.links import job_page, mlflow_run_link, model_link
+from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
@@ -78,13 +78,11 @@ def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, s
     :param result: Result of the job.
     :param pool: Definition of the pool on which the job ran.
     """
-    found = page_links(result.job_id)
     uri = spec.tracking.uri if spec.tracking else None
-    if (run := mlflow_run_link(uri, result.mlflow_run_id)) is not None:
-        found[MlflowRunLink.name] = run.address
     register, version = spec.register_as, result.model_version
-    if register is not None and version and (model := model_link(uri, register.model, version)) is not None:
-        found[ModelVersionLink.name] = model.address
-    if pool.address:
-        found[RayDashboardLink.name] = pool.address
-    return found
+    found = {
+        MlflowRunLink.name: mlflow_run_link(uri, result.mlflow_run_id),
+        ModelVersionLink.name: model_link(uri, register.model, version) if register and version else None,
+        RayDashboardLink.name: dashboard_link(pool.address),
+    }
+    return page_links(result.job_id) | {name: link.address for name, link in found.items() if link is not None}

@@ -30,6 +30,8 @@ _MOST_HOLDERS = 20
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help=f"Name of the pool. {_DEFAULT_POOL}")]
+RequiredName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")]
 RollbackAfter = Annotated[
     float, typer.Option(metavar="SECONDS", help="Seconds until an unfinished change is rolled back.")
 ]
@@ -124,9 +126,7 @@ def nodes(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 def scale(
     size: Annotated[int, typer.Argument(metavar="SIZE", help="Number of nodes, including the head.")],
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
-    ] = None,
+    pool_name: PoolOption = None,
     is_async: Annotated[
         bool, typer.Option("--async", help="Return when the request is stored. The reconciler carries it out.")
     ] = False,
@@ -151,7 +151,7 @@ def scale(
 
 @app.command()
 def alter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: RequiredName,
     min_nodes: Annotated[int | None, typer.Option(metavar="N", help="Smallest size while the pool is up.")] = None,
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
     as_json: Json = False,
@@ -167,9 +167,7 @@ def alter(
 @app.command()
 def retire(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `shoal pool nodes` shows it.")],
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help=f"Name of the pool. {_DEFAULT_POOL}")
-    ] = None,
+    pool_name: PoolOption = None,
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
     as_json: Json = False,
 ) -> None:
@@ -181,7 +179,7 @@ def retire(
 
 @app.command()
 def quota(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: RequiredName,
     team: Annotated[str, typer.Argument(metavar="TEAM", help="Name of the team.")],
     max_nodes: Annotated[
         int | None, typer.Option(metavar="N", help="Most nodes that the team's leases may take together.")
@@ -215,7 +213,7 @@ def down(
 
 @app.command()
 def delete(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: RequiredName,
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Remove a pool whose host or ray:// cluster is gone for good.")
     ] = False,

@@ -5,6 +5,8 @@ Each action calls the public function that the command line calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 from shoal import jobs
@@ -85,20 +87,17 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
         ShoalError: The action failed.
     """
-    action, wanted = _ACTIONS[name]
+    action = _ACTIONS[name]
+    parameters = signature(action, eval_str=True).parameters.values()
+    wanted = {each.name: each.annotation for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
         raise InvalidArgumentError(f"the action {name} needs {needed}")
-    return str(action(store, actor, **arguments))
+    return action(store, actor, **arguments)
 
 
-_ACTIONS: dict[str, tuple[Any, dict[str, type]]] = {
-    "release": (release, {"pool": str, "lease_id": str}),
-    "sweep": (sweep, {}),
-    "cancel": (cancel, {"job_id": str, "attempt": int}),
-    "alter": (alter, {"pool": str, "min_nodes": int, "max_nodes": int}),
-}
-"""Function of each action, and the names and types of its arguments."""
+_ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
+"""Function of each action. A request gives its keyword-only arguments."""
 
 NAMES = frozenset(_ACTIONS)

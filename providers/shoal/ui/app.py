@@ -115,46 +115,26 @@ class _SecureHeaders:
         await self._app(scope, receive, with_headers)
 
 
-@router.get("/", response_class=HTMLResponse)
-def overview_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show all pools, and what needs attention."""
-    return _page(request, viewer, "overview")
-
-
-@router.get("/jobs", response_class=HTMLResponse)
-def jobs_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show a list of jobs."""
-    return _page(request, viewer, "jobs")
-
-
-@router.get("/jobs/{job_id}", response_class=HTMLResponse)
-def job_page(request: Request, viewer: CurrentViewer, job_id: str) -> HTMLResponse:
-    """Show a job."""
-    return _page(request, viewer, "job", job_id)
-
-
-@router.get("/pools/{name}", response_class=HTMLResponse)
-def pool_page(request: Request, viewer: CurrentViewer, name: str) -> HTMLResponse:
-    """Show a pool."""
-    return _page(request, viewer, "pool", name)
-
-
-@router.get("/models", response_class=HTMLResponse)
-def models_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show the registered models."""
-    return _page(request, viewer, "models")
-
-
-@router.get("/models/{name}", response_class=HTMLResponse)
-def model_page(request: Request, viewer: CurrentViewer, name: str) -> HTMLResponse:
-    """Show a registered model."""
-    return _page(request, viewer, "model", name)
-
-
-@router.get("/history", response_class=HTMLResponse)
-def history_page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show the record of actions."""
-    return _page(request, viewer, "history")
+@router.get("/", name="overview")
+@router.get("/pools/{subject}", name="pool")
+@router.get("/jobs", name="jobs")
+@router.get("/jobs/{subject}", name="job")
+@router.get("/models", name="models")
+@router.get("/models/{subject}", name="model")
+@router.get("/history", name="history")
+def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
+    """Show the page that the route names, about the pool, job or model in its path."""
+    pages: Pages = request.app.state.pages
+    depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
+    html = pages.render(
+        request.scope["route"].name,
+        request.path_params.get("subject", ""),
+        dict(request.query_params),
+        viewer=viewer,
+        root="../" * depth or "./",
+        is_fragment=request.headers.get("x-shoal-fragment") == "1",
+    )
+    return HTMLResponse(html)
 
 
 @router.get("/static/{name}")
@@ -204,15 +184,6 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     finally:
         reader.read_again()
     return {"done": done}
-
-
-def _page(request: Request, viewer: Viewer, page: str, subject: str = "") -> HTMLResponse:
-    pages: Pages = request.app.state.pages
-    depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
-    root = "../" * depth or "./"
-    is_fragment = request.headers.get("x-shoal-fragment") == "1"
-    html = pages.render(page, subject, dict(request.query_params), viewer=viewer, root=root, is_fragment=is_fragment)
-    return HTMLResponse(html)
 
 
 def static_files() -> dict[str, Path]:

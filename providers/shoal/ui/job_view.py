@@ -134,9 +134,8 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
         return {}, None, None
     plain = spec.model_dump(mode="json")
     facts = {name.replace("_", " "): str(plain[name]) for name in _FACTS if plain.get(name) not in (None, "", -1)}
-    register = getattr(spec, "register_as", None)
-    if register is not None:
-        facts["model"] = register.model
+    if spec.register_as is not None:
+        facts["model"] = spec.register_as.model
     datasets = [path for dataset in spec.datasets() for path in dataset.paths or ()]
     if datasets:
         facts["data"] = redact(datasets[0]) + (f" and {len(datasets) - 1} more" if len(datasets) > 1 else "")
@@ -163,8 +162,9 @@ def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricP
 
 def _trained(result: JobResult | None, location: str | None) -> TrainResult | None:
     """Return the report of a finished boosting training, if its file is on this host."""
-    is_here = result is not None and not result.skipped and not location and result.model_path.startswith("/")
-    return _stored_training(result.model_dump_json()) if is_here and result is not None else None
+    if result is None or result.skipped or location or not result.model_path.startswith("/"):
+        return None
+    return _stored_training(result.model_dump_json())
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import ShoalError
 from shoal.jobs.journal.attempts import Key
@@ -178,11 +178,6 @@ class StoreReader:
         """Return whether the server ends, so that streams of events have to end."""
         return self._is_closed
 
-    @property
-    def is_reading(self) -> bool:
-        """Return whether the thread runs that looks for changes."""
-        return self._thread is not None
-
     def _run(self) -> None:
         told = -1
         while True:
@@ -224,7 +219,7 @@ class StoreReader:
             cache.looked = now
             problem, old = redact(str(error)), cache.overview
             if old.problem != problem:
-                cache.overview = Overview(old.version + 1, old.at, old.pools, old.jobs, problem)
+                cache.overview = replace(old, version=old.version + 1, problem=problem)
             return cache.overview
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:

@@ -229,11 +229,8 @@ def _ask(uri: str) -> tuple[dict[str, list[Any]], dict[str, dict[str, str]]]:
         auth=(user, password) if user and password and not token else None,
     ) as client:
         versions: dict[str, list[Any]] = {}
-        where: dict[str, Any] = {
-            "filter": f"tags.`{JOB_TAG}` LIKE '%'",
-            "order_by": ["name ASC", "version_number DESC"],
-        }
-        for document in _found(client, "model-versions", where):
+        options = {"filter": f"tags.`{JOB_TAG}` LIKE '%'", "order_by": ["name ASC", "version_number DESC"]}
+        for document in _found(client, "model-versions", options):
             version = SimpleNamespace(
                 version=document["version"],
                 creation_timestamp=int(document["creation_timestamp"]),

@@ -73,7 +73,9 @@ class Pages:
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
-        self._environment.globals.update(version=version, run_link=run_link)
+        self._environment.globals.update(
+            version=version, run_link=run_link, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of
+        )
         self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -153,9 +155,6 @@ class Pages:
             "running": running,
             "waiting": waiting,
             "failed": failed,
-            "trouble_of": trouble_of,
-            "nodes_of": nodes_of,
-            "state_of": state_of,
             "ready": sum(len(report.status.active) for report in pools),
             "target": sum(report.status.target for report in pools),
         }
@@ -187,7 +186,6 @@ class Pages:
             "page": page,
             "pages": pages,
             "link_to": lambda number: "?" + urlencode({**left, "page": number}),
-            "state_of": state_of,
         }
 
     def _job(self, overview: Overview, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -204,7 +202,6 @@ class Pages:
             "has_pool": report is not None,
             "dashboard": dashboard_link(report.dashboard) if report else None,
             "record": actions.recorded(self._reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
-            "state_of": state_of,
         }
 
     def _pool(self, overview: Overview, name: str) -> dict[str, Any]:
@@ -215,14 +212,11 @@ class Pages:
         return {
             "pool": report.status,
             "report": report,
-            "trouble": trouble_of(report),
-            "nodes": nodes_of(report),
             "jobs": jobs[:20],
             "jobs_count": len(jobs),
             "plot": _size_plot(report, self._reader, overview.at),
             "dashboard": dashboard_link(report.dashboard),
             "record": actions.recorded(self._reader.store, limit=20, pool=name),
-            "state_of": state_of,
         }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import time
 import warnings
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,12 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._holder import task_key
 from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
-from shoal.airflow.checks import is_known, pool_of
+from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.hooks import database_url
 from shoal.airflow.links import LINKS, links_of, page_links
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
+from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.errors import ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
@@ -60,6 +64,71 @@ class JobOperator(WaitingOperator):
         if (message := missing_lease(self)) is not None:
             warnings.warn(message, stacklevel=2)
 
+    @abstractmethod
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments.
+
+        :param context: Airflow's context of the task.
+        """
+
+    def value_of(self, result: JobResult) -> Any:
+        """Return the value that the task returns for a job's result.
+
+        :param result: Result of the job.
+        """
+        return result.to_dict()
+
+    def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
+        """Store what other tasks need to know of a job that has succeeded. By default, nothing is stored.
+
+        :param context: Airflow's context of the task.
+        :param spec: Spec of the job.
+        :param result: Result of the job.
+        :raises AirflowSkipException: The task has to end as skipped.
+        """
+
+    def record_failure(self, context: Context, error: ShoalError) -> None:
+        """Store what other tasks need to know of a failure, before the task fails. By default, nothing is stored.
+
+        :param context: Airflow's context of the task.
+        :param error: The cause of the failure.
+        """
+
+    @no_retry_of_permanent_errors()
+    def execute(self, context: Context) -> Any:
+        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
+        dict."""
+        return self._execute(context)
+
+    # Airflow warns if `execute` is called by another method, such as `execute_complete`.
+    def _execute(self, context: Context) -> Any:
+        with self._recording_failures(context):
+            spec = self.job_spec(context)
+            if not self.wait_for_completion:
+                handle = self.submit_job(spec, context)
+                return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
+            result = self.run_job(spec, context)
+        self.record_success(context, spec, result)
+        return self.value_of(result)
+
+    @no_retry_of_permanent_errors()
+    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
+        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        if self.is_resubmitted(event, job):
+            return self._execute(context)
+        with self._recording_failures(context):
+            spec, result = self.resume_job(event, job, context)
+        self.record_success(context, spec, result)
+        return self.value_of(result)
+
+    @contextmanager
+    def _recording_failures(self, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except ShoalError as error:
+            self.record_failure(context, error)
+            raise
+
     def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
         """Submit the job, or attach to the job of an earlier try of this task.
 
@@ -87,15 +156,6 @@ class JobOperator(WaitingOperator):
         self.links = page_links(handle.job_id)
         return handle
 
-    def submit_only(self, spec: AnyJobSpec, context: Context) -> dict[str, Any]:
-        """Submit the job as `submit_job` does, and return a dict with ``job_id``, ``attempt`` and ``pool``.
-
-        :param spec: Spec of the job.
-        :param context: Airflow's context of the task.
-        """
-        handle = self.submit_job(spec, context)
-        return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
-
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
 
@@ -108,7 +168,7 @@ class JobOperator(WaitingOperator):
         # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
         if self.deferrable and not self.is_killed:
             # The triggerer has no credentials. While the job is queued, no driver needs them; when one does, the
-            # trigger's event lets a worker continue the task (`resubmitted`).
+            # trigger's event lets a worker continue the task (`is_resubmitted`).
             handle.deliver_credentials(while_queued=False)
         if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
@@ -241,11 +301,6 @@ class JobOperator(WaitingOperator):
             self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
 
 
-def is_job(task: BaseOperator | MappedOperator) -> bool:
-    """Return whether a task, mapped or not, submits a job."""
-    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), JobOperator)
-
-
 def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     """Return what is wrong if no task of the DAG leases nodes of the pool on which a task runs its job, else None.
 
@@ -254,7 +309,7 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
 
     :param task: Task of a complete DAG that submits a job.
     """
-    arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
+    arguments = arguments_of(task)
     name, dag = arguments.get("pool_name"), task.get_dag()
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
         return None

@@ -26,7 +26,78 @@ _DEFAULT_OWNER = "airflow"
 """Owner that Airflow's configuration gives to tasks whose DAG names none. It is no team."""
 
 
-class ScaleClusterOperator(WaitingOperator):
+class _NodesOperator(WaitingOperator):
+    """Base class of operators that request nodes of a pool, and wait for them in a worker or deferred.
+
+    :param options: Options of the request. (templated)
+    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `shoal.scale_cluster` and
+        `pool_for_run` use.
+    """
+
+    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
+
+    def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.options = options
+        # Checked here, because the combined value is a bool in any case.
+        self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
+        self.wait_for_completion = self.wait_for_completion and not is_async
+
+    def _defer_to_nodes(self, pool: ComputePool) -> None:
+        """Defer the task until the request that it has just made has ended, or has enough nodes.
+
+        :param pool: The pool, with which the request was made.
+        :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
+        """
+        from shoal.airflow.triggers.pools import PoolTrigger
+
+        assert pool.operation_id is not None
+        # Airflow does not defer a task that it ends.
+        if self.is_killed:
+            pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
+            self.end_if_killed()
+        checked = LeaseOptions.parse(self.options or {})
+        request = {
+            "operation_id": pool.operation_id,
+            "block_until_min_cluster_size": checked.block_until_min_cluster_size,
+        }
+        deadline, limit = deadline_of_operation(checked.rollback_after_seconds), self.execution_timeout
+        if limit is not None:
+            deadline = min(deadline, time.time() + limit.total_seconds())
+        trigger = PoolTrigger(
+            pool=pool.name,
+            holder=pool.holder,
+            nodes=checked.block_until_min_cluster_size,
+            operation_id=pool.operation_id,
+            poll_interval=self.poll_interval,
+            deadline=deadline,
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
+
+    def _finish_request(
+        self,
+        pool: ComputePool,
+        event: Mapping[str, Any],
+        request: Mapping[str, Any],
+        on_progress: Callable[[PoolStatus], None],
+    ) -> None:
+        """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
+
+        :param pool: The pool.
+        :param event: Event of the trigger.
+        :param request: The request, as `_defer_to_nodes` has described it.
+        :param on_progress: Called with the pool's status while the task waits.
+        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
+        """
+        limit = self.execution_timeout
+        if event["timed_out"] and limit is not None:
+            reason = f"task {self.task_id} was not done within its execution_timeout of {limit}"
+            if pool.withdraw(request["operation_id"], reason):
+                raise AirflowTaskTimeout(reason)
+        pool.wait_for_operation(**request, on_progress=on_progress)
+
+
+class ScaleClusterOperator(_NodesOperator):
     """Operator that sets a pool's base demand: the number of nodes that the pool keeps until the demand is set again.
 
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
@@ -44,21 +115,11 @@ class ScaleClusterOperator(WaitingOperator):
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
-    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
 
-    def __init__(
-        self,
-        *,
-        expected_cluster_size: int,
-        is_async: bool = False,
-        options: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, expected_cluster_size: int, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(options=options, **kwargs)
         self.expected_cluster_size = expected_cluster_size
-        self.options = options
-        self.check(self.task_id, {**vars(self), "is_async": is_async})
-        self.wait_for_completion = self.wait_for_completion and not is_async
+        self.check(self.task_id, vars(self))
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
@@ -78,17 +139,17 @@ class ScaleClusterOperator(WaitingOperator):
             on_progress=self.look,
         )
         if self.deferrable and self.wait_for_completion:
-            _defer_to_nodes(self, pool, self.options)
+            self._defer_to_nodes(pool)
         return True
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
         """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
-        _finish_request(self, self.hook.pool(self.holder_in(context)), event, request, self.look)
+        self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.look)
         return True
 
 
-class LeasePoolOperator(WaitingOperator):
+class LeasePoolOperator(_NodesOperator):
     """Operator that leases nodes for the DAG run: the setup task of ``pool_for_run``.
 
     If the pool is down and a connection or URI defines it, the lease brings the pool up. The pool then goes down when
@@ -111,23 +172,14 @@ class LeasePoolOperator(WaitingOperator):
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
-    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
-        self,
-        *,
-        size: int,
-        exclusive: bool = False,
-        is_async: bool = False,
-        options: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, *, size: int, exclusive: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(options=options, **kwargs)
         self.size = size
         self.exclusive = exclusive
-        self.options = options
-        self.check(self.task_id, {**vars(self), "is_async": is_async})
-        self.wait_for_completion = self.wait_for_completion and not is_async
+        self.check(self.task_id, vars(self))
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
@@ -155,70 +207,12 @@ class LeasePoolOperator(WaitingOperator):
             on_progress=partial(self.look, holder=pool.holder),
         )
         if self.deferrable and self.wait_for_completion:
-            _defer_to_nodes(self, pool, self.options)
+            self._defer_to_nodes(pool)
         return pool.name
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
         """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
-        _finish_request(self, pool, event, request, partial(self.look, holder=pool.holder))
+        self._finish_request(pool, event, request, partial(self.look, holder=pool.holder))
         return pool.name
-
-
-def _defer_to_nodes(operator: WaitingOperator, pool: ComputePool, options: Mapping[str, Any] | None) -> None:
-    """Defer a task until the request that it has just made has ended, or has enough nodes.
-
-    :param operator: The task's operator.
-    :param pool: The pool, with which the request was made.
-    :param options: Options of the request.
-    :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
-    """
-    from shoal.airflow.triggers.pools import PoolTrigger
-
-    assert pool.operation_id is not None
-    # Airflow does not defer a task that it ends.
-    if operator.is_killed:
-        pool.withdraw(pool.operation_id, f"task {operator.task_id} was ended")
-        operator.end_if_killed()
-    checked = LeaseOptions.parse(options or {})
-    request = {
-        "operation_id": pool.operation_id,
-        "block_until_min_cluster_size": checked.block_until_min_cluster_size,
-    }
-    deadline, limit = deadline_of_operation(checked.rollback_after_seconds), operator.execution_timeout
-    if limit is not None:
-        deadline = min(deadline, time.time() + limit.total_seconds())
-    trigger = PoolTrigger(
-        pool=pool.name,
-        holder=pool.holder,
-        nodes=checked.block_until_min_cluster_size,
-        operation_id=pool.operation_id,
-        poll_interval=operator.poll_interval,
-        deadline=deadline,
-    )
-    operator.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
-
-
-def _finish_request(
-    operator: WaitingOperator,
-    pool: ComputePool,
-    event: Mapping[str, Any],
-    request: Mapping[str, Any],
-    on_progress: Callable[[PoolStatus], None],
-) -> None:
-    """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
-
-    :param operator: The task's operator.
-    :param pool: The pool.
-    :param event: Event of the trigger.
-    :param request: The request, as `_defer_to_nodes` has described it.
-    :param on_progress: Called with the pool's status while the task waits.
-    :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
-    """
-    limit = operator.execution_timeout
-    if event["timed_out"] and limit is not None:
-        reason = f"task {operator.task_id} was not done within its execution_timeout of {limit}"
-        if pool.withdraw(request["operation_id"], reason):
-            raise AirflowTaskTimeout(reason)
-    pool.wait_for_operation(**request, on_progress=on_progress)

@@ -10,11 +10,12 @@ from airflow.sdk import XComArg
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import Arguments, check_paths, is_known
 from shoal.airflow.operators.jobs import JobOperator
-from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError, shown
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import AnyJobSpec
 
 _PREDICTION = ("model", "dataset", "output_path")
 """Fields of a prediction's spec that are arguments of the operator."""
@@ -77,28 +78,14 @@ class BatchPredictOperator(JobOperator):
         elif is_known(spec):
             raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict of further fields of a PredictJobSpec")
 
-    @no_retry_of_permanent_errors()
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
-        dict."""
-        return self._execute(context)
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments.
 
-    def _execute(self, context: Context) -> dict[str, Any]:
+        :param context: Airflow's context of the task.
+        """
         from shoal.jobs import PredictJobSpec
 
-        check_paths(self._fields())
-        spec = PredictJobSpec.parse(self._fields())
-        if not self.wait_for_completion:
-            return self.submit_only(spec, context)
-        return self.run_job(spec, context).to_dict()
-
-    @no_retry_of_permanent_errors()
-    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
-        if self.is_resubmitted(event, job):
-            return self._execute(context)
-        return self.resume_job(event, job, context)[1].to_dict()
-
-    def _fields(self) -> dict[str, Any]:
         given = cast("Mapping[str, Any] | None", self.spec)
-        return {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}}
+        fields = {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}}
+        check_paths(fields)
+        return PredictJobSpec.parse(fields)

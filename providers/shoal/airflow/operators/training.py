@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,6 @@ from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success
 from shoal.airflow.results import CAUSE
-from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs.specs.text import SUFFIXES, fields_of
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
@@ -137,34 +135,6 @@ class DistributedTrainOperator(JobOperator):
             self.spec = _spec_in_file(self, cast("str", self.spec))
             self.check(self.task_id, vars(self))
 
-    @no_retry_of_permanent_errors()
-    def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
-        dict."""
-        return self._execute(context)
-
-    def _execute(self, context: Context) -> Any:
-        if not self.wait_for_completion:
-            with self._recording_failures(context):
-                return self.submit_only(self.job_spec(context), context)
-        return self.value_of(self.train(context))
-
-    @no_retry_of_permanent_errors()
-    def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
-        """Continue after the deferral: return the result of the job, or raise its error."""
-        if self.is_resubmitted(event, job):
-            return self._execute(context)
-        with self._recording_failures(context):
-            spec, result = self.resume_job(event, job, context)
-        return self.value_of(self._recorded(context, spec, result))
-
-    def value_of(self, result: JobResult) -> Any:
-        """Return the value that the task returns for a job's result.
-
-        :param result: Result of the job.
-        """
-        return result.to_dict()
-
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.
 
@@ -186,38 +156,30 @@ class DistributedTrainOperator(JobOperator):
         )
         return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
-    def train(self, context: Context) -> JobResult:
-        """Build the spec from the operator's arguments, run the job, and return the job's result.
+    def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
+        """Store the outcome as an XCom, from which messages are made (see `shoal.airflow.notifications`).
 
-        If the job has skipped its training, this raises AirflowSkipException.
-
-        The outcome is stored as an XCom, from which messages are made (see `shoal.airflow.notifications`). If the job
-        fails or is skipped, the cause is stored, too, so that a later task can report it (see `training_results`).
+        If the job has skipped its training, the cause is stored, too, so that a later task can report it (see
+        `training_results`).
 
         :param context: Airflow's context of the task.
+        :param spec: Spec of the job.
+        :param result: Result of the job.
+        :raises AirflowSkipException: The job has skipped its training.
         """
-        with self._recording_failures(context):
-            spec = self.job_spec(context)
-            result = self.run_job(spec, context)
-        return self._recorded(context, spec, result)
-
-    @contextmanager
-    def _recording_failures(self, context: Context) -> Iterator[None]:
-        """Store the cause as an XCom if the ``with`` block fails."""
-        try:
-            yield
-        except ShoalError as error:
-            record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
-            self._store_cause(context, str(error))
-            raise
-
-    def _recorded(self, context: Context, spec: AnyJobSpec, result: JobResult) -> JobResult:
-        """Store the outcome as an XCom, and return the result; raise AirflowSkipException if nothing was trained."""
         record_success(context, spec, result)
         if result.skipped:
             self._store_cause(context, result.skipped)
             raise AirflowSkipException(result.skipped)
-        return result
+
+    def record_failure(self, context: Context, error: ShoalError) -> None:
+        """Store the failure as an XCom for messages, and its cause as another one for later tasks.
+
+        :param context: Airflow's context of the task.
+        :param error: The cause of the failure.
+        """
+        record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
+        self._store_cause(context, str(error))
 
     def _store_cause(self, context: Context, cause: str) -> None:
         try:

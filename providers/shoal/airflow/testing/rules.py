@@ -15,7 +15,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import is_known, pool_of
+from shoal.airflow.checks import arguments_of, is_a, is_known, pool_of
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
@@ -23,7 +23,7 @@ from shoal.airflow.operators import (
     ScaleClusterOperator,
 )
 from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
-from shoal.airflow.operators.jobs import is_job, missing_lease
+from shoal.airflow.operators.jobs import JobOperator, missing_lease
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.airflow.testing.report import Rule
 from shoal.errors import InvalidArgumentError
@@ -74,36 +74,27 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
 
 def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
     """Yield the id of each connection that a task's arguments name, and whether the connection defines a pool."""
-    for name, value in _arguments(task).items():
+    for name, value in arguments_of(task).items():
         if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
             yield value, name == "compute_pool_conn_id"
 
 
-def _arguments(task: _Operator) -> Mapping[str, Any]:
-    return task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
-
-
-def _is(task: _Operator, *kinds: type) -> bool:
-    kind = task.operator_class if isinstance(task, MappedOperator) else type(task)
-    return issubclass(kind, kinds)
-
-
 def _may_share_pool(one: _Operator, other: _Operator) -> bool:
     """Return whether two tasks use the same pool, as far as this is known while Airflow loads the DAG."""
-    pools = [pool_of(_arguments(task)) for task in (one, other)]
+    pools = [pool_of(arguments_of(task)) for task in (one, other)]
     return pools[0] == pools[1] or not all(pool is not None and is_known(pool) for pool in pools)
 
 
 def _missing_cleanup(task: _Operator) -> str | None:
-    leases = _is(task, LeasePoolOperator)
-    if not leases and not _is(task, ScaleClusterOperator):
+    leases = is_a(task, LeasePoolOperator)
+    if not leases and not is_a(task, ScaleClusterOperator):
         return None
     after = [one for one in task.get_flat_relatives(upstream=False) if _may_share_pool(one, task)]
     # A DAG that only sets the size of a pool, such as one for the night, does not scale it for a run.
-    if not leases and not any(_is(one, CheckedOperator) and not _is(one, ScaleClusterOperator) for one in after):
+    if not leases and not any(is_a(one, CheckedOperator) and not is_a(one, ScaleClusterOperator) for one in after):
         return None
     for one in after:
-        gives_back = _is(one, CleanupPoolOperator) if leases else _is(one, CleanupPoolOperator, ScaleClusterOperator)
+        gives_back = is_a(one, CleanupPoolOperator) if leases else is_a(one, CleanupPoolOperator, ScaleClusterOperator)
         if gives_back and (one.is_teardown or TriggerRule(one.trigger_rule) in _RUN_AFTER_FAILURES):
             return None
     did = "leases nodes" if leases else "scales the pool"
@@ -111,13 +102,13 @@ def _missing_cleanup(task: _Operator) -> str | None:
 
 
 def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
-    if not is_job(task):
+    if not is_a(task, JobOperator):
         return None
     if (message := missing_lease(task)) is not None:
         return message
     before = task.get_flat_relatives(upstream=True)
-    claims = [one for one in before if _is(one, LeasePoolOperator, ScaleClusterOperator)]
-    arguments = _arguments(task)
+    claims = [one for one in before if is_a(one, LeasePoolOperator, ScaleClusterOperator)]
+    arguments = arguments_of(task)
     name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or _pool_in_spec(arguments.get("spec"))
     if arguments.get("lease") or name in always_up or any(_may_share_pool(task, claim) for claim in claims):
         return None
@@ -191,11 +182,11 @@ def _useless_retries(task: _Operator) -> str | None:
     retries = task.retries
     if not retries:
         return None
-    arguments = _arguments(task)
-    if _is(task, CheckModelsOperator):
+    arguments = arguments_of(task)
+    if is_a(task, CheckModelsOperator):
         return f"task {task.task_id} has retries={retries}, but its error is never retried: set retries=0"
     function = arguments.get("python_callable")
-    if _is(task, PoolOperator) or arguments.get("retry_policy") is not None or not callable(function):
+    if is_a(task, PoolOperator) or arguments.get("retry_policy") is not None or not callable(function):
         return None
     if not _calls_shoal(function):
         return None

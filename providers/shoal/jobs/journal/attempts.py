@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,11 +330,9 @@ _MOST_KEYS = 400
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
     """Return the rows of several attempts, with the columns of `_SMALL` only. Attempts without a row are missing."""
-    wanted = list(keys)
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
-        for first in range(0, len(wanted), _MOST_KEYS):
-            pairs = [(key.job_id, key.attempt) for key in wanted[first : first + _MOST_KEYS]]
+        for pairs in _in_parts(keys):
             query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(load_only(*_SMALL))
             found |= {Key(job.id, job.attempt): job for job in session.scalars(query)}
     return found
@@ -454,11 +452,10 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
 
     Attempts that have not started, or that a version of shoal ran that did not record this, are missing.
     """
-    wanted = [(key.job_id, key.attempt) for key in keys]
     found: dict[tuple[str, int], float] = {}
     with store.reading(snapshot=False) as session:
-        for first in range(0, len(wanted), _MOST_KEYS):
-            found |= usage.of_attempts(session, wanted[first : first + _MOST_KEYS], now)
+        for pairs in _in_parts(keys):
+            found |= usage.of_attempts(session, pairs, now)
     return {Key(*attempt): value for attempt, value in found.items()}
 
 
@@ -509,6 +506,13 @@ def note_polled(job: Job, now: float) -> None:
 
 def _newest_of(job_id: str) -> Select[Job]:
     return select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)
+
+
+def _in_parts(keys: Collection[Key]) -> Iterator[list[tuple[str, int]]]:
+    """Yield attempts as pairs of id and number, as many at a time as one query may name."""
+    pairs = [(key.job_id, key.attempt) for key in keys]
+    for first in range(0, len(pairs), _MOST_KEYS):
+        yield pairs[first : first + _MOST_KEYS]
 
 
 def get(session: Session, key: Key, *, lock: bool = True) -> Job:

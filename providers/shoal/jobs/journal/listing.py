@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from sqlalchemy import ColumnElement, ScalarSelect, String, cast, func, or_, select
@@ -172,20 +173,17 @@ def store_mark(store: Store) -> StoreMark:
 
 def _joined(*columns: Any) -> ScalarSelect[str]:
     """Return a query for the values of all rows of a table, as one text."""
-    row: ColumnElement[str] = _text(columns[0])
-    for column in columns[1:]:
-        row = row + ":" + _text(column)
-    return select(func.aggregate_strings(row, ",")).scalar_subquery()
+    return select(func.aggregate_strings(_text(columns), ",")).scalar_subquery()
 
 
 def _newest(*columns: Any) -> ScalarSelect[str]:
     """Return a query for the number of values and the greatest value of columns with times, as one text."""
-    parts: Sequence[Any] = [part for column in columns for part in (func.count(column), func.max(column))]
-    text: ColumnElement[str] = _text(parts[0])
-    for part in parts[1:]:
-        text = text + ":" + _text(part)
-    return select(text).scalar_subquery()
+    return select(
+        _text([part for column in columns for part in (func.count(column), func.max(column))])
+    ).scalar_subquery()
 
 
-def _text(value: Any) -> ColumnElement[str]:
-    return func.coalesce(cast(value, String), "")
+def _text(values: Sequence[Any]) -> ColumnElement[str]:
+    """Return the values of a row as one text."""
+    texts = (func.coalesce(cast(value, String), "") for value in values)
+    return reduce(lambda text, following: text + ":" + following, texts)
