@@ -132,8 +132,8 @@ def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any
     for step in problem["loc"][:-1]:
         try:
             found = found[step]
-        # pydantic inserts the name of each model of a union into the path. Which of the models is meant depends on all
-        # values, so the problem is certain only if all of them are known.
+        # In the location of an error, pydantic inserts the name of each model of a union. Which of these models the
+        # user means depends on all values, so the error is certain only if all values are known.
         except (KeyError, IndexError, TypeError):
             return is_known(found)
     # The name of an option is never a placeholder.

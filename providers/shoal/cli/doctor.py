@@ -32,7 +32,9 @@ def doctor(
     from shoal.pool.api import ComputePool
 
     if pool is None and artifact_location is not None:
-        raise InvalidArgumentError("--artifact-location is only for the nodes of a pool: add --pool, or leave it out")
+        raise InvalidArgumentError(
+            "--artifact-location is checked only on the nodes of a pool: add --pool, or leave out --artifact-location"
+        )
     checks: list[Check] | list[Finding] = (
         list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
     )

@@ -148,6 +148,4 @@ def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArr
     try:
         return table.column(name).cast(type_)
     except pa.ArrowInvalid as exc:
-        raise DataError(
-            f'the categories of column "{name}" cannot be compared ({exc}): write the column as text'
-        ) from exc
+        raise DataError(f'the categories of column "{name}" cannot be sorted ({exc}): write them as text') from exc

@@ -38,7 +38,7 @@ def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
 
 
 def new_job_id(framework: str) -> str:
-    """Build the id of a job that no earlier submission has: the framework's name and random digits."""
+    """Build a job id that no earlier submission has used: the framework's name and random digits."""
     return f"{framework}-{uuid4().hex[:_DIGEST_LENGTH]}"
 
 

@@ -205,8 +205,8 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                # If the store cannot be reached, `_report` fails, and `busy` keeps the value that was reported last. So
-                # the next round reports the new value again.
+                # If the store cannot be reached, `_report` fails, and `busy` stays unchanged. So the next round finds
+                # the difference again, and reports it.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy

@@ -225,8 +225,8 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """Return the home folder and store to which a runtime root (parent folder of nodes' folders) belongs, as its marker
-    file `_MARKER` names them; None if this file is missing or not valid JSON."""
+    """Return ``$SHOAL_HOME`` and the store to which a runtime root (parent folder of nodes' folders) belongs. They are
+    read from its marker file `_MARKER`. None if this file is missing or not valid JSON."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):

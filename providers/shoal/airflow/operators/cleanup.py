@@ -1,4 +1,5 @@
-"""Operators that clean up: after the DAG run of the task, and after all DAG runs that have ended."""
+"""Operators that end the jobs and leases that are left: those of one DAG run, and those of all DAG runs that have
+ended."""
 
 from __future__ import annotations
 

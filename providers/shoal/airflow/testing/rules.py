@@ -141,7 +141,8 @@ def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
 
 
 class _NotKnown:
-    """Stands for a value that only a run knows: a template that uses it is not rendered, because this raises."""
+    """Placeholder for a value that is known only during a DAG run. Using it in a template raises an error, so that the
+    template is left as it is."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(f"{name} is not known before the run")

@@ -70,9 +70,9 @@ class Comparison:
         operator: "<", "<=", ">", ">=", "in" or "not in".
         values: The value, or the values of "in" and "not in" in ascending order: Python objects that can be compared
             with the statistics of a row group (`Bounds`).
-        arrow: The same values as an Arrow array, of the type in which they are compared.
-        floating: Whether the column has floats. The statistics do not show whether a row group contains NaN, and NaN
-            matches "not in".
+        arrow: The same values as an Arrow array, of the type in which Arrow compares them with rows.
+        floating: Whether the column has floats. If so, "not in" never excludes a row group by its statistics, because
+            they do not show whether it contains NaN, which matches "not in".
     """
 
     operator: str

@@ -448,9 +448,10 @@ def end(
 
 
 def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:
-    """Return the number of nodes that attempts have used up to now, multiplied by the seconds.
+    """Return the node-seconds that attempts have used up to now: the number of their nodes multiplied by the time.
 
-    Attempts that have not started, or that a version of shoal ran that did not record this, are missing.
+    Attempts that have not started are missing, and so are attempts of earlier versions of shoal, which did not record
+    this.
     """
     found: dict[tuple[str, int], float] = {}
     with store.reading(snapshot=False) as session:

@@ -372,7 +372,8 @@ class _Contest:
     def _decide(self, rivals: Sequence[str]) -> Decision:
         """Decide whether the challenger is promoted: compare it with the best of the versions that it has to beat.
 
-        If this process has already set the alias and no other version was promoted since, the last decision is kept.
+        If this process has already made the challenger the champion, and no other version was promoted since, this
+        earlier decision is kept.
         """
         if self.decision is not None and self.since is not None and not rivals:
             return self.decision

@@ -273,7 +273,7 @@ class Run:
 
     def finish(self, status: str) -> None:
         """End this MLflow run with the status FINISHED, FAILED or KILLED. Then copy the parameters and metrics of the
-        runs that the job has moved away from into this run, and delete those runs."""
+        job's earlier runs, which this run replaces, into this run, and delete the earlier runs."""
         import mlflow
 
         mlflow.end_run(status)
