@@ -143,7 +143,7 @@ def _lost(plan: _Plan, told: dict[str, str], rows: Sequence[Any]) -> list[str]:
 def measure(plan: _Plan, data: str, home: str) -> list[str]:
     """Run the jobs and return a row of figures."""
     from shoal import jobs
-    from shoal.jobs.journal import admission
+    from shoal.jobs.journal import job_queue
     from shoal.state import Store
     from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -166,7 +166,7 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
         sizes = [tree_bytes(driver.pid) for driver in running]
         most, driver_bytes = max(most, len(running)), max(driver_bytes, sum(sizes))
         if to_cancel:
-            waiting = max(waiting, len(admission.places(Store())))
+            waiting = max(waiting, len(job_queue.places(Store())))
             with Store().reading(snapshot=False) as session:
                 there = Job.queued_at.is_not(None) | Job.state.in_(JOB_ENDED)
                 asked = len(session.execute(select(Job.id).where(Job.id.startswith("job-"), there)).all())

@@ -35,7 +35,7 @@ from shoal.errors import (
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, heartbeat
+from shoal.jobs.driver import boosting, watchdog
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, queries, working_folder
@@ -43,9 +43,9 @@ from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobStatus
-from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import scoring
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
@@ -247,7 +247,7 @@ class TestDriver:
             for now, name in enumerate(("next", "later")):
                 order = Order(name, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
                 attempts.ask(store, order, now)
-                assert admission.admit(store, Key(name, 1), now, {}) is Admission.WAITS
+                assert job_queue.admit(store, Key(name, 1), now, {}) is Admission.WAITS
             if ends == "badly":
                 raise TrainingError("on purpose")
             return plain_xgboost(request)
@@ -448,7 +448,7 @@ class TestDriver:
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
     def test_its_row_ends_it(self, store, spec, monkeypatch):
-        monkeypatch.setattr(heartbeat, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
 
         def cancelled(*_: object, **__: object) -> None:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
@@ -463,15 +463,15 @@ class TestDriver:
 
     @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
     def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
-        monkeypatch.setattr(heartbeat, "_PERIOD_S", 0.01)
-        monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 0.01)
+        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 0.01)
         seen = []
 
         def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
             on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
             wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
             seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
-            monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 60.0)
+            monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 60.0)
             on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
             if error is not None:
                 raise error

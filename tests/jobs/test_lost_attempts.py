@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shoal.jobs.driver.heartbeat import Reason, Watchdog, why_end
+from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.lost_attempts import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge

@@ -20,9 +20,9 @@ from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.capacity import DRIVER_BYTES, Gang
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission, Line
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.job_queue import Admission, Line
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.tunables import LEASE_TTL
@@ -118,8 +118,8 @@ def test_no_place_is_shown_of_a_job_that_was_admitted_a_moment_ago(queue, monkey
     """By another process, after this one has read the row."""
     queue.submit("first")
     second = queue.submit("second")
-    looks = iter([admission.look(queue.store, POOL)])
-    monkeypatch.setattr(admission, "look", lambda *_: next(looks, Line({}, [], has_nodes=True)))
+    looks = iter([job_queue.look(queue.store, POOL)])
+    monkeypatch.setattr(job_queue, "look", lambda *_: next(looks, Line({}, [], has_nodes=True)))
     lines: list[str] = []
 
     with pytest.raises(JobTimeoutError):
@@ -330,7 +330,7 @@ def test_a_waiting_job_outlasts_a_head_that_is_replaced_and_a_locked_store(queue
         second.wait(timeout=50.0, on_log=None)  # HEAD_PATIENCE_S is for jobs that run
     queue.endpoint = up
     with monkeypatch.context() as patched:
-        patched.setattr(admission, "admit", lambda *_: (_ for _ in ()).throw(StoreError("database is locked")))
+        patched.setattr(job_queue, "admit", lambda *_: (_ for _ in ()).throw(StoreError("database is locked")))
         with pytest.raises(JobTimeoutError):
             second.wait(timeout=5.0, on_log=None)
 
@@ -405,7 +405,7 @@ def _claim(url: str, names: list[str], gate: Any, seen: Any) -> None:
     while left:
         for name in sorted(left):
             key = Key(name, 1)
-            if admission.admit(store, key, 1.0, {}) is Admission.WAITS:
+            if job_queue.admit(store, key, 1.0, {}) is Admission.WAITS:
                 continue
             with store.reading() as session:
                 admitted = Job.admitted_at.is_not(None), Job.state == JobState.PENDING

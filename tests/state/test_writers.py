@@ -13,9 +13,9 @@ from sqlalchemy.ext.compiler import compiles
 
 from shoal.errors import StoreUnreachableError
 from shoal.jobs.capacity import Gang
-from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.job_queue import Admission
 from shoal.state import Store, engines
 from shoal.state.schema import Lock
 from tests.support.job_store import POOL, add_node, add_pool
@@ -133,13 +133,13 @@ def test_a_submission_without_room_keeps_other_writers_waiting_for_two_statement
     def submit(key: Key) -> Admission:
         order = Order(key.job_id, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
         attempts.ask(store, order, 0.0)
-        return admission.admit(store, key, 1.0, {})
+        return job_queue.admit(store, key, 1.0, {})
 
     assert submit(keys[0]) is Admission.NOW
     written.clear()
     assert submit(keys[1]) is Admission.WAITS
     assert written == ["INSERT INTO jobs", "UPDATE jobs SET"]
     written.clear()
-    assert admission.admit(store, keys[1], 2.0, {}) is Admission.WAITS
-    assert admission.admit(store, keys[0], 2.0, {}) is Admission.BEFORE
+    assert job_queue.admit(store, keys[1], 2.0, {}) is Admission.WAITS
+    assert job_queue.admit(store, keys[0], 2.0, {}) is Admission.BEFORE
     assert written == []

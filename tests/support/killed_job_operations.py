@@ -83,7 +83,7 @@ def drive(scene: Scene) -> None:
 
 def beat(_: Scene) -> None:
     """Be the watchdog of the newest attempt's driver, at its first look."""
-    from shoal.jobs.driver.heartbeat import Watchdog
+    from shoal.jobs.driver.watchdog import Watchdog
 
     store = Store()
     Watchdog(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()

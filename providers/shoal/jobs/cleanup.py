@@ -21,7 +21,7 @@ from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobHandle
-from shoal.jobs.journal import admission, attempts
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
@@ -221,7 +221,7 @@ def start_next(store: Store, pool: str) -> None:
         store: Store that has the jobs' rows.
         pool: Name of the pool.
     """
-    for key in admission.look(store, pool).free_for:
+    for key in job_queue.look(store, pool).free_for:
         try:
             JobHandle(store, attempts.load(store, key)).start_if_room()
         except ShoalError as error:  # this is expected, for example if the pool was deleted
@@ -232,7 +232,7 @@ def _pools_with_queue(store: Store) -> list[str]:
     """Return the sorted names of those pools of this host on which at least one job waits."""
     with store.reading() as session:
         here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
-    return sorted(admission.pools_with_queue(store) & here)
+    return sorted(job_queue.pools_with_queue(store) & here)
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:

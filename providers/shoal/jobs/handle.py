@@ -29,9 +29,9 @@ from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging, working_folder
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.journal import admission, attempts
-from shoal.jobs.journal.admission import Admission
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.lost_attempts import (
     FAR_SUBMISSION_GRACE_S,
@@ -455,7 +455,7 @@ class JobHandle:
         head = find_head(self._store, self._pool, self._endpoint_of)
         if isinstance(head, Silence):
             return
-        if admission.admit(self._store, self._key, self._clock(), address(head)) is not Admission.NOW:
+        if job_queue.admit(self._store, self._key, self._clock(), address(head)) is not Admission.NOW:
             return
         try:
             self._or_fail(partial(self._submit_or_put_back, head))
@@ -472,7 +472,7 @@ class JobHandle:
         if self._package is not None and self._package.files:
             with act(JobStep.HAND_OVER):
                 JobClient.at(head).upload(package.name(self._key.submission_id), self._package.content())
-        admitted = admission.admit(self._store, self._key, self._clock(), address(head))
+        admitted = job_queue.admit(self._store, self._key, self._clock(), address(head))
         return admitted is Admission.WAITS or self._submit(head)
 
     def _submit(self, head: Endpoint) -> bool:
@@ -496,7 +496,7 @@ class JobHandle:
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
             # The head may have received this submission in spite of the error. In that case the head starts the driver,
             # which runs as usual.
-            admission.put_back(self._store, self._key)
+            job_queue.put_back(self._store, self._key)
             log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
             return False
 
@@ -559,7 +559,7 @@ class JobHandle:
         Other attempts are also started if there has been room for them for some seconds: apparently no process waits
         for them, and so no other process starts them.
         """
-        line = admission.look(self._store, self._pool)
+        line = job_queue.look(self._store, self._pool)
         self._place = line.places.get(self._key)
         now = self._monotonic()
         self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}

@@ -25,7 +25,7 @@ from shoal.jobs.environment import code
 from shoal.jobs.files import staging
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle, JobStatus
-from shoal.jobs.journal import admission, attempts
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.lost_attempts import address, pool_endpoint
@@ -402,7 +402,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)
-    places = admission.places(store) if any(job.is_waiting for job in found) else {}
+    places = job_queue.places(store) if any(job.is_waiting for job in found) else {}
     keys = [Key(job.id, job.attempt) for job in found]
     used = attempts.node_seconds(store, keys, time.time())
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]

@@ -25,12 +25,12 @@ from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.driver.heartbeat import Reason, Watchdog, job_nodes
 from shoal.jobs.driver.stopwatch import Stopwatch
+from shoal.jobs.driver.watchdog import Reason, Watchdog, job_nodes
 from shoal.jobs.environment import modules
 from shoal.jobs.files import queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.journal import admission, attempts
+from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
@@ -290,7 +290,7 @@ class Driver:
         with _logged("the room of the job's workers could not be freed before the end of the job"):
             used = job_nodes()
             end_gangs()
-            admission.free_gang(self._store, self._key, time.time(), used)
+            job_queue.free_gang(self._store, self._key, time.time(), used)
             cleanup.start_next(self._store, self._job.pool)
         # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
         if self._told_to_end:

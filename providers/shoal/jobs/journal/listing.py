@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, ScalarSelect, String, cast, func, or_, select
 
-from shoal.jobs.journal import admission
+from shoal.jobs.journal import job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.redaction import redact
 from shoal.state import Store
@@ -114,7 +114,7 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
     with store.reading(snapshot=False) as session:
         rows = session.execute(query).all()
     waits = any(row.state is JobState.PENDING for row in rows)
-    places = admission.places(store) if waits else {}
+    places = job_queue.places(store) if waits else {}
     return [
         JobLine(
             job_id=row.id,
