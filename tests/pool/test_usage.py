@@ -244,6 +244,17 @@ def test_the_holder_of_a_python_process_may_come_again_for_other_work(store, clo
         release(store, clock, "python:me@host/1")
 
 
+def test_jobs_do_not_count_for_the_budget_of_a_python_process_that_has_no_lease_yet(store, clock):
+    key = Key("train-1", 1)
+    attempts.ask(store, ORDER, clock())
+    attempts.start(store, key, {"pid": 1}, clock())
+    clock.pass_to(7200)
+    heartbeat(store, clock)
+    attempts.end(store, key, JobState.SUCCEEDED, clock())
+    assert used(store, clock) == {"test:a": (0, 7200)}
+    lease(store, clock, 1, "python:me@host/1", budget_node_hours=1)
+
+
 def test_a_lease_that_could_exceed_its_budget_in_its_lifetime_is_refused(store, clock):
     with pytest.raises(InvalidArgumentError, match=r"8 node-hours, above budget_node_hours=6: set .* at most 5400,"):
         lease(store, clock, 4, max_lifetime=7200, budget_node_hours=6)

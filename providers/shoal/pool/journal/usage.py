@@ -150,10 +150,19 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
 
     The run of a workflow engine is known by its holder, and all its leases count. The holder of a plain Python process
     or of a user at a terminal may come again for other work, so only its present lease counts.
+
+    Args:
+        session: An open transaction.
+        pool: Name of the pool.
+        holder: Name of the run.
+        lease_id: Id of the run's present lease; None if it has none.
+        now: Seconds since the epoch.
     """
     of_this_run = Usage.lease_id == lease_id
     if not holder.startswith(_COMES_AGAIN):
         of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
+    elif lease_id is None:
+        return 0.0
     return _sum(session, (Usage.pool == pool) & of_this_run, now)
 
 
