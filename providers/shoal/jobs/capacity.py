@@ -109,6 +109,18 @@ class Gang:
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
 
 
+def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
+    """Return whether a job can run only on a pool with Ray.
+
+    Functions may call Ray themselves. Ray brings packages and code to the workers, divides a node's GPUs among them,
+    and reads rows with Ray Data.
+    """
+    if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
+        return True
+    evaluated = spec.eval_set.values() if isinstance(spec, TrainRequest) else ()
+    return Gang.of(spec).gpus > 0 or any(each.ingester == "ray" for each in (spec.dataset, *evaluated))
+
+
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
     """Return whether a job's workers fit on a pool that has as many nodes as it can have.
 

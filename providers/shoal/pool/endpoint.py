@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import PoolDownError
+from shoal.errors import InvalidArgumentError, PoolDownError
+
+NO_GCS = ""
+"""Address of the GCS (Ray's control service) of a head without Ray."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Endpoint:
 
     Attributes:
         api: URL of Ray's Job API.
-        gcs: ``host:port`` to which drivers connect.
+        gcs: ``host:port`` to which drivers connect; `NO_GCS` if the head runs without Ray.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
         ca_path: File with the certificates of the authorities that an https URL may have; None: those of this machine.
@@ -47,8 +50,13 @@ class Endpoint:
         Set these variables before Ray is imported.
 
         Raises:
+            InvalidArgumentError: The pool runs without Ray.
             RuntimeError: This process has already imported Ray, which would ignore the variables.
         """
+        if self.gcs == NO_GCS:
+            raise InvalidArgumentError(
+                "this pool runs without Ray (ray=false), so no Ray driver can connect to it: use a pool with Ray"
+            )
         if "ray" in sys.modules:
             raise RuntimeError(
                 "Ray is already imported, so it ignores the pool's environment variables: set them before the import, "

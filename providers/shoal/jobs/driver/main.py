@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
+from shoal.errors import CapacityError, InvalidArgumentError, JobError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
-from shoal.jobs.capacity import NodeSize, could_fit
+from shoal.jobs.capacity import NodeSize, could_fit, needs_ray
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
@@ -44,10 +44,13 @@ from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.endpoint import NO_GCS
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
+from shoal.training import cluster
+from shoal.training.capacity import Node
 from shoal.training.host.imports import import_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
@@ -157,11 +160,8 @@ class Driver:
 
     def _attempt(self) -> _End:
         try:
-            gcs = self._job.endpoint["gcs"]
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
-            # The SIGTERM handler is installed again after `connect`, because `ray.init` replaces it by its own.
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._connect(self._job.endpoint["gcs"])
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -183,6 +183,25 @@ class Driver:
                 error=cause + self._expiry_hint(cause),
                 error_is_permanent=self._is_permanent(error),
             )
+
+    def _connect(self, gcs: str) -> None:
+        """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray.
+
+        Raises:
+            InvalidArgumentError: The pool runs without Ray, and the job needs Ray.
+        """
+        if gcs != NO_GCS:
+            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
+            # `ray.init` has replaced the SIGTERM handler by its own.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            return
+        if needs_ray(self._spec):
+            raise InvalidArgumentError(
+                f'pool "{self._job.pool}" runs without Ray (ray=false), which only trainings with XGBoost and LightGBM '
+                "and predictions can use, without packages, code, GPUs and Ray Data: name another pool"
+            )
+        [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
+        cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
 
     def _node_seconds(self) -> float | None:
         """Return the number of nodes that the attempt has used so far, multiplied by the seconds."""

@@ -1,4 +1,4 @@
-"""Train boosting models with XGBoost or LightGBM on the Ray cluster that this process is connected to.
+"""Train boosting models with XGBoost or LightGBM on the cluster that this process is connected to.
 
 A gang is the group of workers of one training. The workers first convert their rows to the library's matrices and then
 train the rounds in segments. A segment is the group of rounds between two checkpoints: after each segment the driver
@@ -96,7 +96,7 @@ def train(
     on_progress: OnProgress | None = None,
     keep_gpu_choice: KeepChoice = bool,
 ) -> TrainResult:
-    """Train a model on the Ray cluster that this process is connected to.
+    """Train a model on the cluster that this process is connected to: Ray's, or this machine (`training.cluster`).
 
     The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
 
@@ -159,7 +159,8 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
 def _library(framework: str) -> Library:
     module, name = _LIBRARIES[framework]
     library: Library = getattr(importlib.import_module(module), name)()
-    for package, extra in (("ray", "ray"), (library.package, library.extra)):
+    ray = [("ray", "ray")] if cluster.this_machine() is None else []
+    for package, extra in (*ray, (library.package, library.extra)):
         try:
             importlib.import_module(package)
         except ImportError as exc:

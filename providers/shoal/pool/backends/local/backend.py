@@ -61,7 +61,8 @@ class LocalBackend:
             StoreError: The temp folder cannot hold the nodes' sockets.
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
-        if self._module == _SUPERVISOR:  # the nodes of another supervisor, as in tests, may be no Ray nodes
+        # The nodes of another supervisor, as in tests, may be no Ray nodes.
+        if self._module == _SUPERVISOR and spec.ray:
             _check_ray()
         runtime_root()
         if spec.gpus_per_node > 0:
