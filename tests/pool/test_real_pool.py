@@ -19,7 +19,7 @@ from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.versions import TESTED_RAY
 from shoal.state.process import ProcessId
-from tests.support.pool_processes import node_processes, node_rows
+from tests.support.pool_processes import node_processes, node_rows, processes_of_home
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -175,29 +175,9 @@ class _SilentHeadsNode:
         return autoscaler_pb2.GetClusterResourceStateReply().SerializeToString()
 
 
-@pytest.mark.parametrize(("asked", "option"), [(False, ["--modules-to-load=JobHead,NodeHead"]), (True, [])])
-def test_a_head_loads_only_the_dashboards_modules_for_jobs_unless_all_are_asked_for(
-    monkeypatch, tmp_path, asked, option
-):
-    from ray._private import services
-
-    from shoal.pool.backends.local import raylet
-
-    started = {}
-
-    def start(command, process_type, fate_share):
-        started[process_type] = command
-
-    class Node(_SilentHeadsNode):
-        def __init__(self, *_, **__):
-            for kind in ("dashboard", "gcs_server"):
-                services.start_ray_process([kind], kind, fate_share=True)
-
-    monkeypatch.setattr(services, "start_ray_process", start)
-    monkeypatch.setattr(raylet, "Node", Node)
-    raylet.Raylet(raylet.RayletSpec("n", tmp_path, 1, 0, 2**20, None, dashboard=asked))
-    assert started == {"dashboard": ["dashboard", *option], "gcs_server": ["gcs_server"]}
-    assert services.start_ray_process is start
+def test_a_head_does_not_run_rays_dashboard(pool):
+    assert any("gcs_server" in command for command in processes_of_home())
+    assert not any("dashboard.py" in command for command in processes_of_home())
 
 
 @pytest.mark.parametrize("head", ["127.0.0.1:1", None], ids=["worker node", "head"])
@@ -205,7 +185,8 @@ def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_the
     from shoal.pool.backends.local import raylet
 
     now = 100.0
-    monkeypatch.setattr(raylet, "Node", _SilentHeadsNode)
+    for name in ("Node", "_NodeWithoutDashboard"):
+        monkeypatch.setattr(raylet, name, _SilentHeadsNode)
     monkeypatch.setattr(raylet, "time", SimpleNamespace(monotonic=lambda: now))
     node = raylet.Raylet(raylet.RayletSpec("n", tmp_path, 1, 0, 2**20, head))
     assert not node.busy()

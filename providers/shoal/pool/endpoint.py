@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,25 @@ from shoal.errors import InvalidArgumentError, PoolDownError
 
 NO_GCS = ""
 """Address of the GCS (Ray's control service) of a head without Ray."""
+
+_DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
+"""Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
+else with the path of the submitter's Python. A head that has no such file runs the `python` on its PATH."""
+
+
+def driver_command(python: str, *arguments: str) -> list[str]:
+    """Return the command that starts a job's driver on a head.
+
+    Args:
+        python: Path of Python in the environment of the submitter.
+        arguments: Command line arguments of the driver.
+    """
+    return ["sh", "-c", _DRIVER, python, *arguments]
+
+
+def driver_arguments(command: Sequence[str]) -> list[str] | None:
+    """Return the arguments that were given to :func:`driver_command`; None if the command is another one."""
+    return list(command[4:]) if command[:3] == ["sh", "-c", _DRIVER] else None
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
 from shoal.training.capacity import Node
-from shoal.training.host.imports import import_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
@@ -162,6 +161,8 @@ class Driver:
         try:
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._connect(self._job.endpoint["gcs"])
+            if isinstance(self._spec, JobSpec):
+                boosting.begin(self._spec)
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -434,8 +435,15 @@ def main() -> int:
         os.environ.update(secrets.variables())
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the
-        # job compares models, because a champion that other software has registered may need scikit-learn.
-        if isinstance(spec, JobSpec) and spec.register_as is None:
-            import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()
+
+
+def run_and_exit() -> NoReturn:
+    """Run the attempt that the command-line arguments name, and end this process."""
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # `os._exit` ends the process at once. A normal exit could hang, because it waits for threads of Ray and MLflow. The
+    # workers have ended already, so nothing is lost.
+    os._exit(code)

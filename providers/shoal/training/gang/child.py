@@ -1,7 +1,9 @@
-"""Run one worker of a gang without Ray: ``python -P -m shoal.training.gang.child DESCRIPTOR``, started by the driver.
+"""Run one worker of a gang without Ray: ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``, started by the
+driver.
 
 DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, which
-are answered in the order in which they come. The process ends when the driver closes the socket or is gone.
+are answered in the order in which they come. The process ends when the driver closes the socket or is gone. Each PATH
+is a folder with modules that the driver can import.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from shoal.training.gang.worker import Failure, Worker
 def main() -> None:
     """Answer the driver's calls until it closes the socket."""
     driver = Connection(int(sys.argv[1]))
+    sys.path += [path for path in sys.argv[2:] if path not in sys.path]
     worker = Worker()
     while True:
         try:

@@ -58,11 +58,8 @@ class ChildProcesses:
         deadline = time.monotonic() + timeout
         joins = []
         for place in places:
-            # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets it, too.
-            child = _Child({"OMP_NUM_THREADS": str(max(1, int(self._shape.cpus_per_worker)))})
+            child = _started(int(self._shape.cpus_per_worker), self._shape.trim_memory)
             self._children.append(child)
-            if self._shape.trim_memory:
-                child.call("trim_memory")
             joins.append(child.call("join", place, env))
         for rank, (seat, join) in enumerate(zip(self.seats, joins, strict=True)):
             who = f"rank {rank} (node {seat.node})"
@@ -94,6 +91,29 @@ class ChildProcesses:
         """Do nothing, because the workers use the job's own working folder."""
 
 
+_ahead: dict[tuple[int, bool], list[_Child]] = {}
+
+
+def start_ahead(shape: GangShape, modules: Sequence[str]) -> None:
+    """Start the processes of a gang before the gang, so that their imports run beside those of this process.
+
+    Args:
+        shape: Number and size of the workers.
+        modules: Modules that the workers need.
+    """
+    key = int(shape.cpus_per_worker), shape.trim_memory
+    for _ in range(shape.num_workers):
+        child = _Child(*key)
+        child.call("preload", list(modules))
+        _ahead.setdefault(key, []).append(child)
+
+
+def _started(cpus: int, trim_memory: bool) -> _Child:
+    """Return a process that was started ahead and has this size, else a new one."""
+    ahead = _ahead.get((cpus, trim_memory))
+    return ahead.pop() if ahead else _Child(cpus, trim_memory)
+
+
 def _pass_on(answered: Answered, rank: int, future: Future[Success | Failure | Lost]) -> None:
     answered(rank, future.result())
 
@@ -102,10 +122,11 @@ class _Child:
     """One child process, which answers calls of the methods of `Worker` one after the other.
 
     Args:
-        env: Environment variables of the process, in addition to those of this process.
+        cpus: Number of CPUs of the worker.
+        trim_memory: Whether the process returns freed memory to the operating system.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, cpus: int, trim_memory: bool) -> None:
         source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         ours, theirs = socket.socketpair()
@@ -113,7 +134,7 @@ class _Child:
             self._process = subprocess.Popen(
                 # With -P Python does not import from the working directory, where a folder may have the name of a
                 # library and would be imported instead of the library.
-                [sys.executable, "-P", "-m", "shoal.training.gang.child", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "shoal.training.gang.child", str(theirs.fileno()), *sys.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -122,7 +143,9 @@ class _Child:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited))),
                     "PYTHONUNBUFFERED": "1",
-                    **env,
+                    # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets
+                    # it, too.
+                    "OMP_NUM_THREADS": str(max(1, cpus)),
                 },
             )
         self._connection = Connection(ours.detach())
@@ -131,6 +154,8 @@ class _Child:
         self._lost: Lost | None = None
         threading.Thread(target=self._print, name="shoal-worker-output", daemon=True).start()
         threading.Thread(target=self._receive, name="shoal-worker-answers", daemon=True).start()
+        if trim_memory:
+            self.call("trim_memory")
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         """Call a method of the process's `Worker`.

@@ -11,16 +11,23 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
+from shoal.pool.endpoint import driver_arguments
+
 _STOP_PATIENCE_S = 3.0
 """Seconds that a driver has to end after SIGTERM. Ray gives it the same time."""
+
+_CLOSE_S = 0.1
+"""Seconds that the server needs to close at most."""
 
 _LARGEST_REQUEST = 2**20
 """Limit of a request's size in bytes. A request contains a command and some names."""
@@ -29,20 +36,17 @@ _Answer = tuple[HTTPStatus, dict[str, Any]]
 
 
 class _Driver:
-    """A submitted command, which runs in a process group of its own."""
+    """A submitted command.
 
-    def __init__(self, command: str, folder: Path, log: Path) -> None:
+    Args:
+        process: Its process.
+        log: File with its output.
+    """
+
+    def __init__(self, process: Process, log: Path) -> None:
         self.log = log
+        self._process = process
         self._is_stopped = False
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                shlex.split(command),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
 
     def runs(self) -> bool:
         return self._process.poll() is None
@@ -64,16 +68,12 @@ class _Driver:
         if not self.runs():
             return False
         self._is_stopped = True
-        self._process.terminate()
-        killing = threading.Timer(_STOP_PATIENCE_S, self._kill)
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+        killing = threading.Timer(_STOP_PATIENCE_S, kill_group, [self._process])
         killing.daemon = True
         killing.start()
         return True
-
-    def _kill(self) -> None:
-        if self.runs():
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class JobServer:
@@ -87,6 +87,7 @@ class JobServer:
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
         self._drivers: dict[str, _Driver] = {}
+        self._fork_servers = [ForkServer()]
         self._lock = threading.Lock()
         server, expected = self, f"Bearer {token}".encode()
 
@@ -112,7 +113,8 @@ class JobServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, name="shoal-jobs", daemon=True).start()
+        serve = partial(self._server.serve_forever, poll_interval=_CLOSE_S)
+        threading.Thread(target=serve, name="shoal-jobs", daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -125,14 +127,16 @@ class JobServer:
             return any(driver.runs() for driver in self._drivers.values())
 
     def close(self) -> None:
-        """Accept no further requests. The drivers go on, until the supervisor kills all processes of the node."""
+        """Accept no further requests, and end the drivers."""
         self._server.shutdown()
         self._server.server_close()
+        for server in self._fork_servers:
+            server.close()
 
     def _answer(self, method: str, path: str, body: bytes) -> _Answer:
         """Answer a request as Ray's Job API does."""
         if (method, path) == ("POST", "/api/jobs/"):
-            return self._submit(json.loads(body))
+            return self._submit(body)
         submission_id, _, what = path.removeprefix("/api/jobs/").partition("/")
         with self._lock:
             driver = self._drivers.get(submission_id)
@@ -151,11 +155,33 @@ class JobServer:
                 return HTTPStatus.OK, {}
         return HTTPStatus.BAD_REQUEST, {}
 
-    def _submit(self, job: dict[str, str]) -> _Answer:
-        submission_id = job["submission_id"]
+    def _submit(self, body: bytes) -> _Answer:
+        try:
+            job = json.loads(body)
+            submission_id, command = str(job["submission_id"]), str(job["entrypoint"])
+        except (ValueError, LookupError, TypeError) as error:
+            return HTTPStatus.BAD_REQUEST, {"error": f"the request is not a job: {error!r}"}
         with self._lock:
             if submission_id in self._drivers:
                 return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
             log = self._folder / f"driver-{len(self._drivers)}.log"
-            self._drivers[submission_id] = _Driver(job["entrypoint"], self._folder, log)
+            self._drivers[submission_id] = _Driver(self._start(submission_id, shlex.split(command), log), log)
         return HTTPStatus.OK, {"submission_id": submission_id}
+
+    def _start(self, submission_id: str, command: Sequence[str], log: Path) -> Process:
+        arguments = driver_arguments(command)
+        if arguments is not None:
+            with suppress(OSError):
+                return self._fork_server().start(submission_id, arguments, self._folder, log)
+        return start_command(command, self._folder, log)
+
+    def _fork_server(self) -> ForkServer:
+        """Return a fork server with the modules that are installed now, and end the older ones without drivers."""
+        *older, newest = self._fork_servers
+        if not newest.is_current():
+            older, newest = [*older, newest], ForkServer()
+        for server in older:
+            if not server.is_busy():
+                server.close()
+        self._fork_servers = [*(server for server in older if server.is_busy()), newest]
+        return newest

@@ -96,8 +96,8 @@ class Raylet:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The node's ``gcs`` (host:port at which nodes join the cluster), ``api`` (URL of Ray's Job API, for a head with
-        Ray's dashboard) and ``ray_node_id`` (Ray's id of the node)."""
+        """The node's ``gcs`` (host:port at which nodes join the cluster), ``api`` (URL of Ray's Job API, which a head
+        with Ray's dashboard has) and ``ray_node_id`` (Ray's id of the node)."""
         return {
             "gcs": self._node.gcs_address,
             "api": f"http://{self._node.webui_url}",
