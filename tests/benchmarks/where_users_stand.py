@@ -1,8 +1,8 @@
 """From a call to the model where users call: a script, the CLI, an Airflow task, a Prefect task; plain and Dask beside.
 
 Every turn is a new process. *First* is the time from its start, so with all imports, with Dask's `LocalCluster` and
-with the embedded pool of a script. The CLI and the tasks use a pool that is up; for tasks, the time of the engine before
-the call does not count. *Second* is the same call again. The split is shoal's own (`JobResult.times`), of the last call.
+with the embedded pool of a script. The CLI and the tasks use a pool that is up, and the time of the engine before a
+task does not count. *Second* is the same call again. The split is shoal's own (`JobResult.times`), of the last call.
 
 Run it with ``python -m tests.benchmarks.where_users_stand``.
 """

@@ -16,8 +16,8 @@ from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
-from shoal.errors import JobFailedError
-from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs, submit
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import FunctionJobSpec, JobSpec, attach, list_jobs, submit
 from shoal.jobs.capacity import needs_ray
 from shoal.pool.api import list_pools
 from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
@@ -94,14 +94,15 @@ def test_a_function_is_refused_and_a_killed_script_leaves_nothing(rows: Path, fr
         [pool] = list_pools(embedded=True)
         assert pool.uri.endswith("&ray=false")
         function = FunctionJobSpec(program="x", run_config=RunConfig(pool_name=pool.name), tracking=None)
-        with pytest.raises(JobFailedError, match=r"runs without Ray .*name another pool"):
-            submit(function).wait(on_log=None)
+        with pytest.raises(InvalidArgumentError, match=r"runs without Ray .*name another pool"):
+            submit(function)
         process.kill()
     wait_until(lambda: not node_rows() and not processes_of_home(), "the end of the pool")
     nothing_left()
     assert not Path("/proc", reached.read_text()).exists()
-    [job] = [job for job in list_jobs() if job.job_id.startswith("xgboost")]
-    assert (job.state, "went down" in str(job.error)) == ("failed", True)
+    [job] = list_jobs()
+    settled = attach(job.job_id).status()
+    assert (settled.state, "went down" in str(settled.error)) == ("failed", True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from shoal.errors import (
     shown,
 )
 from shoal.jobs import credentials, ids
-from shoal.jobs.capacity import Gang
+from shoal.jobs.capacity import Gang, check_ray
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
 from shoal.jobs.files import staging
@@ -148,6 +148,7 @@ def submit(
             try:
                 versions.check(pool, endpoint.versions, library)
                 reach.check(spec, pool_spec)
+                check_ray(spec, pool_spec)
                 reach.check_nodes(store, pool_spec)
                 attempts.check_budget(store, job_id, config.budget_node_hours, clock())
             except (InvalidArgumentError, BudgetError) as error:

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from shoal.errors import CapacityError, InvalidArgumentError, JobError, MissingExtraError, ShoalError, UnusableGpuError
+from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
-from shoal.jobs.capacity import NodeSize, could_fit, needs_ray
+from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
@@ -186,21 +186,12 @@ class Driver:
             )
 
     def _connect(self, gcs: str) -> None:
-        """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray.
-
-        Raises:
-            InvalidArgumentError: The pool runs without Ray, and the job needs Ray.
-        """
+        """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray."""
         if gcs != NO_GCS:
             connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
             # `ray.init` has replaced the SIGTERM handler by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return
-        if needs_ray(self._spec):
-            raise InvalidArgumentError(
-                f'pool "{self._job.pool}" runs without Ray (ray=false), which only trainings with XGBoost and LightGBM '
-                "and predictions can use, without packages, code, GPUs and Ray Data: name another pool"
-            )
         [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
         cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
 

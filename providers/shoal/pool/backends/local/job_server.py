@@ -7,6 +7,7 @@ each job, before the job's driver.
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 import os
 import shlex
@@ -25,6 +26,9 @@ from shoal.pool.endpoint import driver_arguments
 
 _STOP_PATIENCE_S = 3.0
 """Seconds that a driver has to end after SIGTERM. Ray gives it the same time."""
+
+_REQUEST_S = 30.0
+"""Seconds that a client has to send its request, so that idle connections do not occupy threads."""
 
 _CLOSE_S = 0.1
 """Seconds that the server needs to close at most."""
@@ -88,10 +92,13 @@ class JobServer:
         self._folder = folder
         self._drivers: dict[str, _Driver] = {}
         self._fork_servers = [ForkServer()]
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         server, expected = self, f"Bearer {token}".encode()
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = _REQUEST_S
+
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
@@ -164,7 +171,7 @@ class JobServer:
         with self._lock:
             if submission_id in self._drivers:
                 return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
-            log = self._folder / f"driver-{len(self._drivers)}.log"
+            log = self._folder / f"driver-{next(self._numbers)}.log"
             self._drivers[submission_id] = _Driver(self._start(submission_id, shlex.split(command), log), log)
         return HTTPStatus.OK, {"submission_id": submission_id}
 
