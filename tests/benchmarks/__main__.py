@@ -17,6 +17,7 @@ from pathlib import Path
 
 BENCHMARKS = (
     "gradient_boosting",
+    "where_users_stand",
     "workers",
     "limited_memory",
     "pool_scaling",

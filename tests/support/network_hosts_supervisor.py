@@ -19,9 +19,10 @@ def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
     from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     store_bytes = spec.object_store_mb * 2**20
-    return Raylet(RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, ip=sys.argv[3]))
+    size = node.cpus, node.gpus, store_bytes
+    return Raylet(RayletSpec(node.name, folder, *size, gcs, dashboard=True, ip=sys.argv[3]))
 
 
 if __name__ == "__main__":
     supervisor.ensure_running = lambda: None  # the reconciler is the orchestrating host's
-    supervisor.main(lambda: start)
+    supervisor.main(lambda _: start)

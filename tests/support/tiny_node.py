@@ -78,7 +78,7 @@ def main() -> None:
     """Be the supervisor of one."""
     supervisor.ensure_running = lambda: None
     steps.passing = passing
-    supervisor.main(lambda: TinyMember)
+    supervisor.main(lambda _: TinyMember)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import gpus_of, least_gpus_of, pool_for
+from shoal.distributors.embedded_pool import gpus_of, least_gpus_of, pool_for, ray_for
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
@@ -181,6 +181,7 @@ def _pool(request: TrainRequest | FunctionRequest | PredictJobSpec, job_id: str 
         config.pool_name,
         gpus=partial(gpus_of, request),
         least_gpus=least_gpus_of(request),
+        ray=partial(ray_for, request),
         job_id=job_id,
         timeout_s=config.timeout,
     )

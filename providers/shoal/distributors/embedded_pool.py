@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from shoal.distributors.process_pool import process_pool
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
-from shoal.jobs.capacity import Gang
+from shoal.jobs.capacity import Gang, needs_ray
 from shoal.jobs.journal import attempts
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.api import ComputePool
@@ -40,6 +40,7 @@ def pool_for(
     cpus: int = 0,
     gpus: Callable[[], int] = lambda: ALL,
     least_gpus: int = 1,
+    ray: Callable[[], bool] = lambda: True,
     size_on: Callable[[ComputePool], int] | None = None,
     job_id: str | None = None,
     timeout_s: float | None = None,
@@ -52,6 +53,7 @@ def pool_for(
         cpus: Number of CPUs that an embedded pool needs at least.
         gpus: Returns how many GPUs an embedded pool gets, such as `gpus_of`; `ALL` for all that are free.
         least_gpus: Number of GPUs that an embedded pool needs at least if it gets all that are free.
+        ray: Returns whether an embedded pool has to run Ray, such as `ray_for`.
         size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
             leased.
         job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
@@ -70,7 +72,7 @@ def pool_for(
     if selected is None:
         _say(f"{why}. This call uses an embedded pool")
         with embedded_pool(
-            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, job_id=job_id, timeout_s=timeout_s
+            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, ray=ray(), job_id=job_id, timeout_s=timeout_s
         ) as embedded:
             yield embedded
     elif size_on is None:
@@ -106,12 +108,18 @@ def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
     return gang.workers * gang.gpus if is_fixed else 1
 
 
+def ray_for(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
+    """Return whether an embedded pool for a job has to run Ray: the job needs Ray, or may use GPUs of this machine."""
+    return needs_ray(spec) or (gpus_of(spec) != 0 and may_be_contended(os.environ))
+
+
 @contextmanager
 def embedded_pool(
     *,
     cpus: int = 0,
     gpus: int = ALL,
     least_gpus: int = 1,
+    ray: bool = True,
     job_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[str]:
@@ -125,6 +133,7 @@ def embedded_pool(
         gpus: Number of GPUs that the node offers. By default, it offers all GPUs that this process may use and that no
             other node has claimed.
         least_gpus: Number of GPUs that the pool needs at least if it gets all that are free.
+        ray: Whether the pool has to run Ray. A pool without Ray starts in a second, and has no GPUs.
         job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
             ended. None: the pool belongs to this process.
         timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
@@ -134,6 +143,7 @@ def embedded_pool(
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     own = len(os.sched_getaffinity(0))
+    gpus = gpus if ray else 0
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
     if job_id is None:
 
@@ -146,7 +156,7 @@ def embedded_pool(
             _warn_without_gpus(pool, found)
             return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
 
-        with process_pool(max(own, cpus), gpus, start) as name:
+        with process_pool(max(own, cpus), gpus, start, ray=ray) as name:
             yield name
         return
     spec = PoolSpec(
@@ -155,6 +165,7 @@ def embedded_pool(
         max_nodes=1,
         cpus_per_node=max(own, cpus),
         gpus_per_node=gpus,
+        ray=ray,
     )
     _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:

@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
-def process_pool(cpus: int, gpus: int, start: Start) -> Iterator[str]:
+def process_pool(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
     """Yield the name of an embedded pool of this process, which is started if the process has none of this size.
 
     Calls at the same time share a pool: its queue decides which of their jobs run beside each other. After its last
@@ -77,11 +77,12 @@ def process_pool(cpus: int, gpus: int, start: Start) -> Iterator[str]:
             may decide how many threads a training has, and so which model it makes.
         gpus: Number of GPUs that the node offers; `ALL` for all that are free.
         start: Function that starts the pool.
+        ray: Whether the pool has to run Ray. If the process has a pool of this size with Ray, the call gets it anyway.
 
     Raises:
         Exception: The pool could not be started.
     """
-    kept, idle = _take(cpus, gpus)
+    kept, idle = _take(cpus, gpus, ray=ray)
     try:
         for each in idle:
             _end(each)
@@ -109,23 +110,32 @@ def end_process_pools() -> None:
         _end(each)
 
 
-def _take(cpus: int, gpus: int) -> tuple[_Kept, list[_Kept]]:
+def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
     """Return the pool for a call, which now counts as a user of it, and the pools to end before it is started."""
     # The processes of a pool inherit the environment of the process that starts it. So a call in which a variable has
     # changed gets another pool.
     place = (str(home()), default_url())
     environment = tuple(sorted(inherited_environment().items()))
     with _lock:
-        key = (*place, environment, cpus, gpus)
-        with_all = _kept.get((*place, environment, cpus, ALL))
+        size = (*place, environment, cpus)
+        key, with_ray, with_all = (*size, gpus, ray), (*size, gpus, True), _kept.get((*size, ALL, True))
         if gpus == 0 and with_all is not None and not with_all.may_have_gpus:
             kept = with_all
+        elif with_ray in _kept:
+            kept = _kept[with_ray]
         elif key in _kept:
             kept = _kept[key]
         else:
             name = f"embedded-{os.getpid()}-{next(_numbers)}"
             kept = _kept[key] = _Kept(
-                PoolSpec(name=name, max_nodes=1, cpus_per_node=cpus, gpus_per_node=gpus, idle_timeout=_IDLE_TIMEOUT_S)
+                PoolSpec(
+                    name=name,
+                    max_nodes=1,
+                    cpus_per_node=cpus,
+                    gpus_per_node=gpus,
+                    ray=ray,
+                    idle_timeout=_IDLE_TIMEOUT_S,
+                )
             )
         kept.calls += 1
         # Idle pools of other sizes would take memory and GPUs from this one.

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.jobs.specs.function import AnyJobSpec
+from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.capacity import Node
 from shoal.training.pytorch.request import FunctionRequest
@@ -107,6 +108,31 @@ class Gang:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
         cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
+    """Return whether a job can run only on a pool with Ray.
+
+    Functions may call Ray themselves. Ray brings packages and code to the workers, divides a node's GPUs among them,
+    and reads rows with Ray Data.
+    """
+    if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
+        return True
+    evaluated = spec.eval_set.values() if isinstance(spec, TrainRequest) else ()
+    return Gang.of(spec).gpus > 0 or any(each.ingester == "ray" for each in (spec.dataset, *evaluated))
+
+
+def check_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Refuse a job that needs Ray on a pool without Ray.
+
+    Raises:
+        InvalidArgumentError: The pool runs without Ray, and the job needs it.
+    """
+    if not pool.ray and needs_ray(spec):
+        raise InvalidArgumentError(
+            f'pool "{pool.name}" runs without Ray (ray=false), and accepts only trainings with XGBoost and LightGBM, '
+            "and predictions, without packages, code, GPUs and Ray Data: name another pool"
+        )
 
 
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:

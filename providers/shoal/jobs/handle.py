@@ -54,7 +54,7 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
-from shoal.pool.endpoint import Endpoint
+from shoal.pool.endpoint import Endpoint, driver_command
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -80,10 +80,6 @@ _CLEAN_UP_PATIENCE_S = 5.0
 measured."""
 
 _CLEAN_UP_POLL_S = 0.05
-
-_DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
-"""Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
-else with the path of the submitter's Python. A head that has no such file runs the `python` on its PATH."""
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -858,7 +854,7 @@ class JobHandle:
 def _entrypoint(job: Job) -> list[str]:
     """Return the command that starts the driver with the Python of the process that first submitted the job."""
     python = str((job.submitter or {}).get("python", sys.executable))
-    return ["sh", "-c", _DRIVER, python, job.id, str(job.attempt)]
+    return driver_command(python, job.id, str(job.attempt))
 
 
 def _progress(job: Job) -> Progress | None:

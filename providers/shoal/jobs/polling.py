@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from shoal.state.schema import Job
 
-SHORTEST_PAUSE_S = 0.5
-"""Shortest pause in seconds between two reads of a job's row. From 5 s of waiting on, the pause is a tenth of the time
-waited, up to `_LONGEST_PAUSE_S`."""
+SHORTEST_PAUSE_S = 0.1
+"""Shortest pause in seconds between two reads of a job's row. From 1 s of waiting on, the pause is a tenth of the time
+waited, up to `_LONGEST_PAUSE_S`. So the wait ends at most a tenth later than the job."""
 
 _LONGEST_PAUSE_S = 2.0
 """Longest pause in seconds between two reads of a job's row. It is not shorter because 200 processes that read every
@@ -38,7 +38,7 @@ itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.5 and 2 seconds."""
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
     return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
 
 

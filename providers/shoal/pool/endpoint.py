@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import PoolDownError
+from shoal.errors import InvalidArgumentError, PoolDownError
+
+NO_GCS = ""
+"""Address of the GCS (Ray's control service) of a head without Ray."""
+
+_DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
+"""Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
+else with the path of the submitter's Python. A head that has no such file runs the `python` on its PATH."""
+
+
+def driver_command(python: str, *arguments: str) -> list[str]:
+    """Return the command that starts a job's driver on a head.
+
+    Args:
+        python: Path of Python in the environment of the submitter.
+        arguments: Command line arguments of the driver.
+    """
+    return ["sh", "-c", _DRIVER, python, *arguments]
+
+
+def driver_arguments(command: Sequence[str]) -> list[str] | None:
+    """Return the arguments that were given to :func:`driver_command`; None if the command is another one."""
+    return list(command[4:]) if command[:3] == ["sh", "-c", _DRIVER] else None
 
 
 @dataclass(frozen=True)
@@ -16,7 +38,7 @@ class Endpoint:
 
     Attributes:
         api: URL of Ray's Job API.
-        gcs: ``host:port`` to which drivers connect.
+        gcs: ``host:port`` to which drivers connect; `NO_GCS` if the head runs without Ray.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
         ca_path: File with the certificates of the authorities that an https URL may have; None: those of this machine.
@@ -47,8 +69,13 @@ class Endpoint:
         Set these variables before Ray is imported.
 
         Raises:
+            InvalidArgumentError: The pool runs without Ray.
             RuntimeError: This process has already imported Ray, which would ignore the variables.
         """
+        if self.gcs == NO_GCS:
+            raise InvalidArgumentError(
+                "this pool runs without Ray (ray=false), so no Ray driver can connect to it: use a pool with Ray"
+            )
         if "ray" in sys.modules:
             raise RuntimeError(
                 "Ray is already imported, so it ignores the pool's environment variables: set them before the import, "

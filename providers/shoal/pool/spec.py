@@ -24,7 +24,7 @@ from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
 from shoal.settings import Settings, unknown_value, without_defaults
 
-_NEWER = ("ray_dashboard", "ca_file", "token_over_http", "shared_folders")
+_NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
 """Options that did not exist in earlier versions of shoal, which refuse a stored spec with an unknown option."""
 
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
@@ -75,6 +75,15 @@ class PoolSpec(Settings):
             "With `none`, an idle pool stays up.",
         ),
     ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
+
+    ray: Annotated[
+        bool,
+        Field(
+            description="Whether the nodes of a local:// pool run Ray. Without Ray, a pool has one node and no GPUs, "
+            "starts in a second, and takes trainings with XGBoost and LightGBM, and predictions, whose workers it runs "
+            "as plain processes."
+        ),
+    ] = True
 
     ray_dashboard: Annotated[
         bool,
@@ -142,7 +151,7 @@ class PoolSpec(Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name != "ray_dashboard":
+        if isinstance(value, bool) and info.field_name not in ("ray", "ray_dashboard"):
             raise ValueError("true and false are not allowed as values of pool options")
         return value
 
@@ -165,6 +174,8 @@ class PoolSpec(Settings):
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
             raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
+        if not self.ray:
+            self._check_without_ray()
         if self.backend == "ray":
             if self.ray_dashboard:
                 raise ValueError("ray_dashboard is allowed only for local:// pools: remove it")
@@ -190,6 +201,17 @@ class PoolSpec(Settings):
                     f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
                 )
         return self
+
+    def _check_without_ray(self) -> None:
+        """Refuse options that a pool without Ray cannot have."""
+        if self.backend == "ray":
+            raise ValueError("ray=false is allowed only for local:// pools: remove it")
+        if self.max_nodes > 1:
+            raise ValueError(f"ray=false needs max_nodes=1, not {self.max_nodes}: the nodes of larger pools run Ray")
+        if self.gpus_per_node:
+            raise ValueError("ray=false needs gpus_per_node=0: only Ray divides the GPUs of a node among workers")
+        if self.ray_dashboard:
+            raise ValueError("ray_dashboard needs ray=true")
 
     @classmethod
     def parse(cls, source: str | PoolSpec | Mapping[str, Any]) -> PoolSpec:

@@ -22,7 +22,7 @@ from typing import Protocol
 from shoal.errors import CapacityError, StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import gpus, processes
-from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
@@ -45,7 +45,8 @@ log = logging.getLogger("shoal.supervisor")
 
 
 class Member(Protocol):
-    """A running node, as its supervisor sees it: a Ray node, or a small substitute process in the crash tests."""
+    """A running node, as its supervisor sees it: a Ray node, a node without Ray, or a small substitute process in the
+    crash tests."""
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -72,10 +73,10 @@ class Member(Protocol):
 Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 """Function that starts a node. Arguments: node row, pool spec, address of the head (None for the head), node folder."""
 
-Load = Callable[[], Start]
-"""Function that imports everything needed to start a node, and returns the function that starts the node. These are two
-functions because the imports of several nodes may run at the same time, but the number of concurrent starts is limited
-(`STARTS_AT_ONCE`)."""
+Load = Callable[[PoolSpec], Start]
+"""Function that imports everything needed to start a node of a pool, and returns the function that starts the node.
+These are two functions because the imports of several nodes may run at the same time, but the number of concurrent
+starts is limited (`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
@@ -164,7 +165,7 @@ class Supervisor:
         start holds one of `STARTS_AT_ONCE` lock files (a turn) until the node has joined the cluster. The imports are
         done before, without a turn.
         """
-        start = self._load()
+        start = self._load(spec)
         self._claim_gpus(node, spec.gpus_per_node, embedded=embedded)
         looked = -SUPERVISOR_PERIOD
         while True:
@@ -298,20 +299,29 @@ class Supervisor:
             time.sleep(min(left, 0.1))
 
 
-def load_raylet() -> Start:
-    """Import Ray, and return a function that starts a node of a pool as a Ray node."""
+def load_node(spec: PoolSpec) -> Start:
+    """Import what a pool's nodes need, such as Ray, and return a function that starts a node."""
+    from shoal.pool.backends.local.heads import HeadWithoutRay, RayHead
+    from shoal.pool.backends.local.job_server import JobServer
+
+    def job_server(spec: PoolSpec, folder: Path) -> JobServer:
+        return JobServer(folder, token_path(spec.name).read_text().strip())
+
+    if not spec.ray:
+        return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
     from shoal.pool.backends.local.raylet import Raylet, RayletSpec
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
         store_bytes = spec.object_store_mb * 2**20
-        return Raylet(
+        raylet = Raylet(
             RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, dashboard=spec.ray_dashboard)
         )
+        return raylet if gcs or spec.ray_dashboard else RayHead(raylet, job_server(spec, folder))
 
     return start
 
 
-def main(load: Load = load_raylet) -> None:
+def main(load: Load = load_node) -> None:
     """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is the pool's
     number of starts at the time when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

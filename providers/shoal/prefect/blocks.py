@@ -54,6 +54,7 @@ class ComputePool(Block):
     gpus_per_node: int = _as_in_spec("gpus_per_node")
     object_store_mb: int = _as_in_spec("object_store_mb")
     idle_timeout: float | None = _as_in_spec("idle_timeout")
+    ray: bool = _as_in_spec("ray")
     ray_dashboard: bool = _as_in_spec("ray_dashboard")
     address: str | None = _as_in_spec("address")
     gcs: str | None = _as_in_spec("gcs")

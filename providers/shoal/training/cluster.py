@@ -1,7 +1,11 @@
-"""List the nodes and resources of the Ray cluster that this process is connected to."""
+"""List the nodes and resources of the cluster that this process is connected to: a Ray cluster, or this machine alone.
+
+On this machine alone, the workers are processes that the driver starts, without Ray.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from shoal.training.capacity import Node
@@ -11,16 +15,62 @@ GPU_TYPE = "accelerator_type:"
 """Prefix of the name of the resource that Ray defines for a GPU type; each node with such GPUs has 1 of it."""
 
 
-def is_connected() -> bool:
-    """Return whether this process is connected to a Ray cluster; Ray is not imported for this check."""
-    import sys
+_this_machine: Node | None = None
 
+
+def use_this_machine(node: Node) -> None:
+    """Let this process start its workers as processes of this machine, without Ray.
+
+    Args:
+        node: Name and CPUs of this machine.
+    """
+    global _this_machine
+    _this_machine = node
+
+
+def this_machine() -> Node | None:
+    """Return the node on which this process starts its workers without Ray; None if it starts them with Ray."""
+    return _this_machine
+
+
+def is_connected() -> bool:
+    """Return whether this process can start workers, on a Ray cluster or this machine; Ray is not imported for this
+    check."""
+    return _this_machine is not None or _ray() is not None
+
+
+def _ray() -> Any:
+    """Return the module of Ray if this process is connected to a Ray cluster, else None."""
     ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def own_address() -> str:
+    """Return the address of this process at which the other nodes of the cluster can reach it."""
+    ray = _ray()
+    return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
+
+
+def share(value: Any) -> Any:
+    """Store a value that workers get as an argument, so that Ray stores it once and not once per worker.
+
+    Returns:
+        The argument for the workers, which they pass to :func:`fetch`.
+    """
+    ray = _ray()
+    return value if ray is None else ray.put(value)
+
+
+def fetch(shared: Any) -> Any:
+    """Return the value that the driver has given to :func:`share`."""
+    ray = _ray()
+    return ray.get(shared) if ray is not None and isinstance(shared, ray.ObjectRef) else shared
 
 
 def active_nodes() -> list[Node]:
     """Return the nodes that are alive: first the head node, then the others, sorted by name."""
+    if _this_machine is not None:
+        return [_this_machine]
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 

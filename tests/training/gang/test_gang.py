@@ -11,8 +11,7 @@ import pytest
 
 from shoal.errors import CapacityError, CapacityTimeoutError, DataError, TrainingError, WorkerLostError
 from shoal.training.context import gang_context
-from shoal.training.gang import gang as gangs
-from shoal.training.gang import placement
+from shoal.training.gang import placement, ray_actors
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.lifeline import Switchboard
 from shoal.training.gang.placement import GangShape
@@ -84,9 +83,9 @@ def test_workers_enter_the_jobs_folder_and_share_a_temporary_one_where_it_does_n
 
 
 def test_lifelines_stay_on_loopback_where_the_gang_is_on_the_drivers_node() -> None:
-    assert gangs._listen_on("10.0.0.1", "a", ["a", "a"]) == "127.0.0.1"
-    assert gangs._listen_on("10.0.0.1", "a", ["a", "b"]) == "10.0.0.1"
-    assert gangs._listen_on("10.0.0.1", "a", ["b"]) == "10.0.0.1"
+    assert ray_actors._listen_on("10.0.0.1", "a", ["a", "a"]) == "127.0.0.1"
+    assert ray_actors._listen_on("10.0.0.1", "a", ["a", "b"]) == "10.0.0.1"
+    assert ray_actors._listen_on("10.0.0.1", "a", ["b"]) == "10.0.0.1"
 
 
 def test_a_gang_is_reused_by_the_next_run_of_its_shape(driver: TwoNodes) -> None:
@@ -256,11 +255,11 @@ with shared_gang(GangShape(2, 1.0)) as gang:
 def test_a_worker_that_dies_while_it_joins(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     end_gangs()
 
-    class Frail(gangs.Worker):
+    class Frail(ray_actors.Worker):
         def join(self, *args: Any) -> int:
             os.kill(os.getpid(), 9)
             return 0
 
-    monkeypatch.setattr(gangs, "Worker", Frail)
+    monkeypatch.setattr(ray_actors, "Worker", Frail)
     with pytest.raises(WorkerLostError, match=r"rank 0 \(node a-head\) was lost while it started"):
         Gang.start(TWO)

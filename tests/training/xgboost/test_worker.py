@@ -188,7 +188,7 @@ def test_listeners_are_tied_to_loopback_only_where_the_tracker_is_there(
     ties: list[bool] = []
     monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
     monkeypatch.setattr(worker, "tie_to_loopback", lambda: ties.append(True))
-    with worker._communicator({"dmlc_tracker_uri": tracker}, GangContext()):
+    with worker._communicator({"dmlc_tracker_uri": tracker}, GangContext(GangPosition(rank=0, world_size=2))):
         assert ties == tied
 
 

@@ -22,11 +22,27 @@ from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.data.time_range import TimeRange
     from shoal.training.boosting.request import TrainResult
+
+
+def begin(spec: JobSpec) -> None:
+    """Do what the training will need and what takes seconds: start its workers, and import its library.
+
+    Args:
+        spec: Spec of the job.
+    """
+    from shoal.training.boosting.engine import start_workers_ahead
+
+    start_workers_ahead(spec)
+    # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the job
+    # compares models, because a champion that other software has registered may need scikit-learn.
+    if spec.register_as is None:
+        import_lean([spec.framework])
 
 
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:

@@ -44,11 +44,13 @@ from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.endpoint import NO_GCS
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
-from shoal.training.host.imports import import_lean
+from shoal.training import cluster
+from shoal.training.capacity import Node
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
@@ -157,11 +159,10 @@ class Driver:
 
     def _attempt(self) -> _End:
         try:
-            gcs = self._job.endpoint["gcs"]
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
-            # The SIGTERM handler is installed again after `connect`, because `ray.init` replaces it by its own.
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._connect(self._job.endpoint["gcs"])
+            if isinstance(self._spec, JobSpec):
+                boosting.begin(self._spec)
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -183,6 +184,16 @@ class Driver:
                 error=cause + self._expiry_hint(cause),
                 error_is_permanent=self._is_permanent(error),
             )
+
+    def _connect(self, gcs: str) -> None:
+        """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray."""
+        if gcs != NO_GCS:
+            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
+            # `ray.init` has replaced the SIGTERM handler by its own.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            return
+        [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
+        cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
 
     def _node_seconds(self) -> float | None:
         """Return the number of nodes that the attempt has used so far, multiplied by the seconds."""
@@ -415,8 +426,15 @@ def main() -> int:
         os.environ.update(secrets.variables())
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the
-        # job compares models, because a champion that other software has registered may need scikit-learn.
-        if isinstance(spec, JobSpec) and spec.register_as is None:
-            import_lean([spec.framework])
         return Driver(store, job, spec, secrets).run()
+
+
+def run_and_exit() -> NoReturn:
+    """Run the attempt that the command-line arguments name, and end this process."""
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # `os._exit` ends the process at once. A normal exit could hang, because it waits for threads of Ray and MLflow. The
+    # workers have ended already, so nothing is lost.
+    os._exit(code)

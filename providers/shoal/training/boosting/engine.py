@@ -1,4 +1,4 @@
-"""Train boosting models with XGBoost or LightGBM on the Ray cluster that this process is connected to.
+"""Train boosting models with XGBoost or LightGBM on the cluster that this process is connected to.
 
 A gang is the group of workers of one training. The workers first convert their rows to the library's matrices and then
 train the rounds in segments. A segment is the group of rounds between two checkpoints: after each segment the driver
@@ -8,6 +8,7 @@ model is the same, byte for byte, as without the loss.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import time
@@ -18,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
-from shoal.errors import InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
+from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
@@ -27,6 +28,7 @@ from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerSta
 from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
+from shoal.training.gang.child_processes import start_ahead
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
@@ -96,7 +98,7 @@ def train(
     on_progress: OnProgress | None = None,
     keep_gpu_choice: KeepChoice = bool,
 ) -> TrainResult:
-    """Train a model on the Ray cluster that this process is connected to.
+    """Train a model on the cluster that this process is connected to: Ray's, or this machine (`training.cluster`).
 
     The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
 
@@ -135,6 +137,24 @@ def train(
     return training.run()
 
 
+def start_workers_ahead(request: TrainRequest) -> None:
+    """Start the workers of a training while this process prepares it, if they are processes of this machine.
+
+    Args:
+        request: Request that is given to :func:`train` later. If it cannot be fulfilled, `train` reports that.
+    """
+    node = cluster.this_machine()
+    if node is None:
+        return
+    with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
+        size = resolve_size(request.scaling_config, [node], clamp=request.run_config.clamp)
+        start_ahead(_shape(size), [f"shoal.training.{request.framework}.worker"])
+
+
+def _shape(size: GangSize) -> GangShape:
+    return GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
+
+
 def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> bool:
     """Return whether the training uses GPUs. The choice is made once, so that restarts and attempts do not change it.
 
@@ -159,7 +179,8 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
 def _library(framework: str) -> Library:
     module, name = _LIBRARIES[framework]
     library: Library = getattr(importlib.import_module(module), name)()
-    for package, extra in (("ray", "ray"), (library.package, library.extra)):
+    ray = [("ray", "ray")] if cluster.this_machine() is None else []
+    for package, extra in (*ray, (library.package, library.extra)):
         try:
             importlib.import_module(package)
         except ImportError as exc:
@@ -243,8 +264,9 @@ class _Training:
             whole=whole,
             none_empty=bool(self._user_code.metrics),
         )
-        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
-        with shared_gang(shape, timeout=min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS)), env=self._env) as gang:
+        with shared_gang(
+            _shape(size), timeout=min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS)), env=self._env
+        ) as gang:
             gang.preload([self._library.worker])
             self._check_gpus(gang)
             tasks = [

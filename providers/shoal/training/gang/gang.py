@@ -1,10 +1,10 @@
 """Start the workers of one training, run functions on all of them, and raise the error that caused a failure.
 
-A gang is the group of workers of one training. Each worker is a Ray actor on its own bundle of one placement group,
-and keeps a socket to the driver open (its lifeline), so that the driver notices at once when the worker dies. A run
-ends when every rank has returned a result, or at the first failure. After a failure the gang collects the ranks' errors
-for a few seconds, raises the most likely cause (a dead worker causes errors on the other workers, never the other way
-round) and kills all workers. A gang that failed is never used again.
+A gang is the group of workers of one training. Each worker is a Ray actor, or a process of this machine
+(`shoal.training.cluster`), and keeps a socket to the driver open (its lifeline), so that the driver notices at once
+when the worker dies. A run ends when every rank has returned a result, or at the first failure. After a failure the
+gang collects the errors of all ranks for a few seconds, raises the most likely cause (a dead worker causes errors on
+others, never the other way round) and kills all workers. A gang that failed is never used again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
+from shoal.training import cluster
 from shoal.training.context import say
-from shoal.training.gang import placement
+from shoal.training.gang.backend import Workers
+from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.lifeline import EventKind, Switchboard
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
-from shoal.training.gang.worker import Failure, Joined, PeerError, Place, Success, Worker, WorkerInfo
-from shoal.training.host import working_folder
+from shoal.training.gang.ray_actors import RayActors
+from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
 
 # Seconds to wait for further errors after the first failure, so that the real cause is found. When a worker raised or
 # was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so
@@ -39,12 +41,9 @@ _EXPLAIN_SECONDS = 4.5
 # only if a node is dead or a host has vanished.
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
-# Seconds to wait until all actors have started. Actors on a running node start in 1 to 5 s. The limit is much longer,
-# because actors start more slowly on a machine where many processes import modules at once.
+# Seconds to wait until all workers have started. Workers on a running node start in 1 to 5 s. The limit is much longer,
+# because they start more slowly on a machine where many processes import modules at once.
 _START_SECONDS = 120.0
-# Seconds to wait until the workers' temporary working folders on other hosts are removed. For this, Ray has to start a
-# process on each of these hosts.
-_REMOVE_SECONDS = 10.0
 
 
 class Sidecar(Protocol):
@@ -145,18 +144,15 @@ class Gang:
         self.shape = shape
         self.workers: tuple[WorkerInfo, ...] = ()
         self.ended = False
-        self._group: Any = None
-        self._actors: list[Any] = []
+        self._workers: Workers | None = None
         self._sidecars: dict[str, Sidecar] = {}
-        self._own_folders: dict[str, str] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
-        self.host = _driver_address()
         self._switchboard: Switchboard | None = None
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
-        """Start all workers of a gang, or none if one cannot start; this process must be connected to Ray as a driver.
+        """Start all workers of a gang, or none if one cannot start; this process must be connected to a cluster.
 
         Ranks are numbered node by node: first the workers on the head node, then those on the other nodes by name.
 
@@ -174,12 +170,22 @@ class Gang:
         """
         gang = cls(shape)
         try:
-            gang._group = placement.reserve(shape, time.monotonic() + timeout)
-            gang._spawn(dict(env or {}))
+            gang._workers = _reserved(shape, time.monotonic() + timeout)
+            gang._spawn(gang._workers, dict(env or {}))
         except BaseException:
             gang.end()
             raise
         return gang
+
+    @property
+    def host(self) -> str:
+        """Address of the driver that all nodes can reach."""
+        return self._started.host
+
+    @property
+    def _started(self) -> Workers:
+        assert self._workers is not None
+        return self._workers
 
     @property
     def sound(self) -> bool:
@@ -208,8 +214,7 @@ class Gang:
 
     def preload(self, modules: Sequence[str]) -> None:
         """Tell the workers to import modules in the background; optional packages such as scikit-learn are skipped."""
-        for actor in self._actors:
-            actor.preload.remote(list(modules))
+        self._started.preload(modules)
 
     def run(
         self,
@@ -256,15 +261,17 @@ class Gang:
         self.ended = True
         _nodes_in_use.set(self, ())
         with contextlib.suppress(Exception):
-            # Killing the actors fails if Ray is shut down already. The error is ignored, because the actors then have
+            # Killing actors fails if Ray is shut down already. The error is ignored, because the actors then have
             # ended, too.
-            self._kill_actors()
+            if self._workers is not None:
+                self._workers.kill()
         if self._switchboard is not None:
             self._hang_up(self._switchboard)
         for sidecar in self._sidecars.values():
             sidecar.close()
         with contextlib.suppress(Exception):
-            working_folder.remove_from_nodes(self._own_folders, _REMOVE_SECONDS)
+            if self._workers is not None:
+                self._workers.clean_up()
 
     def _hang_up(self, board: Switchboard) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
@@ -280,40 +287,19 @@ class Gang:
 
     # Starting
 
-    def _spawn(self, env: dict[str, str]) -> None:
-        import ray
-
-        seats = placement.seats(self.shape, self._group)
+    def _spawn(self, workers: Workers, env: dict[str, str]) -> None:
+        seats = workers.seats
         size = len(seats)
         _nodes_in_use.set(self, (seat.node_id for seat in seats))
-        here = str(ray.get_runtime_context().get_node_id())
-        board = Switchboard(_listen_on(self.host, here, (seat.node_id for seat in seats)), size, self._hear)
+        board = Switchboard(workers.lifeline_host, size, self._hear)
         self._switchboard = board
-        actor_class = ray.remote(Worker)
-        joins = []
-        for rank, seat in enumerate(seats):
-            actor = actor_class.options(**placement.actor_options(self.shape, self._group, seat)).remote()
-            self._actors.append(actor)
-            if self.shape.trim_memory:
-                actor.trim_memory.remote()
-            place = Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
-            joins.append(actor.join.remote(place, env))
-        infos = []
+        places = [
+            Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
+            for rank, seat in enumerate(seats)
+        ]
         deadline = time.monotonic() + _START_SECONDS
-        for rank, (seat, ref) in enumerate(zip(seats, joins, strict=True)):
-            try:
-                joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
-                infos.append(WorkerInfo(rank, seat.node, joined.pid))
-                if joined.own_folder:
-                    self._own_folders[seat.node_id] = joined.own_folder
-            except ray.exceptions.GetTimeoutError:
-                raise WorkerLostError(
-                    f"rank {rank} (node {seat.node}) did not start within {_START_SECONDS:.0f} s"
-                ) from None
-            except ray.exceptions.RayError as exc:
-                raise WorkerLostError(
-                    f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
-                ) from exc
+        joined = workers.join(places, env, _START_SECONDS)
+        infos = [WorkerInfo(rank, seat.node, next(joined).pid) for rank, seat in enumerate(seats)]
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
         # that thread has read the message, so this code waits until all hellos were read.
@@ -332,16 +318,11 @@ class Gang:
         deadline: float,
         on_note: OnNote | None,
     ) -> list[Any]:
-        import ray
-
-        # put() stores the pickled function once in Ray's object store. Without put(), Ray would store it once per rank.
-        shared = ray.put(function)
-        for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
-            future = actor.run.remote(shared, args).future()
-            future.add_done_callback(lambda done, rank=rank: self._answered(rank, done))
+        size = self.shape.num_workers
+        self._started.run(function, args_per_rank, self._answered)
         results: dict[int, Any] = {}
-        talking = set(range(len(self._actors)))
-        while talking or len(results) < len(self._actors):
+        talking = set(range(size))
+        while talking or len(results) < size:
             event = self._next(deadline)
             if event is None:
                 raise TrainingError(
@@ -356,7 +337,7 @@ class Gang:
                     on_note(event.rank, event.note)
             else:
                 raise self._first_cause(event)
-        return [results[rank] for rank in range(len(self._actors))]
+        return [results[rank] for rank in range(size)]
 
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
@@ -384,26 +365,21 @@ class Gang:
         error.add_note(f"In {who}:\n{failure.traceback}")
         return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
 
-    def _answered(self, rank: int, future: Any) -> None:
-        """Record that a worker's call has ended or that the worker died; Ray calls this method in another thread."""
-        exc = future.exception()
-        if exc is None:
-            outcome: Success | Failure = future.result()
-            self._note(_Answer(rank, outcome.value) if isinstance(outcome, Success) else self._raised(rank, outcome))
-        elif _is_out_of_memory(exc):
+    def _answered(self, rank: int, outcome: Success | Failure | Lost) -> None:
+        """Record that a worker's call has ended or that the worker died; called in another thread."""
+        if isinstance(outcome, Success):
+            self._note(_Answer(rank, outcome.value))
+        elif isinstance(outcome, Failure):
+            self._note(self._raised(rank, outcome))
+        elif outcome.out_of_memory is not None:
             error = WorkerLostError(
                 f"{self._who(rank)} was killed because its node ran out of memory: "
                 "use more nodes or larger ones, or fewer workers per node"
             )
-            error.add_note(str(exc))
+            error.add_note(outcome.out_of_memory)
             self._note(_Cause(_Weight.STARVED, error))
-        elif _is_death(exc):
-            self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {_first_line(exc)}")))
         else:
-            # Ray could not return the result, for example because it cannot be pickled. The last line of Ray's error
-            # message contains the original error, so only this line is shown.
-            raised = str(exc).strip().splitlines()[-1]
-            self._note(_Cause(_Weight.RAISED, TrainingError(f"{self._who(rank)} failed: {raised}")))
+            self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {outcome.reason}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a worker's message or loss; runs in the thread of the `Switchboard`, which reads the sockets."""
@@ -435,50 +411,12 @@ class Gang:
     def _who(self, rank: int) -> str:
         return str(self.workers[rank]) if rank < len(self.workers) else f"rank {rank}"
 
-    def _kill_actors(self) -> None:
-        import ray
 
-        if not ray.is_initialized():
-            return
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-        if self._group is not None:
-            placement.release(self._group)
+def _reserved(shape: GangShape, deadline: float) -> Workers:
+    """Reserve the resources of a gang's workers in the cluster of this process.
 
-
-def _driver_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
-
-
-def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """Return the address at which the driver accepts workers: loopback if all workers run on the driver's node.
-
-    Args:
-        address: Address of the driver that the other nodes can reach.
-        node: Ray's id of the driver's node.
-        workers_nodes: Ray's ids of the workers' nodes.
+    Raises:
+        CapacityError: The nodes are too small for the gang, or had no free room in time.
     """
-    return "127.0.0.1" if set(workers_nodes) == {node} else address
-
-
-def _is_out_of_memory(exc: BaseException) -> bool:
-    """Return whether an error from Ray means that Ray's memory monitor killed the worker.
-
-    For an actor, Ray reports this reason only in the text of the error, so the text is searched.
-    """
-    import ray
-
-    return isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc))
-
-
-def _is_death(exc: BaseException) -> bool:
-    import ray
-
-    deaths = ray.exceptions.RayActorError | ray.exceptions.NodeDiedError | ray.exceptions.WorkerCrashedError
-    return isinstance(exc, deaths)
-
-
-def _first_line(exc: BaseException) -> str:
-    return next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
+    node = cluster.this_machine()
+    return RayActors(shape, deadline) if node is None else ChildProcesses(shape, node)

@@ -94,6 +94,19 @@ class Failure:
     error: DataError | TrainingError | InvalidArgumentError | None
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Outcome of a function call in a worker that died before it returned.
+
+    Args:
+        reason: Why the worker counts as dead.
+        out_of_memory: Message about the memory of the worker's node, if the worker was killed for want of memory.
+    """
+
+    reason: str
+    out_of_memory: str | None = None
+
+
 class Worker:
     """Ray actor that runs functions as one worker of a gang (group of workers); `join` tells the actor its rank.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training import cluster
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
@@ -101,17 +102,15 @@ class LightGBM:
         """Make the workers sample their rows, rank 0 find the bins from all samples, and the workers build their
         datasets."""
         import numpy as np
-        import ray
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
         machines = tuple(offer.address for offer in offers)
-        sample = ray.put(np.concatenate([offer.sample for offer in offers]))
+        sample = cluster.share(np.concatenate([offer.sample for offer in offers]))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
         # Without references, Ray frees it before the workers build their datasets.
         del offers, sample
-        # put() stores the bins once in Ray's object store. Without put(), Ray would store them once per worker.
-        agreed = Agreed(ray.put(bins), machines)
+        agreed = Agreed(cluster.share(bins), machines)
         return on_all("prepare", [agreed] * len(tasks))
 
     def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:

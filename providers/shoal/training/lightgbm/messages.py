@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.training.boosting.task import Task
 
 if TYPE_CHECKING:
     import numpy as np
-    from ray import ObjectRef
 
     from shoal.training.lightgbm.bin_sample import Share
 
@@ -45,9 +44,9 @@ class Agreed:
     """Last message from the driver to all workers: LightGBM's bins, and all workers' addresses.
 
     Args:
-        bins: Ray's reference to the :class:`shoal.training.lightgbm.binning.Bins`.
+        bins: The :class:`shoal.training.lightgbm.binning.Bins`, from `cluster.share`.
         machines: Address and port of each worker, by rank.
     """
 
-    bins: ObjectRef
+    bins: Any
     machines: tuple[str, ...]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from lightgbm.basic import LightGBMError
 
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
+from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Segment
 from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
 from shoal.training.boosting.task import Boosted, Prepared, Task
@@ -29,9 +30,6 @@ from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
-
-if TYPE_CHECKING:
-    from ray import ObjectRef
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
 # need twice the memory.
@@ -60,7 +58,7 @@ class _Session:
         self.task = task = opening.task
         self._context = context
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
-        self.port = Port(_own_address() if context.world_size > 1 else "127.0.0.1")
+        self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
         # The session does not keep the sample, whose memory is needed for the bins.
         self._share = opening.share
@@ -86,13 +84,11 @@ class _Session:
 
     def prepare(self, agreed: Agreed) -> Prepared:
         """Build this worker's LightGBM datasets with the bins that rank 0 has found."""
-        import ray
-
         began = time.perf_counter()
         task = self.task
         self._machines = agreed.machines
         columns = task.columns
-        bins: Bins = ray.get(agreed.bins)
+        bins: Bins = cluster.fetch(agreed.bins)
         reference = bins.reference(columns.categories)
         keep = begins_anew_with(task)
         train = Binned(self._rows, reference, keep=keep)
@@ -137,11 +133,11 @@ def begin(opening: Opening) -> Offer:
         return _session.offer()
 
 
-def bin_sample(rows: ObjectRef | None) -> Bins | None:
+def bin_sample(rows: Any) -> Bins | None:
     """Find LightGBM's bins from the sample of all workers' rows, in rank 0.
 
     Args:
-        rows: Ray's reference to the whole sample, float32 ``[rows, columns]``; None in all other ranks.
+        rows: The whole sample, float32 ``[rows, columns]``, from `cluster.share`; None in all other ranks.
 
     Returns:
         The bins; None in all other ranks.
@@ -149,13 +145,11 @@ def bin_sample(rows: ObjectRef | None) -> Bins | None:
     Raises:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
-    import ray
-
     assert _session is not None
     if rows is None:
         return None
     with _own_errors():
-        return _session.bin_sample(ray.get(rows))
+        return _session.bin_sample(cluster.fetch(rows))
 
 
 def prepare(agreed: Agreed) -> Prepared:
@@ -253,9 +247,3 @@ def _own_errors() -> Iterator[None]:
         message = memory.explained(own_message(exc))
         kind = PeerError if message.startswith(_NETWORK) else TrainingError
         raise kind(f"LightGBM: {message}") from exc
-
-
-def _own_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())

@@ -69,7 +69,12 @@ class XGBoost:
         return params, seed
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Start XGBoost's tracker, and return the arguments with which each worker connects to the others."""
+        """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.
+
+        A single worker needs no tracker, whose start takes half a second.
+        """
+        if gang.shape.num_workers == 1:
+            return [{}]
         tracker = gang.sidecar("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
         collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers

@@ -394,6 +394,10 @@ def _own_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
+    if context.world_size == 1:
+        # XGBoost's collective operations then do nothing.
+        yield
+        return
     with contextlib.ExitStack() as stack:
         # XGBoost prints "Task 00000000 got rank 0" when a worker connects, which does not help users. XGBoost's
         # verbosity setting does not suppress this line, so stdout is redirected.

@@ -58,7 +58,8 @@ class LocalBackend:
             StoreError: The temp folder cannot hold the nodes' sockets.
             InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
         """
-        self.check_ray()
+        if spec.ray:
+            self.check_ray()
         runtime_root()
         if spec.gpus_per_node > 0:
             selectors = _selectors(spec.name)

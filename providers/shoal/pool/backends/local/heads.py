@@ -1,0 +1,62 @@
+"""Nodes that run a `JobServer`: the head of a pool with Ray, and the only node of a pool without Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.pool.backends.local.job_server import JobServer
+from shoal.pool.endpoint import NO_GCS
+
+if TYPE_CHECKING:
+    from shoal.pool.backends.local.raylet import Raylet
+
+
+class RayHead:
+    """A Ray head without Ray's dashboard.
+
+    Args:
+        raylet: The running Ray node.
+        jobs: Server that runs the drivers of jobs.
+    """
+
+    def __init__(self, raylet: Raylet, jobs: JobServer) -> None:
+        self._raylet = raylet
+        self._jobs = jobs
+        self.dead = raylet.dead
+        self.busy = raylet.busy
+        self.drain = raylet.drain
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """The node's addresses, with the URL of the Job API (``api``)."""
+        return {**self._raylet.endpoint, "api": self._jobs.url}
+
+    def stop(self) -> None:
+        """End the node's processes."""
+        self._jobs.close()
+        self._raylet.stop()
+
+
+class HeadWithoutRay:
+    """The node of a pool without Ray. Drivers start the workers of their jobs as processes.
+
+    Args:
+        jobs: Server that runs the drivers of jobs.
+    """
+
+    def __init__(self, jobs: JobServer) -> None:
+        self._jobs = jobs
+        self.busy = jobs.busy
+        self.stop = jobs.close
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """The URL of the Job API (``api``); the addresses and ids of Ray are empty."""
+        return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
+
+    def dead(self) -> str | None:
+        """Return None, because the node lives as long as its supervisor."""
+        return None
+
+    def drain(self, seconds: float, reason: str) -> None:
+        """Do nothing: the pool has one node, which is never drained."""

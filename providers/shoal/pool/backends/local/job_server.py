@@ -1,0 +1,194 @@
+"""Run the drivers of jobs on a pool's head, and answer the requests of Ray's Job API for them.
+
+Ray's own implementation of this API, its dashboard, takes several processes on each head, and starts a further one for
+each job, before the job's driver.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
+from shoal.pool.endpoint import driver_arguments
+
+_STOP_PATIENCE_S = 3.0
+"""Seconds that a driver has to end after SIGTERM. Ray gives it the same time."""
+
+_REQUEST_S = 30.0
+"""Seconds that a client has to send its request, so that idle connections do not occupy threads."""
+
+_CLOSE_S = 0.1
+"""Seconds that the server needs to close at most."""
+
+_LARGEST_REQUEST = 2**20
+"""Limit of a request's size in bytes. A request contains a command and some names."""
+
+_Answer = tuple[HTTPStatus, dict[str, Any]]
+
+
+class _Driver:
+    """A submitted command.
+
+    Args:
+        process: Its process.
+        log: File with its output.
+    """
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self.log = log
+        self._process = process
+        self._is_stopped = False
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the command as Ray's Job API reports it."""
+        code = self._process.poll()
+        if code is None:
+            return {"status": "RUNNING"}
+        status = "STOPPED" if self._is_stopped else "FAILED" if code else "SUCCEEDED"
+        return {"status": status, "driver_exit_code": code}
+
+    def stop(self) -> bool:
+        """Send SIGTERM to the command, and SIGKILL to all of its processes if it has not ended then.
+
+        Returns:
+            False if the command has ended before.
+        """
+        if not self.runs():
+            return False
+        self._is_stopped = True
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+        killing = threading.Timer(_STOP_PATIENCE_S, kill_group, [self._process])
+        killing.daemon = True
+        killing.start()
+        return True
+
+
+class JobServer:
+    """HTTP server on loopback that starts the drivers of jobs as child processes of this process.
+
+    Args:
+        folder: Folder of the node, in which the drivers run and their output is written.
+        token: Bearer token that each request needs.
+    """
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder = folder
+        self._drivers: dict[str, _Driver] = {}
+        self._fork_servers = [ForkServer()]
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        server, expected = self, f"Bearer {token}".encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _REQUEST_S
+
+            def _handle(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
+                    answer: _Answer = HTTPStatus.UNAUTHORIZED, {}
+                elif length > _LARGEST_REQUEST:
+                    answer = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
+                else:
+                    answer = server._answer(self.command, self.path, self.rfile.read(length))
+                content = json.dumps(answer[1]).encode()
+                self.send_response(answer[0])
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_DELETE = _handle
+
+            def log_message(self, *_: object) -> None:
+                """Write no line for each request into the supervisor's log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        serve = partial(self._server.serve_forever, poll_interval=_CLOSE_S)
+        threading.Thread(target=serve, name="shoal-jobs", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """URL of the Job API."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def busy(self) -> bool:
+        """Return whether a driver runs."""
+        with self._lock:
+            return any(driver.runs() for driver in self._drivers.values())
+
+    def close(self) -> None:
+        """Accept no further requests, and end the drivers."""
+        self._server.shutdown()
+        self._server.server_close()
+        for server in self._fork_servers:
+            server.close()
+
+    def _answer(self, method: str, path: str, body: bytes) -> _Answer:
+        """Answer a request as Ray's Job API does."""
+        if (method, path) == ("POST", "/api/jobs/"):
+            return self._submit(body)
+        submission_id, _, what = path.removeprefix("/api/jobs/").partition("/")
+        with self._lock:
+            driver = self._drivers.get(submission_id)
+        match method, what:
+            case _ if driver is None:
+                return HTTPStatus.NOT_FOUND, {}
+            case "GET", "":
+                return HTTPStatus.OK, driver.status()
+            case "GET", "logs":
+                return HTTPStatus.OK, {"logs": driver.log.read_text(errors="replace")}
+            case "POST", "stop":
+                return HTTPStatus.OK, {"stopped": driver.stop()}
+            case "DELETE", "" if not driver.runs():
+                with self._lock:
+                    self._drivers.pop(submission_id, None)
+                return HTTPStatus.OK, {}
+        return HTTPStatus.BAD_REQUEST, {}
+
+    def _submit(self, body: bytes) -> _Answer:
+        try:
+            job = json.loads(body)
+            submission_id, command = str(job["submission_id"]), str(job["entrypoint"])
+        except (ValueError, LookupError, TypeError) as error:
+            return HTTPStatus.BAD_REQUEST, {"error": f"the request is not a job: {error!r}"}
+        with self._lock:
+            if submission_id in self._drivers:
+                return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
+            log = self._folder / f"driver-{next(self._numbers)}.log"
+            self._drivers[submission_id] = _Driver(self._start(submission_id, shlex.split(command), log), log)
+        return HTTPStatus.OK, {"submission_id": submission_id}
+
+    def _start(self, submission_id: str, command: Sequence[str], log: Path) -> Process:
+        arguments = driver_arguments(command)
+        if arguments is not None:
+            with suppress(OSError):
+                return self._fork_server().start(submission_id, arguments, self._folder, log)
+        return start_command(command, self._folder, log)
+
+    def _fork_server(self) -> ForkServer:
+        """Return a fork server with the modules that are installed now, and end the older ones without drivers."""
+        *older, newest = self._fork_servers
+        if not newest.is_current():
+            older, newest = [*older, newest], ForkServer()
+        for server in older:
+            if not server.is_busy():
+                server.close()
+        self._fork_servers = [*(server for server in older if server.is_busy()), newest]
+        return newest

@@ -1,0 +1,53 @@
+"""The interface by which a gang starts, calls and kills its workers: as Ray actors, or as processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from shoal.training.gang.placement import Seat
+from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
+
+Answered = Callable[[int, Success | Failure | Lost], None]
+"""Type of a function that is called, in any thread, with a worker's rank and the outcome of its call."""
+
+
+class Workers(Protocol):
+    """The processes of a gang's workers. Each of them has a `shoal.training.gang.worker.Worker`."""
+
+    seats: Sequence[Seat]
+    """Placement of each worker, by rank."""
+    host: str
+    """Address of the driver that all nodes can reach."""
+    lifeline_host: str
+    """Address at which the driver accepts the workers' lifelines."""
+
+    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
+        """Start the workers, make them connect to the driver, and yield their answers by rank.
+
+        Args:
+            places: Place of each worker, by rank.
+            env: Environment variables for the workers.
+            timeout: Maximum time for all workers together, in seconds.
+
+        Raises:
+            WorkerLostError: A worker died, or did not answer in time.
+        """
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Tell the workers to import modules before their next call."""
+
+    def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
+        """Start a call in every worker, and return without waiting.
+
+        Args:
+            function: Function to call.
+            args_per_rank: Positional arguments of the call, by rank.
+            answered: Function to call with the outcome of each worker's call.
+        """
+
+    def kill(self) -> None:
+        """Kill the workers, and free their CPUs and GPUs."""
+
+    def clean_up(self) -> None:
+        """Remove the temporary working folders of workers that have ended."""

@@ -1,0 +1,149 @@
+"""Run the workers of a gang as Ray actors, each on its own bundle of one placement group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from shoal.errors import WorkerLostError
+from shoal.training.gang import placement
+from shoal.training.gang.backend import Answered
+from shoal.training.gang.placement import GangShape, Seat
+from shoal.training.gang.worker import Failure, Joined, Lost, Place, Worker
+from shoal.training.host import working_folder
+
+# Seconds to wait until the workers' temporary working folders on other hosts are removed. For this, Ray has to start a
+# process on each of these hosts.
+_REMOVE_SECONDS = 10.0
+
+
+class RayActors:
+    """Workers that are Ray actors. The constructor reserves the resources of all workers, or raises.
+
+    Args:
+        shape: Number and size of the workers.
+        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room in time.
+    """
+
+    def __init__(self, shape: GangShape, deadline: float) -> None:
+        import ray
+
+        self._shape = shape
+        self._actors: list[Any] = []
+        self._own_folders: dict[str, str] = {}
+        self._group = placement.reserve(shape, deadline)
+        try:
+            self.seats: Sequence[Seat] = placement.seats(shape, self._group)
+            self.host = str(ray.util.get_node_ip_address())
+            here = str(ray.get_runtime_context().get_node_id())
+            self.lifeline_host = _listen_on(self.host, here, (seat.node_id for seat in self.seats))
+        except BaseException:
+            self.kill()
+            raise
+
+    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
+        """Start the actors, make them connect to the driver, and yield their answers by rank."""
+        import ray
+
+        deadline = time.monotonic() + timeout
+        actor_class = ray.remote(Worker)
+        joins = []
+        for seat, place in zip(self.seats, places, strict=True):
+            actor = actor_class.options(**placement.actor_options(self._shape, self._group, seat)).remote()
+            self._actors.append(actor)
+            if self._shape.trim_memory:
+                actor.trim_memory.remote()
+            joins.append(actor.join.remote(place, env))
+        for rank, (seat, ref) in enumerate(zip(self.seats, joins, strict=True)):
+            try:
+                joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError:
+                raise WorkerLostError(f"rank {rank} (node {seat.node}) did not start within {timeout:.0f} s") from None
+            except ray.exceptions.RayError as exc:
+                raise WorkerLostError(
+                    f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
+                ) from exc
+            if joined.own_folder:
+                self._own_folders[seat.node_id] = joined.own_folder
+            yield joined
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Tell the workers to import modules before their next call."""
+        for actor in self._actors:
+            actor.preload.remote(list(modules))
+
+    def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
+        """Start a call in every worker, and return without waiting."""
+        import ray
+
+        # put() stores the pickled function once in Ray's object store. Without put(), Ray would store it once per rank.
+        shared = ray.put(function)
+        for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
+            future = actor.run.remote(shared, args).future()
+            future.add_done_callback(partial(_pass_on, answered, rank))
+
+    def kill(self) -> None:
+        """Kill the actors, and free their resources."""
+        import ray
+
+        if not ray.is_initialized():
+            return
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        placement.release(self._group)
+
+    def clean_up(self) -> None:
+        """Remove the temporary working folders of actors that have ended."""
+        working_folder.remove_from_nodes(self._own_folders, _REMOVE_SECONDS)
+
+
+def _pass_on(answered: Answered, rank: int, future: Any) -> None:
+    """Report the outcome of a worker's call; Ray calls this function in another thread."""
+    exc = future.exception()
+    if exc is None:
+        answered(rank, future.result())
+    elif _is_out_of_memory(exc):
+        answered(rank, Lost("", out_of_memory=str(exc)))
+    elif _is_death(exc):
+        answered(rank, Lost(_first_line(exc)))
+    else:
+        # Ray could not return the result, for example because it cannot be pickled. The last line of Ray's error
+        # message contains the original error.
+        answered(rank, Failure(str(exc).strip().splitlines()[-1], str(exc), None))
+
+
+def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
+    """Return the address at which the driver accepts workers: loopback if all workers run on the driver's node.
+
+    Args:
+        address: Address of the driver that the other nodes can reach.
+        node: Ray's id of the driver's node.
+        workers_nodes: Ray's ids of the workers' nodes.
+    """
+    return "127.0.0.1" if set(workers_nodes) == {node} else address
+
+
+def _is_out_of_memory(exc: BaseException) -> bool:
+    """Return whether an error from Ray means that Ray's memory monitor killed the worker.
+
+    For an actor, Ray reports this reason only in the text of the error, so the text is searched.
+    """
+    import ray
+
+    return isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc))
+
+
+def _is_death(exc: BaseException) -> bool:
+    import ray
+
+    deaths = ray.exceptions.RayActorError | ray.exceptions.NodeDiedError | ray.exceptions.WorkerCrashedError
+    return isinstance(exc, deaths)
+
+
+def _first_line(exc: BaseException) -> str:
+    return next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)

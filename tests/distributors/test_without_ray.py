@@ -1,0 +1,128 @@
+"""Calls without a pool train on an embedded pool without Ray: the same models, and the same clean-up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import ComputePool, RunConfig
+from shoal.data import DataConnector
+from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+from shoal.errors import InvalidArgumentError
+from shoal.jobs import FunctionJobSpec, JobSpec, attach, list_jobs, submit
+from shoal.jobs.capacity import needs_ray
+from shoal.pool.api import list_pools
+from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
+from tests.support.two_node_cluster import TwoNodes
+from tests.support.waiting import wait_until
+
+SCRIPT = """
+import hashlib, os, sys, time
+from pathlib import Path
+from xgboost.callback import TrainingCallback
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+
+rows, reached, what = sys.argv[1:]
+
+class Stop(TrainingCallback):
+    def after_iteration(self, model, epoch, evals_log):
+        if epoch == 7 and not Path(reached).exists():
+            Path(reached).write_text(str(os.getpid()))
+            if what == "waits":
+                time.sleep(600)
+            os.kill(os.getpid(), 9)
+
+config = RunConfig(checkpoint_every=5, max_restarts=1)
+two = {"num_workers": 2, "num_cpu_per_worker": 1}
+columns = ["a", "b", "c"]
+data = DataConnector.from_parquet(rows)
+xgb = XGBEstimator(
+    20, "reg:squarederror", scaling_config=XGBScalingConfig(**two), run_config=config, callbacks=[Stop()]
+).fit(data, columns, "y")
+lgb = LightGBMEstimator(
+    20, "regression", scaling_config=LightGBMScalingConfig(**two), run_config=config
+).fit(data, columns, "y")
+for model in (bytes(xgb.save_raw("ubj")), lgb.model_to_string().encode()):
+    print(hashlib.sha256(model).hexdigest())
+"""
+
+
+def script(rows: Path, reached: Path, what: str, folder: Path) -> subprocess.Popen[str]:
+    """A user's script, in which no process of shoal can import Ray."""
+    (folder / "ray").mkdir()
+    (folder / "ray" / "__init__.py").write_text("raise ImportError('this process must not import Ray')")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", SCRIPT, str(rows), str(reached), what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
+
+
+@pytest.mark.ray
+def test_models_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
+    driver: TwoNodes, rows: Path, fresh_home: Path, tmp_path: Path
+) -> None:
+    data, columns = DataConnector.from_parquet(str(rows)), ["a", "b", "c"]
+    two, config = {"num_workers": 2, "num_cpu_per_worker": 1}, RunConfig(checkpoint_every=5)
+    xgb = XGBEstimator(20, "reg:squarederror", scaling_config=XGBScalingConfig(**two), run_config=config)
+    lgb = LightGBMEstimator(20, "regression", scaling_config=LightGBMScalingConfig(**two), run_config=config)
+    on_ray = [
+        bytes(xgb.fit(data, columns, "y").save_raw("ubj")),
+        lgb.fit(data, columns, "y").model_to_string().encode(),
+    ]
+    with script(rows, tmp_path / "reached", "dies", tmp_path) as process:
+        said = process.communicate()[0]
+    assert "(restart 1 of 1)" in said
+    assert said.split()[-2:] == [hashlib.sha256(model).hexdigest() for model in on_ray]
+    wait_until(lambda: not node_rows() and not processes_of_home(), "the end of the pool")
+    nothing_left()
+
+
+def test_a_function_is_refused_and_a_killed_script_leaves_nothing(rows: Path, fresh_home: Path, tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    with script(rows, reached, "waits", tmp_path) as process:
+        wait_until(lambda: reached.exists() or process.poll() is not None, "the seventh round", seconds=120)
+        [pool] = list_pools(embedded=True)
+        assert pool.uri.endswith("&ray=false")
+        function = FunctionJobSpec(program="x", run_config=RunConfig(pool_name=pool.name), tracking=None)
+        with pytest.raises(InvalidArgumentError, match=r"runs without Ray .*name another pool"):
+            submit(function)
+        process.kill()
+    wait_until(lambda: not node_rows() and not processes_of_home(), "the end of the pool")
+    nothing_left()
+    assert not Path("/proc", reached.read_text()).exists()
+    [job] = list_jobs()
+    settled = attach(job.job_id).status()
+    assert (settled.state, "went down" in str(settled.error)) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"scaling_config": {"num_workers": 2, "use_gpu": False}}, False),
+        ({"scaling_config": {"use_gpu": True}}, True),
+        ({"run_config": {"packages": ["river"]}}, True),
+        ({"dataset": {"paths": ["x"], "ingester": "ray"}}, True),
+        ({"eval_set": {"eval": {"paths": ["x"], "ingester": "ray"}}}, True),
+    ],
+)
+def test_which_jobs_need_ray(given: Mapping[str, Any], expected: bool) -> None:
+    spec = {"framework": "xgboost", "dataset": {"paths": ["x"]}, "input_cols": ["a"], "label_col": "y"}
+    assert needs_ray(JobSpec.parse({**spec, **given})) is expected
+    assert needs_ray(FunctionJobSpec(program="x"))
+
+
+def test_a_pool_without_ray_is_small(fresh_home: Path) -> None:
+    for wrong, message in (("ray=false", "max_nodes=1"), ("ray=false&max_nodes=1&gpus_per_node=1", "gpus_per_node=0")):
+        with pytest.raises(Exception, match=message):
+            ComputePool(f"local://x?{wrong}")
