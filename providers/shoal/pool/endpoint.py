@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shoal.errors import PoolDownError
+from shoal.pool.spec import is_loopback
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Endpoint:
     token_path: Path | None
     versions: Mapping[str, str] = field(default_factory=dict)
     ca_path: Path | None = None
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether the head is on this machine, at an address that no other machine can reach."""
+        return is_loopback(urlsplit(self.api).hostname or "")
 
     def token(self) -> str:
         """Read the bearer token. Return an empty string if the head needs none.
