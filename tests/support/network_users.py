@@ -16,7 +16,7 @@ from tests.support import ROOT
 from tests.support.network_hosts import Host
 
 _WITHOUT_RAY = ("moto[server,s3]",)
-_EXTRAS = "data,postgres,s3"
+_EXTRAS = "airflow,data,postgres,s3"
 
 # The interpreter may be in a folder that only root can enter, such as /root. The namespace gets an empty folder in its
 # place, which has only the interpreter.
@@ -73,7 +73,8 @@ def without_ray() -> Path:
     It is made once for each list of requirements, outside of the repository.
     """
     pins = ROOT / "requirements" / "dev.txt"
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + pins.read_bytes() + str(ROOT).encode()).hexdigest()
+    made_of = (ROOT / "pyproject.toml").read_text() + pins.read_text() + f"{ROOT} {_EXTRAS}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()
     folder = Path("/var/tmp") / f"shoal-without-ray-{os.getuid()}-{digest[:16]}"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
