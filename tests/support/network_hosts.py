@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from shoal.state.process import process_stat
 from tests.support.waiting import wait_until
 
 
@@ -44,7 +44,7 @@ class Host:
         """SIGKILL all its processes, as when it loses its power."""
 
         def killed() -> bool:
-            left = [pid for pid in self.processes() if Path(f"/proc/{pid}/cmdline").read_bytes()]  # zombies have none
+            left = [pid for pid in self.processes() if process_stat(pid) is not None]
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -61,7 +61,14 @@ class User:
         closed = _closed(Path(sys.base_prefix))
         enter = ["ip", "netns", "exec", self.host.namespace, "sh", "-c", _ENTER, "sh", closed, sys.base_prefix]
         path = [str(Path(command[0]).parent), f"{sys.base_prefix}/bin", "/usr/bin", "/bin", "/usr/sbin"]
-        own = {"HOME": str(self.home), "PATH": os.pathsep.join(path), "LC_ALL": "C.UTF-8", **environment}
+        name = f"user{self.uid}"  # Airflow wants one, and the system has none for this id
+        own = {
+            "HOME": str(self.home),
+            "LOGNAME": name,
+            "PATH": os.pathsep.join(path),
+            "LC_ALL": "C.UTF-8",
+            **environment,
+        }
         return subprocess.Popen(
             [*enter, str(self.uid), *command], env=own, cwd=self.home, start_new_session=True, **options
         )

@@ -39,13 +39,6 @@ from tests.support.wheels import write_wheel
 ROWS = 600
 _PASSWORD = "of-the-drivers-role"
 _CPUS = 4
-_PORTS = {
-    "dashboard-agent-listen-port": 52365,
-    "dashboard-agent-grpc-port": 52366,
-    "metrics-export-port": 52367,
-    "runtime-env-agent-port": 52368,
-}
-"""A raylet that does not know these ports ends itself if its agents do not choose them within 15 s."""
 
 
 def missing() -> str | None:
@@ -69,8 +62,7 @@ class RayNode:
         """Start it; it takes seconds until it has joined."""
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={_CPUS}"]
         address = f"--node-ip-address={self.user.host.address}"
-        ports = [f"--{name}={port}" for name, port in _PORTS.items()]
-        own = ["--disable-usage-stats", "--object-store-memory=100000000", address, *ports]
+        own = ["--disable-usage-stats", "--object-store-memory=100000000", address]
         with self.log.open("ab") as log:
             self.process = self.user.popen([*ray, *own, *self.options], self.environment, stdout=log, stderr=log)
 
@@ -113,7 +105,7 @@ class RemoteCluster:
         self.join(self.worker, nodes=2)
 
     def join(self, node: RayNode, *, nodes: int = 2) -> None:
-        """Start a node, and wait until the cluster has so many. On a busy machine Ray may give up the start."""
+        """Start a node, and wait until the cluster has so many. On a busy machine, Ray gives up if its agents need more than 15 s."""
         node.start()
 
         def joined() -> bool:
