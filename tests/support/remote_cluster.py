@@ -105,10 +105,11 @@ class RemoteCluster:
         self.join(self.worker, nodes=2)
 
     def join(self, node: RayNode, *, nodes: int = 2) -> None:
-        """Start a node, and wait until the cluster has so many. On a busy machine, Ray gives up if its agents need more than 15 s."""
+        """Start a node, and wait until the cluster has so many."""
         node.start()
 
         def joined() -> bool:
+            # On a busy machine, Ray gives up the start, because its agents need more than 15 s.
             if node.process and node.process.poll() is not None:
                 node.kill()
                 node.start()
