@@ -8,7 +8,7 @@ import pytest
 from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.lost_attempts import HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
+from shoal.jobs.lost_attempts import FAR_HEAD_PATIENCE_S, HEAD_PATIENCE_S, Lost, Missing, Silence, View, judge
 from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -47,11 +47,14 @@ def test_a_head_that_is_gone_takes_its_jobs_along(silence, said):
     assert said in lost.reason
 
 
-def test_a_head_that_is_silent_is_given_time():
-    view = View(silence=Silence.NO_ANSWER)
+@pytest.mark.parametrize(
+    ("silence", "patience"), [(Silence.NO_ANSWER, HEAD_PATIENCE_S), (Silence.NO_CONNECTION, FAR_HEAD_PATIENCE_S)]
+)
+def test_a_head_that_is_silent_is_given_time(silence, patience):
+    view = View(silence=silence)
 
-    assert judged(RUNNING, view, HEAD_PATIENCE_S - 1) is None
-    assert isinstance(judged(RUNNING, view, HEAD_PATIENCE_S), Lost)
+    assert judged(RUNNING, view, patience - 1) is None
+    assert isinstance(judged(RUNNING, view, patience), Lost)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
 from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.state import Store
+from shoal.state import Store, engines
 from shoal.state.home import subfolder
 from shoal.state.host import host_id
 from shoal.state.process import ProcessId
@@ -625,6 +625,44 @@ class TestWait:
             clock.now += 3600.0
         awake[0] += HEAD_PATIENCE_S
         assert handle.status().state is JobState.FAILED
+
+    def test_a_driver_whose_heartbeats_arrive_runs_although_its_head_does_not_answer(
+        self, store, head, submit, held, spec, clock
+    ):
+        endpoint = head.endpoint
+        handle = held(submit(spec), at=lambda: endpoint)
+        run(store, head, handle)
+        head.close()
+
+        def beat() -> None:
+            with store.transaction() as session:
+                session.get_one(Job, (handle.job_id, 1)).heartbeat_at = clock.now
+
+        for seconds in range(0, 101, 20):
+            clock.after(seconds, beat)
+
+        with pytest.raises(JobFailedError, match="has not answered for 45 s"):
+            handle.wait(on_log=None)
+        assert clock.now > 1000.0 + 100.0 + HEAD_PATIENCE_S
+
+    def test_a_wait_outlives_a_store_that_is_away(self, store, head, submit, held, spec, clock, monkeypatch, caplog):
+        handle = held(submit(spec))
+        run(store, head, handle)
+        away, url = [], store.url
+
+        def leave() -> None:
+            away.append(clock.now)
+            monkeypatch.setattr(store, "_engine", engines.engine("postgresql+psycopg://nobody@127.0.0.1:9/nothing"))
+
+        def come_back() -> None:
+            monkeypatch.setattr(store, "_engine", engines.engine(url))
+            attempts.end(store, key(handle), JobState.SUCCEEDED, 1.0, result=RESULT.document())
+
+        clock.after(10.0, leave)
+        clock.after(70.0, come_back)
+
+        assert handle.wait(on_log=None) == RESULT
+        assert away and caplog.text.count("waits for the store") == 1
 
     def test_a_pool_that_goes_down_is_noticed(self, store, head, submit, held, spec, clock):
         def down() -> Endpoint:

@@ -6,12 +6,17 @@ the namespaces away takes every link along. Nothing leads from there to any othe
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+
+from shoal.state.process import process_stat
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,38 @@ class Host:
     def join(self) -> None:
         """Its link is there (again)."""
         _ip("-n", self.switch, "link", "set", self.port, "up")
+
+    def processes(self) -> list[int]:
+        """The processes on it."""
+        return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
+
+    def kill(self) -> None:
+        """SIGKILL all its processes, as when it loses its power."""
+
+        def killed() -> bool:
+            left = [pid for pid in self.processes() if process_stat(pid) is not None]
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        wait_until(killed, f"the end of all processes of {self.namespace}")
+
+
+@contextmanager
+def cut_between(one: Host, other: Host) -> Iterator[None]:
+    """The link between two hosts is down; each still reaches all others."""
+    _isolate(one, other, state="on")
+    try:
+        yield
+    finally:
+        _isolate(one, other, state="off")
+
+
+def _isolate(*hosts: Host, state: str) -> None:
+    # The switch lets no packet through between two isolated ports.
+    for host in hosts:
+        _ip("-n", host.switch, "link", "set", host.port, "type", "bridge_slave", "isolated", state)
 
 
 def refusal() -> str | None:

@@ -16,7 +16,7 @@ from tests.support import ROOT
 from tests.support.network_hosts import Host
 
 _WITHOUT_RAY = ("moto[server,s3]",)
-_EXTRAS = "data,postgres,s3"
+_EXTRAS = "airflow,data,postgres,s3"
 
 # The interpreter may be in a folder that only root can enter, such as /root. The namespace gets an empty folder in its
 # place, which has only the interpreter.
@@ -61,7 +61,14 @@ class User:
         closed = _closed(Path(sys.base_prefix))
         enter = ["ip", "netns", "exec", self.host.namespace, "sh", "-c", _ENTER, "sh", closed, sys.base_prefix]
         path = [str(Path(command[0]).parent), f"{sys.base_prefix}/bin", "/usr/bin", "/bin", "/usr/sbin"]
-        own = {"HOME": str(self.home), "PATH": os.pathsep.join(path), "LC_ALL": "C.UTF-8", **environment}
+        name = f"user{self.uid}"  # Airflow wants one, and the system has none for this id
+        own = {
+            "HOME": str(self.home),
+            "LOGNAME": name,
+            "PATH": os.pathsep.join(path),
+            "LC_ALL": "C.UTF-8",
+            **environment,
+        }
         return subprocess.Popen(
             [*enter, str(self.uid), *command], env=own, cwd=self.home, start_new_session=True, **options
         )
@@ -73,7 +80,8 @@ def without_ray() -> Path:
     It is made once for each list of requirements, outside of the repository.
     """
     pins = ROOT / "requirements" / "dev.txt"
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + pins.read_bytes() + str(ROOT).encode()).hexdigest()
+    made_of = (ROOT / "pyproject.toml").read_text() + pins.read_text() + f"{ROOT} {_EXTRAS}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()
     folder = Path("/var/tmp") / f"shoal-without-ray-{os.getuid()}-{digest[:16]}"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():

@@ -28,7 +28,11 @@ class HeadBusyError(JobError):
     """Error for a request that the head answered with status 5xx; another try may succeed."""
 
 
-class _SlowError(HeadGoneError):
+class HeadUnreachableError(HeadGoneError):
+    """Error for a request that the head's machine did not refuse, but that got no answer: the head may run."""
+
+
+class _SlowError(HeadUnreachableError):
     """Error for a request that got no answer within the time limit; a submission is then sent again."""
 
 
@@ -69,8 +73,8 @@ class JobClient(RayHead):
         match failure.problem:
             case Problem.SLOW:
                 return _SlowError(f"{head} has not answered for {_TIMEOUT_S:.0f} s")
-            case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER:
-                return HeadGoneError(
+            case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
+                return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
                     f"the pool's head does not answer at {self._api} ({failure.reason}): "
                     "look at it with `shoal pool describe`"
                 )

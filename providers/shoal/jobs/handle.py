@@ -23,6 +23,7 @@ from shoal.errors import (
     PoolNotFoundError,
     ShoalError,
     StoreError,
+    StoreUnreachableError,
 )
 from shoal.jobs import credentials
 from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
@@ -35,6 +36,7 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.lost_attempts import (
     FAR_SUBMISSION_GRACE_S,
+    PATIENCE_S,
     SUBMISSION_GRACE_S,
     Lost,
     Missing,
@@ -55,6 +57,7 @@ from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, driver_command
+from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -199,6 +202,7 @@ class JobHandle:
         self._monotonic = monotonic
         self._sleep = sleep
         self._silent_since: float | None = None
+        self._heartbeat_at: float | None = None
         self._left: str | None = None
         self._place: Place | None = None
         self._room_since: dict[Key, float] = {}
@@ -697,7 +701,10 @@ class JobHandle:
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
         now = self._monotonic()
-        if view.silence is not Silence.NO_ANSWER:
+        # A driver whose heartbeats arrive in the store runs, also if its head cannot be reached from here.
+        has_heartbeat = job.heartbeat_at != self._heartbeat_at
+        self._heartbeat_at = job.heartbeat_at
+        if view.silence not in PATIENCE_S or has_heartbeat:
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = now
@@ -746,35 +753,48 @@ class JobHandle:
         follower = self.log_follower(log_position)
         started = self._monotonic()
         head_check = started
+        job: Job | None = None
         shown: Place | None = None
         last_progress = ""
+        away_since: float | None = None
         while True:
-            if self._monotonic() >= head_check:
-                job = self.settle()
-                head_check = self._monotonic() + (self._turn_check_s if job.is_waiting else HEAD_CHECK_S)
-            else:
-                job = self._poll()
-            if with_log and job.is_waiting and self._place is not None and self._place != shown:
-                shown = self._place
-                yield f"waiting for room on pool {self._pool}: {shown}"
-            ended = job.state in JOB_ENDED
-            # While the job is pending, the log has only Ray's own lines, which are of no use to the user.
-            if with_log and job.state is not JobState.PENDING:
-                yield from follower.lines(ended=ended)
-            progress = _progress(job)
-            # Progress is compared as text, because a NaN is not equal to another NaN and would count as a change.
-            if on_progress is not None and progress is not None and str(progress) != last_progress:
-                on_progress(progress)
-                last_progress = str(progress)
-            if ended:
-                return
-            waited = self._monotonic() - started
-            if timeout is not None and waited > timeout:
+            try:
+                if self._monotonic() >= head_check:
+                    job = self.settle()
+                    head_check = self._monotonic() + (self._turn_check_s if job.is_waiting else HEAD_CHECK_S)
+                else:
+                    job = self._poll()
+                if with_log and job.is_waiting and self._place is not None and self._place != shown:
+                    shown = self._place
+                    yield f"waiting for room on pool {self._pool}: {shown}"
+                ended = job.state in JOB_ENDED
+                # While the job is pending, the log has only Ray's own lines, which are of no use to the user.
+                if with_log and job.state is not JobState.PENDING:
+                    yield from follower.lines(ended=ended)
+                progress = _progress(job)
+                # Progress is compared as text, because a NaN is not equal to another NaN and would count as a change.
+                if on_progress is not None and progress is not None and str(progress) != last_progress:
+                    on_progress(progress)
+                    last_progress = str(progress)
+                if ended:
+                    return
+                away_since = None
+                waited = self._monotonic() - started
+                pause = bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
+            except StoreUnreachableError as error:
+                # The job goes on without this process, and its driver waits for the store as long.
+                if away_since is None:
+                    away_since = self._monotonic()
+                    log.warning("job %s goes on, and this process waits for the store: %s", self.job_id, error)
+                elif self._monotonic() - away_since > STORE_PATIENCE:
+                    raise
+                pause = STORE_PERIOD
+            if timeout is not None and self._monotonic() - started > timeout:
                 raise JobTimeoutError(
-                    f'job "{self.job_id}" is still {job.state.value} after {timeout:.0f} s. The job goes on: '
-                    f"reattach with shoal.jobs.attach({self.job_id!r})"
+                    f'job "{self.job_id}" is still {job.state.value if job else "unfinished"} after {timeout:.0f} s. '
+                    f"The job goes on: reattach with shoal.jobs.attach({self.job_id!r})"
                 )
-            yield bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
+            yield pause
 
     @property
     def _turn_check_s(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
+from shoal.jobs.client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
@@ -18,6 +18,10 @@ from shoal.state.schema import Job, JobState, Pool, PoolState
 HEAD_PATIENCE_S = 45.0
 """Seconds without an answer from the head after which its jobs count as lost. The replacement of a head took 8 to 20 s
 on 2 busy cores and must not end the jobs too early."""
+
+FAR_HEAD_PATIENCE_S = 300.0
+"""Same as `HEAD_PATIENCE_S`, for a head on another machine that cannot be reached. A link that is down ends no job, and
+this is the time that people and switches need to repair one."""
 
 SUBMISSION_GRACE_S = 20.0
 """Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The time is
@@ -41,6 +45,13 @@ class Silence(Enum):
     """The pool has a new head, which does not know the jobs that were submitted to the old one."""
     NO_ANSWER = auto()
     """The head does not answer, or is being replaced; it may answer later."""
+    NO_CONNECTION = auto()
+    """The network does not lead to the head, which is on another machine; the head and its jobs may run."""
+
+
+PATIENCE_S = {Silence.NO_ANSWER: HEAD_PATIENCE_S, Silence.NO_CONNECTION: FAR_HEAD_PATIENCE_S}
+"""Seconds without an answer from the head and without a heartbeat of the driver after which a job counts as lost, for
+each silence that may pass."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
     Args:
         job: The attempt's row, pending or running.
         view: The head's answer, or the reason why there is none.
-        silent_for: Seconds for which the head has not answered.
+        silent_for: Seconds for which the head has not answered, and no heartbeat of the driver has come.
         last_words: Reads the last line of the attempt's log.
     """
     match view:
@@ -92,10 +103,12 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
             return Lost(JobState.FAILED, f'pool "{job.pool}" went down while the job was {job.state.value}')
         case View(silence=Silence.HEAD_REPLACED):
             return Lost(JobState.FAILED, f'pool "{job.pool}" got a new head while the job was {job.state.value}')
-        case View(silence=Silence.NO_ANSWER):
-            if silent_for < HEAD_PATIENCE_S:
+        case View(silence=Silence.NO_ANSWER | Silence.NO_CONNECTION as silence):
+            if silent_for < PATIENCE_S[silence]:
                 return None
-            return Lost(JobState.FAILED, f'the head of pool "{job.pool}" has not answered for {HEAD_PATIENCE_S:.0f} s')
+            return Lost(
+                JobState.FAILED, f'the head of pool "{job.pool}" has not answered for {PATIENCE_S[silence]:.0f} s'
+            )
         case View(ray_job=None):
             if job.state is JobState.PENDING:
                 return Missing.SUBMISSION
@@ -167,6 +180,9 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
     try:
         client = JobClient.at(endpoint)
         return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
+    except HeadUnreachableError:
+        # No link can be down between two processes of one machine: a head that does not answer there hangs.
+        return View(silence=Silence.NO_ANSWER if endpoint.is_on_loopback else Silence.NO_CONNECTION)
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shoal.errors import InvalidArgumentError, PoolDownError
+from shoal.pool.spec import is_loopback
 
 NO_GCS = ""
 """Address of the GCS (Ray's control service) of a head without Ray."""
@@ -28,8 +31,15 @@ def driver_command(python: str, *arguments: str) -> list[str]:
 
 
 def driver_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return the arguments that were given to :func:`driver_command`; None if the command is another one."""
-    return list(command[4:]) if command[:3] == ["sh", "-c", _DRIVER] else None
+    """Return the arguments that were given to :func:`driver_command`.
+
+    Returns:
+        None if the command is another one, or runs the driver in another environment than this process's.
+    """
+    if list(command[:3]) != ["sh", "-c", _DRIVER]:
+        return None
+    python = os.environ.get("SHOAL_PYTHON") or command[3]
+    return list(command[4:]) if os.path.dirname(python) == os.path.dirname(sys.executable) else None
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,11 @@ class Endpoint:
     token_path: Path | None
     versions: Mapping[str, str] = field(default_factory=dict)
     ca_path: Path | None = None
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether the head is on this machine, at an address that no other machine can reach."""
+        return is_loopback(urlsplit(self.api).hostname or "")
 
     def token(self) -> str:
         """Read the bearer token. Return an empty string if the head needs none.

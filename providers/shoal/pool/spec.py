@@ -256,7 +256,7 @@ class PoolSpec(Settings):
         parts = _url_parts(self.address or "")
         if self.token_file is None or self.token_over_http == "allow" or parts is None or parts.scheme != "http":
             return
-        if not _is_loopback(parts.hostname or ""):
+        if not is_loopback(parts.hostname or ""):
             raise InvalidArgumentError(
                 f'pool "{self.name}" would send its token to {self.address} without encryption, where others on the '
                 "network can read it: give an https:// address (and ca_file, if the certificate is from an authority "
@@ -350,7 +350,8 @@ def is_uri(source: str) -> bool:
     return "://" in source
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address always leads to the machine itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -16,7 +16,7 @@ from shoal.errors import JobError
 from shoal.jobs.client import JobClient
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.ray_http import RayJob
-from shoal.pool.endpoint import driver_command
+from shoal.pool.endpoint import driver_arguments, driver_command
 from tests.support.waiting import wait_until
 
 TOKEN = "let-me-in"
@@ -92,3 +92,12 @@ def test_a_request_needs_the_token_and_must_be_small(server: JobServer, client: 
     assert httpx.post(f"{server.url}/api/jobs/", content=b"{", headers=authorized).status_code == 400
     assert httpx.post(f"{server.url}/api/jobs/", json={}, headers=authorized).status_code == 400
     assert httpx.delete(f"{server.url}/api/jobs/a-1/logs", headers=authorized).status_code == 404
+
+
+def test_only_drivers_of_the_heads_own_environment_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = driver_command(sys.executable, "job", "1")
+    assert driver_arguments(mine) == ["job", "1"]
+    assert driver_arguments(driver_command("/another/bin/python", "job", "1")) is None
+    assert driver_arguments(["sh", "-c", "true"]) is None
+    monkeypatch.setenv("SHOAL_PYTHON", "/another/bin/python")
+    assert driver_arguments(mine) is None

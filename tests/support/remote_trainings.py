@@ -1,0 +1,149 @@
+"""Three trainings at once on a cluster that is reached over the network: the program of an orchestrator without Ray.
+
+``python remote_trainings.py JSON`` prints the outcome of each as JSON. The JSON has the fields of `Settings`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from shoal import ComputePool
+from shoal.data import DataConnector
+from shoal.errors import ShoalError
+from shoal.jobs import AnyJobSpec, JobSpec, load_results, spec_of, submit
+from shoal.jobs.files import code_store
+from shoal.training.boosting.user_code import UserCode
+
+ROUNDS = 150
+ROUND_S = 0.7
+"""Each round of a training takes at least this time, until the test lets the training hurry."""
+
+PLACE = "s3://bucket/jobs"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the test wants.
+
+    Attributes:
+        folder: Folder on the cluster in which workers leave a byte for each round, and find out whether to hurry.
+        job: First part of the ids of the jobs.
+        tries: How often a training that fails is submitted.
+        run_config: Further options of the jobs.
+    """
+
+    folder: str
+    job: str
+    tries: int = 1
+    run_config: dict[str, Any] | None = None
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Options of one job."""
+        own = {"job_id": f"{self.job}-{name}", "pool_name": "lab", "artifact_location": PLACE, "checkpoint_every": 10}
+        return {**own, **(self.run_config or {})}
+
+
+def pace_of(settings: Settings, name: str) -> Callable[[], None]:
+    """What a worker calls in each round."""
+    begun = f"{settings.folder}/{name}"
+
+    def pace() -> None:
+        import os
+        import time
+
+        with open(f"{begun}.{os.getpid()}", "ab") as rounds:
+            rounds.write(b".")
+        if not os.path.exists(f"{begun}.hurries"):
+            time.sleep(ROUND_S)
+
+    return pace
+
+
+def boosted(settings: Settings, framework: str, data: Any) -> JobSpec:
+    """A training with an objective of its own, which paces it."""
+    pace = pace_of(settings, framework)
+
+    def logistic(margins: Any, rows: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        pace()
+        chance = 1 / (1 + np.exp(-margins))
+        return chance - rows.get_label(), chance * (1 - chance)
+
+    return JobSpec(
+        framework=framework, dataset=data, input_cols=("a", "b"), label_col="y", n_estimators=ROUNDS, tracking=None,
+        params={"max_depth": 2}, user_code=code_store.store_user_code(UserCode(objective=logistic)),
+        scaling_config={"num_workers": 2, "num_cpu_per_worker": 1}, run_config=settings.config(framework),
+    )  # fmt: skip
+
+
+def function(settings: Settings) -> AnyJobSpec:
+    """A function that reduces a number over its ranks in each step, and saves a checkpoint after each tenth."""
+    pace = pace_of(settings, "pytorch")
+
+    def train() -> float:
+        import torch
+
+        from shoal.distributors.pytorch import get_context
+
+        context = get_context()
+        torch.distributed.init_process_group("gloo")
+        state = context.get_checkpoint() or {"step": 0, "total": torch.zeros(1)}
+        for step in range(state["step"], ROUNDS):
+            pace()
+            number = torch.tensor([float(context.get_rank() + step)])
+            torch.distributed.all_reduce(number)
+            state = {"step": step + 1, "total": state["total"] + number}
+            if state["step"] % 10 == 0:
+                context.save_checkpoint(state)
+        return float(state["total"])
+
+    config = {key: value for key, value in settings.config("pytorch").items() if key != "checkpoint_every"}
+    fields = {"scaling_config": {"num_nodes": 2}, "run_config": config, "tracking": None}
+    return spec_of(fields, framework="pytorch", train_func=train)
+
+
+def outcome(spec: AnyJobSpec, tries: int) -> dict[str, Any]:
+    """Submit a job until one of its attempts succeeds, as the tries of a task do."""
+    errors: list[str] = []
+    for _ in range(tries):
+        try:
+            handle = submit(spec)
+            result = handle.wait(on_log=None)
+            value = load_results(result).results if spec.framework == "pytorch" else result.model_digest
+            return {"attempt": handle.attempt, "value": value, "errors": errors}
+        except ShoalError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            ComputePool("lab").wait_for_nodes(2, timeout=300)
+    return {"attempt": None, "value": None, "errors": errors}
+
+
+def main(settings: Settings) -> dict[str, Any]:
+    """Train all three on two nodes of the cluster, and let the pool go."""
+    pool = ComputePool(os.environ["POOL"]).up()
+    pool.scale(2)
+    rows = range(300)
+    frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
+    connector = DataConnector.from_dataframe(frame)
+    specs = {
+        "xgboost": boosted(settings, "xgboost", {"paths": ["s3://bucket/train"]}),
+        "lightgbm": boosted(settings, "lightgbm", connector.to_spec()),
+        "pytorch": function(settings),
+    }
+    with ThreadPoolExecutor(len(specs)) as threads:
+        running = {name: threads.submit(outcome, spec, settings.tries) for name, spec in specs.items()}
+    connector.discard_staging()
+    pool.down()
+    return {name: outcome.result() for name, outcome in running.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Settings(**json.loads(sys.argv[1])))))
