@@ -55,10 +55,10 @@ pool = ComputePool(os.environ["POOL"]).up()
 pool.scale(2)
 PLACE = {"pool_name": "lab", "artifact_location": "s3://bucket/jobs"}
 
-def boosted(framework, data):
+def boosted(framework, data, place=PLACE):
     spec = JobSpec(
         framework=framework, dataset=data, input_cols=("a", "b"), label_col="y", n_estimators=5, tracking=None,
-        scaling_config={"num_workers": 2}, run_config=PLACE,
+        scaling_config={"num_workers": 2}, run_config=place,
     )
     result = submit(spec).wait(on_log=None)
     return {"rows": result.rows, "workers": result.num_workers, "bytes": len(load_training(result).model)}
@@ -83,7 +83,7 @@ said = {
     "function": train.distributed(),
     "log": list(attach("function").logs()),
     "xgboost": boosted("xgboost", {"paths": ["s3://bucket/train"]}),
-    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec()),
+    "lightgbm": boosted("lightgbm", DataConnector.from_dataframe(frame).to_spec(), {"pool_name": "lab"}),
 }
 ComputePool("lab").down()
 print(json.dumps(said))

@@ -159,7 +159,10 @@ class Driver:
         try:
             gcs = self._job.endpoint["gcs"]
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
+            runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
+            if package.has_frames(self._spec):
+                runtime_env = package.for_workers(runtime_env, self._key.submission_id)
+            connect(gcs, runtime_env)
             # The SIGTERM handler is installed again after `connect`, because `ray.init` replaces it by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()
@@ -414,6 +417,8 @@ def main() -> int:
             return 0
         os.environ.update(secrets.variables())
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
+        if package.has_frames(spec):
+            sys.path.append(os.getcwd())  # where this process looks for the frames, as the workers do
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the
         # job compares models, because a champion that other software has registered may need scikit-learn.
