@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
 from shoal.jobs.capacity import NodeSize, could_fit
@@ -416,6 +417,7 @@ def main() -> int:
             print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
             return 0
         os.environ.update(secrets.variables())
+        telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
             sys.path.append(os.getcwd())  # where this process looks for the frames, as the workers do
