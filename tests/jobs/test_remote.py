@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,14 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
+from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
-from shoal.errors import InvalidArgumentError, JobError, PoolUnreachableError
-from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, submission
+from shoal.errors import DataError, InvalidArgumentError, JobError, PoolUnreachableError
+from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, prune_jobs, submission
 from shoal.jobs.client import JobClient
 from shoal.jobs.driver.main import _without_package
-from shoal.jobs.files import code_store
+from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote import package
@@ -34,7 +38,10 @@ from shoal.pool.backends.ray.preflight import Finding
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
 from shoal.state.schema import Job, JobState, Pool
+from shoal.training import locations
+from shoal.training.boosting.request import TrainResult
 from tests.support.fake_ray_head import FakeHead
+from tests.support.job_results import result_of
 from tests.support.job_store import POOL
 
 ARTIFACTS = "memory://bucket/jobs"
@@ -159,7 +166,6 @@ class TestReach:
             (training(dataset={"paths": ["s3://b/x", "/data/train"]}), r"the dataset /data/train is .*object store"),
             (training(dataset={"paths": ["file:///data/train"]}), "the dataset /data/train is on this machine"),
             (training(eval_set={"eval": {"paths": ["/data/eval"]}}), "the dataset /data/eval"),
-            (training(run_config={}), r"the default folder for results .* set run_config\.artifact_location"),
             (training(run_config={"artifact_location": "/models"}), "artifact_location /models is .*s3://bucket"),
             (training(run_config={"artifact_location": "file:///models"}), "artifact_location /models is"),
             (training(tracking=Tracking(uri="sqlite:////x/runs.db")), r"the file /x/runs\.db is .*MLFLOW_TRACKING_URI"),
@@ -198,10 +204,56 @@ class TestReach:
         with pytest.raises(InvalidArgumentError, match="/home/train"):
             submit(training(dataset={"paths": ["/data/../home/train"]}))
 
-    def test_a_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(self, submit, pool, tmp_path):
+
+@pytest.fixture
+def frame() -> DataConnector:
+    packaged.local_path.cache_clear()
+    return DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}))
+
+
+class TestFrames:
+    def test_a_small_frame_travels_with_the_code_and_needs_no_artifact_location(
+        self, submit, head, frame, tmp_path, monkeypatch
+    ):
+        train, evaluate = frame.random_split([0.5, 0.5], seed=1)
+        given = training(dataset=train.to_spec(), eval_set={"eval": evaluate.to_spec()}, run_config={"pool_name": POOL})
+
+        handle = submit(given)
+        again = submit(given)
+
+        assert (again.job_id, again.attempt) == (handle.job_id, 1)
+        [[name, archive]] = head.packages.items()
+        assert head.jobs[f"{handle.job_id}-1"].runtime_env == {"working_dir": f"gcs://{name.removeprefix('gcs/')}"}
+        spec = parse_spec(row(handle).spec)
+        assert package.has_frames(spec) and spec.staged() == set()
+        assert str(home()) not in str(row(handle).spec)
+        environment = package.for_workers({"py_modules": ["/code"]}, f"{handle.job_id}-1")
+        assert environment == {"py_modules": ["/code", f"gcs://{name.removeprefix('gcs/')}"]}
+        with pytest.raises(DataError, match="can be read only in this job"):
+            DataConnector.from_spec(spec.dataset).to_arrow()
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert DataConnector.from_spec(spec.dataset).to_arrow() == train.to_arrow()
+        assert DataConnector.from_spec(spec.eval_set["eval"]).to_arrow() == evaluate.to_arrow()
+
+    def test_a_frame_that_was_changed_on_its_way_is_refused(self, submit, head, frame, tmp_path, monkeypatch):
+        handle = submit(training(dataset=frame.to_spec(), run_config={"pool_name": POOL}))
+        [archive] = head.packages.values()
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            packed.extractall(tmp_path)
+            [file] = [tmp_path / each for each in packed.namelist()]
+        file.write_bytes(file.read_bytes()[::-1])
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        with pytest.raises(DataError, match="was changed after it was sent with the job"):
+            DataConnector.from_spec(parse_spec(row(handle).spec).dataset).to_arrow()
+
+    def test_a_larger_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(
+        self, submit, pool, frame, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
         pool(shared_folders=str(tmp_path))
-        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}))
-        spec = training(dataset=connector.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
+        spec = training(dataset=frame.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
 
         handle = submit(spec)
 
@@ -216,11 +268,66 @@ class TestReach:
         handle.cancel()
         assert not Path(dataset.staging).exists()
 
-    def test_a_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit):
-        connector = DataConnector.from_dataframe(pd.DataFrame({"a": [1.0], "y": [0]}))
+    def test_a_larger_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit, head, frame, monkeypatch):
+        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
 
-        with pytest.raises(InvalidArgumentError, match=r"the staged copy .*staging_location="):
-            submit(training(dataset=connector.to_spec(), run_config={"pool_name": POOL}))
+        with pytest.raises(InvalidArgumentError, match=r"the staged copy .*at most 8 MiB .*artifact_location"):
+            submit(training(dataset=frame.to_spec(), run_config={"pool_name": POOL}))
+        assert head.submissions == 0
+
+
+class TestResultsInTheStore:
+    def test_results_go_into_the_store_if_the_job_names_no_place_for_them(self, submit, store):
+        handle = submit(function(artifact_location=None))
+
+        spec = parse_spec(row(handle).spec)
+        location = spec.run_config.artifact_location
+        key = Key(handle.job_id, 1)
+        claim, folder = artifacts.claim_of(store, key), artifacts.folder(key, location)
+        artifacts.check(folder, claim, location)
+        trained = TrainResult(
+            model=b"bytes", eval_results={}, rounds=1, rows=1, num_workers=1, threads_per_worker=1, seconds=1.0,
+            workers=(),
+        )  # fmt: skip
+        path = artifacts.save(folder, claim, trained)
+
+        result = result_of(job_id=handle.job_id, model_path=path, model_digest=hashlib.sha256(b"bytes").hexdigest())
+        assert artifacts.load_training(result).model == b"bytes"
+        newer = replace(claim, attempt=2)
+        assert newer.check(folder) is True
+        newer.take(folder)
+        with pytest.raises(FileNotFoundError):
+            artifacts.load_training(result)
+
+    def test_they_end_with_the_rows_of_their_attempts(self, submit):
+        handle = submit(function(artifact_location=None))
+        other = submit(function(artifact_location=None, seed=7))
+        for job in (handle.job_id, other.job_id):
+            storage.write(f"{storage.IN_STORE}/{job}/1/results.pkl", b"1")
+            storage.write(f"{storage.IN_STORE}/model/{job}/weights.pt", b"1")
+        handle.cancel()
+
+        prune_jobs(clock=lambda: time.time() + timedelta(days=40).total_seconds())
+
+        fs, root = locations.filesystem(storage.IN_STORE)
+        assert fs.find(root) == [f"jobs/model/{other.job_id}/weights.pt", f"jobs/{other.job_id}/1/results.pkl"]
+
+    def test_a_result_that_is_too_large_is_refused(self, store, monkeypatch):
+        monkeypatch.setattr("shoal.jobs.files.store_filesystem.MAX_BYTES", 10)
+
+        with pytest.raises(InvalidArgumentError, match=r"model\.ubj is .* set run_config\.artifact_location"):
+            storage.write(f"{storage.IN_STORE}/job/1/model.ubj", b"more than ten")
+
+    def test_a_worker_that_does_not_know_the_store_says_so(self, empty_home):
+        with pytest.raises(JobError, match="SHOAL_STATE_URL on all nodes"):
+            storage.write(f"{storage.IN_STORE}/model/job/weights.pt", b"1")
+
+    def test_rows_of_a_query_are_not_written_into_the_store(self, submit, monkeypatch):
+        monkeypatch.setenv("SHOAL_CONNECTION_LAB", "postgresql://host/db")
+        dataset = {"sql": "SELECT 1 AS a, 0 AS y", "connection": "lab"}
+
+        with pytest.raises(InvalidArgumentError, match=r"with sql .* set run_config\.artifact_location"):
+            submit(training(dataset=dataset, run_config={"pool_name": POOL}))
 
 
 class TestNodes:

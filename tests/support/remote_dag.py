@@ -44,7 +44,7 @@ def remote_trainings() -> None:
         rows = range(300)
         frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
         estimator = LightGBMEstimator(
-            n_estimators=5, scaling_config=LightGBMScalingConfig(**WORKERS), run_config=RunConfig(**PLACE)
+            n_estimators=5, scaling_config=LightGBMScalingConfig(**WORKERS), run_config=RunConfig(pool_name="lab")
         )
         return estimator.submit(frame, **BOOSTED).job.wait().to_dict()
 

@@ -30,9 +30,10 @@ _ENVIRONMENT = re.compile(
     r"|DATABRICKS_(HOST|TOKEN|USERNAME|PASSWORD|CLIENT_ID|CLIENT_SECRET|ACCOUNT_ID|AUTH_TYPE|INSECURE)"
     r"|DATABRICKS_(CONFIG_FILE|CONFIG_PROFILE|AZURE_RESOURCE_ID|WAREHOUSE_ID)"
     r"|SNOWFLAKE_(ACCOUNT|HOST|USER|PASSWORD|TOKEN|AUTHENTICATOR|PRIVATE_KEY\w*|ROLE|WAREHOUSE|DATABASE|SCHEMA)"
+    r"|OTEL_(METRICS?_[A-Z_]+|EXPORTER_OTLP_[A-Z_]+|SERVICE_NAME|RESOURCE_ATTRIBUTES|SDK_DISABLED)"
 )
 """Names of the environment variables that are passed from the submitter to the driver. They are only settings for
-storage, for databases and for tracking servers. Others that begin with DATABRICKS_ are left out, because they describe
+storage, databases, tracking servers and metrics. Others that begin with DATABRICKS_ are left out, because they describe
 the machine (DATABRICKS_RUNTIME_VERSION), and libraries would take the node for that machine."""
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")

@@ -131,10 +131,12 @@ def submit(
     pool_spec = reach.spec_of(store, pool)
     is_remote = reach.is_remote(pool_spec)
     along: Package | None = None
-    with frames.copies_for(spec, pool_spec) as spec:
+    spec = reach.located(spec, pool_spec)
+    with frames.sent_for(spec, pool_spec) as sent:
+        spec = sent.spec
         document, uris = credentials.hide(spec.document())
         if is_remote:
-            document, along = package.taken_along(document)
+            document, along = package.taken_along(document, sent.packaged)
         while True:
             endpoint = endpoint_of(pool)
             refusal = _refusal(store, spec, job_id, pool_spec, endpoint, library, clock())

@@ -17,8 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
+from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
@@ -32,7 +33,7 @@ from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder
 from shoal.state.host import hostname
 from shoal.state.locks import open_locked
-from shoal.state.schema import Pool, PoolState
+from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
@@ -117,6 +118,7 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     Raises:
         _Ended: The lock file was removed, or the store has not answered for an hour (`STORE_PATIENCE`).
     """
+    telemetry.follow_nodes(lambda: _node_counts(store))
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
     settling = _Settling(store)
@@ -215,6 +217,14 @@ def _active_pools(store: Store) -> list[str] | None:
     except StoreError as error:
         log.warning("%s", error)
         return None if store.exists() else []
+
+
+def _node_counts(store: Store) -> dict[tuple[str, str], int]:
+    """Return the number of nodes of this host's pools, by pool and state."""
+    query = select(Node.pool, Node.state, func.count()).group_by(Node.pool, Node.state)
+    with store.reading() as session:
+        here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
+        return {(pool, state.value): count for pool, state, count in session.execute(query) if pool in here}
 
 
 def _is_file(path: Path, file: os.stat_result) -> bool:

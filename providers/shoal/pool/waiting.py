@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from shoal import telemetry
 from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
 from shoal.pool.lease_rules import nodes_for
@@ -62,9 +63,12 @@ class Waiting:
             ScaleError: The operation was rolled back and the rollback has completed, or a newer operation replaced it.
             StoreUnreachableError: The store was still unreachable after `patience` seconds.
         """
+        began = time.monotonic()
         operation = self._ended(
             operation_id, patience, block_until_min_cluster_size=block_until_min_cluster_size, on_progress=on_progress
         )
+        state = OperationState.SUCCEEDED if operation is None else operation.state
+        telemetry.nodes_awaited(self._name, state.value, time.monotonic() - began)
         if operation is None:
             return
         if operation.state is OperationState.SUCCEEDED:

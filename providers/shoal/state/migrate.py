@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from shoal.errors import StoreError
 from shoal.state.explain import shown
 
-SCHEMA_VERSION = "0013"
+SCHEMA_VERSION = "0014"
 """Newest revision in `migrations/versions`."""
 
 SCRIPTS = Path(__file__).with_name("migrations")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -463,6 +463,17 @@ class Promotion(Base):
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
     created_at: Mapped[float]
     confirmed_at: Mapped[float | None]
+
+
+class StoredFile(Base):
+    """A file with a result of a job whose pool shares no other place with its users (`shoal-store://`)."""
+
+    __tablename__ = "files"
+
+    path: Mapped[str] = mapped_column(Text, primary_key=True)
+    """Path without the URI's scheme."""
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+    written_at: Mapped[float]
 
 
 class Action(Base):

@@ -8,6 +8,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from shoal.data.parquet import packaged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
@@ -95,12 +96,14 @@ def resolve(path: str) -> tuple[Any, str]:
         DataError: If neither Arrow nor an installed fsspec package can open the path. If a package is missing, the
             message names it.
     """
-    if is_local(path):
-        from pyarrow.fs import LocalFileSystem
+    from pyarrow.fs import LocalFileSystem
 
+    if is_local(path):
         return LocalFileSystem(), path
     head, mark, query = split_query(path)
     scheme, _, rest = head.partition("://")
+    if scheme == packaged.SCHEME:
+        return LocalFileSystem(), packaged.local_path(rest)
     netloc, slash, inner = rest.partition("/")
     if scheme in _ARROW_SCHEMES:
         filesystem, base = _arrow_filesystem(f"{scheme}://{netloc}{mark}{query}")

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
 from shoal.jobs import cleanup, credentials
 from shoal.jobs.capacity import NodeSize, could_fit
@@ -188,7 +189,10 @@ class Driver:
     def _connect(self, gcs: str) -> None:
         """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray."""
         if gcs != NO_GCS:
-            connect(gcs, modules.runtime_env(self._spec.run_config, self._job.pool, gcs))
+            runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
+            if package.has_frames(self._spec):
+                runtime_env = package.for_workers(runtime_env, self._key.submission_id)
+            connect(gcs, runtime_env)
             # `ray.init` has replaced the SIGTERM handler by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return
@@ -424,7 +428,10 @@ def main() -> int:
             print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
             return 0
         os.environ.update(secrets.variables())
+        telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
+        if package.has_frames(spec):
+            sys.path.append(os.getcwd())  # where this process looks for the frames, as the workers do
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

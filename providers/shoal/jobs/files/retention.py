@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import credentials
-from shoal.jobs.files import artifacts
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.files.sweep import discard_staged
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
@@ -68,8 +68,8 @@ def prune_jobs(
     spec keeps its first and its newest attempt, so that its numbers go on. All other jobs are removed as a whole, when
     their last attempt is old enough.
 
-    The files are the log, the model and the return values. Files in an `artifact_location`, in MLflow and in folders
-    without shoal's marker stay. Jobs of a pool on another host are left to that host.
+    The files are the log, the model and the return values, also those in the store. Files in an `artifact_location`,
+    in MLflow and in folders without shoal's marker stay. Jobs of a pool on another host are left to that host.
 
     The function may be called at any time, by several processes at the same time, and again after it was killed.
 
@@ -165,7 +165,20 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
         removed = [row for row in old if row in now]
         for row in removed:
             session.delete(session.get_one(Job, (job_id, row.key.attempt)))
+        _remove_stored_files(session, removed, job_id)
     return removed
+
+
+def _remove_stored_files(session: Session, removed: Sequence[_Row], job_id: str) -> None:
+    """Remove the files that the removed attempts have in the store; those of a function belong to all attempts."""
+    from shoal.jobs.files.store_filesystem import remove_folder
+
+    folders = [artifacts.folder(row.key, storage.IN_STORE) for row in removed]
+    session.flush()
+    if not _rows(session, job_id):
+        folders += [f"{storage.IN_STORE}/{kind}/{job_id}" for kind in ("model", "checkpoints")]
+    for folder in folders:
+        remove_folder(session, folder)
 
 
 def _remove_files(store: Store, key: Key) -> None:

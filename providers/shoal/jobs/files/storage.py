@@ -11,6 +11,9 @@ from shoal.redaction import redact_value, redacted_errors
 from shoal.state.home import home
 from shoal.training import locations
 
+IN_STORE = "shoal-store://jobs"
+"""URI of results in the store itself (`shoal.jobs.files.store_filesystem`)."""
+
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 """Pattern of the names of temporary files, which get their final names when they are complete."""
 

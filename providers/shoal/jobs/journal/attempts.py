@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, load_only
 
-from shoal import history
+from shoal import history, telemetry
 from shoal.errors import (
     BudgetError,
     JobBusyError,
@@ -108,6 +108,8 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
         else:
             uses_gpu = newest.uses_gpu if newest and same else None
             found = _add(store, order, newest.attempt + 1 if newest else 1, uses_gpu, now)
+            if found is not None:
+                telemetry.job_submitted(found.pool, kind_of_job(found))
         if found is not None:
             return found
 
@@ -444,7 +446,15 @@ def end(
                 session, ActionKind.CANCELLED, job.id, holder=actor or python_holder(), at=now, pool=job.pool,
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
-        return True
+    seconds = dict((result or {}).get("times") or {})
+    seconds.pop("queue", None)  # the driver has recorded it at its start
+    telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
+    return True
+
+
+def kind_of_job(job: Job) -> str:
+    """Return the framework in a job's spec, as metrics name it."""
+    return str(job.spec.get("framework", "xgboost"))
 
 
 def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:

@@ -1,15 +1,23 @@
-"""Copy staged data of this machine to `artifact_location`, where the nodes of a pool that others run can read them."""
+"""Bring staged data of this machine to where the nodes of a pool that others run can read them.
+
+Small data travel with the job's code (`shoal.jobs.remote.package`). Other data are copied to `artifact_location`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
-from shoal.jobs.remote import reach
+from shoal.errors import DataError
+from shoal.jobs.files import storage
+from shoal.jobs.remote import package, reach
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
 
@@ -19,25 +27,46 @@ _OURS = "_shoal_"
 _CHUNK_BYTES = 1024 * 1024
 
 
-@contextmanager
-def copies_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[AnyJobSpec]:
-    """Copy the staged data that a spec names to its `artifact_location`, and yield a spec that names the copies.
+@dataclass
+class Sent:
+    """The data of a job, as its nodes can read them.
 
-    Data that the nodes can reach stay where they are. At the end of the block, the copies that no job uses are removed.
-    The others are removed when the jobs that use them have ended.
+    Attributes:
+        spec: Spec that names the data where the nodes read them.
+        packaged: Path on this machine of each file that travels with the job's code, by its path in the package.
+    """
+
+    spec: AnyJobSpec
+    packaged: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
+    """Bring the staged data that a spec names to where the nodes can read them.
+
+    Data that the nodes can reach stay where they are. All others travel with the code if they are small, and otherwise
+    are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed. The
+    others are removed when the jobs that use them have ended.
 
     Args:
         spec: Spec of the job.
         pool: Settings of the pool.
 
     Raises:
-        DataError: A copy cannot be written.
+        DataError: The data cannot be read, or a copy cannot be written.
     """
-    base = spec.run_config.artifact_location
     local = {each.staging for each in spec.datasets() if each.staging and not reach.is_reachable(each.staging, pool)}
+    if not reach.is_remote(pool) or not local:
+        yield Sent(spec)
+        return
+    if sum(file.stat().st_size for directory in local for file in _files(directory)) <= package.MAX_FRAME_BYTES:
+        packed: dict[str, str] = {}
+        yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
+        return
+    base = spec.run_config.artifact_location
     # Without a location that the nodes can reach, `reach.check` refuses the job.
-    if not reach.is_remote(pool) or not local or base is None or not reach.is_reachable(base, pool):
-        yield spec
+    if base is None or base == storage.IN_STORE or not reach.is_reachable(base, pool):
+        yield Sent(spec)
         return
     from shoal.data.parquet.filesystems import join, normalise
     from shoal.data.staging.staged_data import release, staged
@@ -48,7 +77,7 @@ def copies_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[AnyJobSpec]:
             with staged(join(normalise(base), "staging")) as copy:
                 copies[original] = copy
                 _copy(original, copy)
-        yield spec.with_datasets(partial(_moved, copies))
+        yield Sent(spec.with_datasets(partial(_moved, copies)))
     finally:
         for copy in copies.values():
             release(copy)
@@ -58,10 +87,32 @@ def _copy(original: str, copy: str) -> None:
     from shoal.data.parquet.filesystems import normalise, resolve
 
     filesystem, inner = resolve(normalise(copy))
-    for file in sorted(Path(original).iterdir()):
-        if not file.name.startswith(_OURS):
-            with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
-                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+    for file in _files(original):
+        with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
+
+
+def _files(directory: str) -> list[Path]:
+    """Return the files with rows in a directory of staged data."""
+    try:
+        return [file for file in sorted(Path(directory).iterdir()) if not file.name.startswith(_OURS)]
+    except FileNotFoundError:
+        raise DataError(f"the staged data in {directory} do not exist any more: stage them again") from None
+
+
+def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec) -> DatasetSpec:
+    """Return a dataset that names its files in the package, and add them to `packed`."""
+    if dataset.staging not in local:
+        return dataset
+    from shoal.data.parquet.listing import list_files
+
+    paths = []
+    for file in list_files(dataset.paths):
+        digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
+        inside = packaged.inside(digest, Path(file.path).name)
+        packed[inside] = file.path
+        paths.append(packaged.uri(inside))
+    return dataset.model_copy(update={"paths": tuple(paths), "staging": None})
 
 
 def _moved(copies: Mapping[str, str], dataset: DatasetSpec) -> DatasetSpec:

@@ -1,8 +1,10 @@
-"""Send the code of a job to a cluster that shares no folder with the submitter, as a package of Ray's Job API.
+"""Send the code and the small frames of a job to a cluster that shares no folder with the submitter, as a package of
+Ray's Job API.
 
-The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`). It is uploaded to the
-head over HTTP, so no Ray is needed here. Ray unpacks it into the folder in which the driver starts, and removes it
-after the job. Each file's name is the SHA-256 of its content, which the driver checks when it reads the file.
+The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`) and of its small frames
+(`shoal.jobs.remote.frames`). It is uploaded to the head over HTTP, so no Ray is needed here. Ray unpacks it into the
+folder in which the driver starts, and also on the nodes of the workers if it has frames. Ray removes it after the job.
+The path of each file contains the SHA-256 of its content, which every reader of the file checks.
 
 Each attempt has a package of its own: Ray removes a package when the last job that names it has ended, and a job that
 is still queued does not count.
@@ -10,6 +12,7 @@ is still queued does not count.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import zipfile
@@ -17,8 +20,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.data.parquet import packaged
+from shoal.errors import JobError
 from shoal.jobs import ids
-from shoal.jobs.files import code_store, storage
+from shoal.jobs.files import storage
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+
+MAX_FRAME_BYTES = 8 * 2**20
+"""Size limit of all frames that travel with one job, as Parquet. The head keeps them in memory until the job's end."""
 
 _PREFIX = "shoal-package:"
 """First part of the paths in a spec that are relative to the unpacked package."""
@@ -30,7 +39,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Package:
-    """Files with code that travel with an attempt.
+    """Files with code and frames that travel with an attempt.
 
     Attributes:
         files: Path on this machine of each file, by its path in the package.
@@ -50,19 +59,31 @@ class Package:
                 # An entry without permissions would be unpacked as an unreadable file.
                 entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
                 entry.external_attr = 0o600 << 16
-                written.writestr(entry, code_store.read(path), zipfile.ZIP_DEFLATED)
+                written.writestr(entry, _checked(inside, path), zipfile.ZIP_DEFLATED)
         return archive.getvalue()
 
 
-def taken_along(document: dict[str, Any]) -> tuple[dict[str, Any], Package]:
+def _checked(inside: str, path: str) -> bytes:
+    """Return the content of a file, whose digest is the second part of its path in the package."""
+    try:
+        content = storage.read(path)
+    except OSError as error:
+        raise JobError(f"a file that has to travel with the job cannot be read: {error}. Submit it again") from error
+    if hashlib.sha256(content).hexdigest() != inside.split("/")[2]:
+        raise JobError(f"{path} was changed before it was sent with the job: submit the job again")
+    return content
+
+
+def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
     """Return a copy of a spec that names its code by paths in the package, and the package.
 
     Code at a URI, such as an object store, stays there.
 
     Args:
         document: The spec, as plain data.
+        frames: Path on this machine of each file of the spec's small frames, by its path in the package.
     """
-    files: dict[str, str] = {}
+    files = dict(frames)
 
     def inside(path: Any) -> Any:
         if not isinstance(path, str) or (found := _CODE.fullmatch(path)) is None:
@@ -83,9 +104,24 @@ def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
     return _with_code(document, lambda path: path.replace(_PREFIX, folder, 1) if _is_inside(path) else path)
 
 
+def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, Any]:
+    """Add an attempt's package to the runtime environment of its workers, so that they can read the frames in it.
+
+    Args:
+        runtime_env: Ray's runtime environment for the workers.
+        submission_id: Id of the attempt's submission.
+    """
+    return {**runtime_env, "py_modules": [*runtime_env.get("py_modules", ()), f"gcs://{name(submission_id)}"]}
+
+
 def is_used(document: dict[str, Any]) -> bool:
     """Return whether a spec names files in a package."""
-    return any(_is_inside(path) for path in _code(document))
+    return any(_is_inside(path) for path in _code(document)) or has_frames(parse_spec(document))
+
+
+def has_frames(spec: AnyJobSpec) -> bool:
+    """Return whether a spec names frames in a package."""
+    return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
 
 
 def name(submission_id: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
+from shoal.jobs.files import storage
+from shoal.jobs.remote import package
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
 from shoal.pool.api import ComputePool
@@ -24,6 +26,13 @@ from shoal.training.locations import SQLITE, local_path
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
     "are separated by commas)"
+)
+
+_OBJECT_STORE = "an object store, such as s3://bucket/folder"
+
+_TOO_LARGE = (
+    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB travel with a job, so set "
+    f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
 )
 
 
@@ -51,6 +60,19 @@ def is_reachable(location: str, pool: PoolSpec) -> bool:
     return path is None or any(Path(path).is_relative_to(folder) for folder in pool.shared())
 
 
+def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
+    """Return a spec whose results go into the store, unless it names a place for them or the nodes share `$SHOAL_HOME`.
+
+    Args:
+        spec: Spec of the job.
+        pool: Settings of the pool.
+    """
+    if not is_remote(pool) or spec.run_config.artifact_location is not None or is_reachable(str(home()), pool):
+        return spec
+    config = spec.run_config.model_copy(update={"artifact_location": storage.IN_STORE})
+    return spec.model_copy(update={"run_config": config})
+
+
 def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """Refuse a job that names a file of this machine, if its pool's nodes may be on other hosts.
 
@@ -71,6 +93,11 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
                 f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
                 f"it: {remedy}; or, {_SHARED}"
             )
+    if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
+        raise InvalidArgumentError(
+            "the rows of a dataset with sql are written to a place that all nodes can read: set "
+            f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
+        )
 
 
 def check_nodes(store: Store, pool: PoolSpec) -> None:
@@ -93,18 +120,15 @@ def check_nodes(store: Store, pool: PoolSpec) -> None:
 
 def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
     """Yield the local paths that a job needs, with a description of each, and what to do instead."""
-    store = "an object store, such as s3://bucket/folder"
     location = spec.run_config.artifact_location
     for dataset in spec.datasets():
         if dataset.staging is not None and (path := _local(dataset.staging)):
-            yield path, "the staged copy of a frame or a query in", f"pass staging_location= with a URI in {store}"
+            yield path, "the staged copy of a frame or a query in", _TOO_LARGE
         for given in dataset.paths:
             if path := _local(given):
-                yield path, "the dataset", f"copy it to {store}"
-    if location is None:
-        yield str(home()), "the default folder for results", f"set run_config.artifact_location to a URI in {store}"
-    elif path := _local(location):
-        yield path, "artifact_location", f"set it to a URI in {store}"
+                yield path, "the dataset", f"copy it to {_OBJECT_STORE}"
+    if location is not None and (path := _local(location)):
+        yield path, "artifact_location", f"set it to a URI in {_OBJECT_STORE}"
     tracking = spec.tracking
     if tracking is not None and tracking.uri and (path := _database(tracking.uri)):
         yield (
@@ -116,7 +140,7 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
         if is_model_folder(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
         if path := _local(spec.output_path):
-            yield path, "output_path", f"set it to a URI in {store}"
+            yield path, "output_path", f"set it to a URI in {_OBJECT_STORE}"
 
 
 def _local(location: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from shoal import telemetry
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state.home import home
@@ -19,11 +20,11 @@ Airflow or Prefect task do not get into the pool."""
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, and
-    SHOAL_HOME."""
+    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, the
+    settings of metrics without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
         # The detached process may run longer, so it gets the host's temp folder instead.
         kept["TMPDIR"] = str(temp_folder())
-    return {**kept, "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
+    return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,150 @@
+"""Keep the results of jobs in the store, for pools whose nodes share no other place with the process that submits.
+
+fsspec finds this filesystem by an entry point of the package, so that `shoal-store://` is used as any other URI.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import time
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.state import Store
+from shoal.state.schema import StoredFile
+
+MAX_BYTES = 32 * 2**20
+"""Size limit of one file. A write keeps all other writers of the store waiting until the file is sent."""
+
+_MISSING = "the store has no such file"
+
+
+class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Filesystem whose files are rows of the store. Folders exist as long as they contain files."""
+
+    protocol = "shoal-store"
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """Return the files and folders in a folder, or the file at a path.
+
+        Args:
+            path: Folder or file.
+            detail: Whether to return a dict for each of them instead of its path.
+
+        Raises:
+            FileNotFoundError: There is no such file or folder.
+        """
+        path = self._strip_protocol(path)
+        found: dict[str, dict[str, Any]] = {}
+        query = select(StoredFile.path, func.length(StoredFile.content)).order_by(StoredFile.path)
+        with _store().reading(snapshot=False) as session:
+            for name, size in session.execute(query.where(_is_at_or_under(path))):
+                inside = name.removeprefix(f"{path}/") if path else name
+                first, is_folder, _rest = inside.partition("/")
+                if name == path:
+                    found[name] = {"name": name, "size": size, "type": "file"}
+                elif is_folder:
+                    folder = f"{path}/{first}".lstrip("/")
+                    found[folder] = {"name": folder, "size": 0, "type": "directory"}
+                else:
+                    found[name] = {"name": name, "size": size, "type": "file"}
+        if not found and path:
+            raise FileNotFoundError(errno.ENOENT, _MISSING, path)
+        return list(found.values()) if detail else list(found)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return a dict with name, size and type of a file or folder.
+
+        Raises:
+            FileNotFoundError: There is no such file or folder.
+        """
+        path = self._strip_protocol(path)
+        inside: list[dict[str, Any]] = self.ls(path)
+        if [each["name"] for each in inside] == [path]:
+            return inside[0]
+        return {"name": path, "size": 0, "type": "directory"}
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Do nothing, because folders need not be created."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing, because folders need not be created."""
+
+    def rmdir(self, path: str) -> None:
+        """Do nothing, because a folder ends with its last file."""
+
+    def _rm(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        with _store().transaction() as session:
+            file = session.get(StoredFile, path)
+            if file is None:
+                raise FileNotFoundError(errno.ENOENT, _MISSING, path)
+            session.delete(file)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+        if mode != "rb":
+            return _Written(path)
+        with _store().reading(snapshot=False) as session:
+            content = session.scalar(select(StoredFile.content).where(StoredFile.path == path))
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, _MISSING, path)
+        return io.BytesIO(content)
+
+
+class _Written(io.BytesIO):
+    """A file that is written into the store when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def close(self) -> None:
+        if not self.closed:
+            content = self.getvalue()
+            super().close()
+            _write(self._path, content)
+
+
+def _write(path: str, content: bytes) -> None:
+    if len(content) > MAX_BYTES:
+        raise InvalidArgumentError(
+            f"{path.rpartition('/')[2]} is {len(content) / 2**20:.0f} MiB large, but the store keeps results of at "
+            f"most {MAX_BYTES / 2**20:.0f} MiB per file: set run_config.artifact_location to a URI in an object "
+            "store, such as s3://bucket/folder"
+        )
+    with _store().transaction() as session:
+        session.merge(StoredFile(path=path, content=content, written_at=time.time()))
+
+
+def remove_folder(session: Session, folder: str) -> None:
+    """Remove a folder's files in the caller's transaction.
+
+    Args:
+        session: Session of the transaction.
+        folder: URI of the folder.
+    """
+    session.execute(delete(StoredFile).where(_is_at_or_under(StoreFileSystem._strip_protocol(folder))))
+
+
+def _is_at_or_under(path: str) -> Any:
+    return (StoredFile.path == path) | StoredFile.path.startswith(f"{path}/", autoescape=True) if path else True
+
+
+def _store() -> Store:
+    """Return the store.
+
+    Raises:
+        JobError: This node does not know the store.
+    """
+    store = Store(migrate=False)
+    if not store.exists():
+        raise JobError(
+            "a worker on this node cannot write to the store: set run_config.artifact_location to a URI in an object "
+            "store, such as s3://bucket/folder, or set SHOAL_STATE_URL on all nodes"
+        )
+    return store
