@@ -15,7 +15,7 @@ from tests.support.remote_cluster import ROWS, missing, remote_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(1200)]
 
-DAG = ROOT / "tests" / "support" / "remote_dag.py"
+DAG = ROOT / "tests" / "jobs" / "remote_dags" / "trainings.py"
 
 
 def test_all_train_as_airflow_tasks():
@@ -27,6 +27,7 @@ def test_all_train_as_airflow_tasks():
         environment = {
             **cluster.environment,
             "AIRFLOW_HOME": str(orchestrator.home / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(DAG.parent),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
             "MY_PIN": pin,
             "WHEELS": str(owner.home / "wheels"),
@@ -43,6 +44,7 @@ def test_all_train_as_airflow_tasks():
             )
             out, _ = run.communicate(timeout=900)
             assert run.returncode == 0, out[-6000:]
+        assert (orchestrator.home / "said.json").exists(), out.decode()[-6000:]
         said: dict[str, Any] = json.loads((orchestrator.home / "said.json").read_text())
 
         assert said["preflight"]["broken"] == []
