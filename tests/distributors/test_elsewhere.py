@@ -256,6 +256,12 @@ def test_calls_at_once_share_a_pool_that_is_started_again_after_it_went_down(tin
     assert another.id != node.id
 
 
+def test_a_pool_with_ray_also_serves_calls_that_need_no_ray(tiny):
+    with embedded_pool(gpus=0) as with_ray, embedded_pool(gpus=0, ray=False) as again:
+        assert again == with_ray
+    assert len(node_rows()) == 1
+
+
 def test_a_forked_child_has_a_pool_of_its_own_and_leaves_that_of_its_parent(tiny):
     with embedded_pool() as parents:
         pass

@@ -83,7 +83,7 @@ def test_models_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
         said = process.communicate()[0]
     assert "(restart 1 of 1)" in said
     assert said.split()[-2:] == [hashlib.sha256(model).hexdigest() for model in on_ray]
-    wait_until(lambda: not node_rows() and not processes_of_home(), "the end of the pool")
+    wait_until(lambda: not node_rows(), "the end of the pool")
     nothing_left()
 
 
