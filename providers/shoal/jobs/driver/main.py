@@ -27,6 +27,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeat import Reason, Watchdog, job_nodes
+from shoal.jobs.driver.leaving import LeavingWatch
 from shoal.jobs.driver.stopwatch import Stopwatch
 from shoal.jobs.environment import modules
 from shoal.jobs.files import queries, staging, working_folder
@@ -107,6 +108,7 @@ class Driver:
         self._spec = spec
         self._secrets = secrets
         self._watchdog = Watchdog(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
@@ -123,6 +125,7 @@ class Driver:
         # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
         # the end of the attempt from being stored. The process ends by itself soon after that.
         self._watchdog.stop()
+        self._leaving.stop()
         stored = self._store_end(end)
         with act(JobStep.TIDY):
             with _logged("the rows of SQL queries could not be removed"):
@@ -164,6 +167,7 @@ class Driver:
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
             connect(gcs, runtime_env)
+            self._leaving.start()
             # The SIGTERM handler is installed again after `connect`, because `ray.init` replaces it by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._begin_run()

@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
+from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang import placement
 from shoal.training.gang.lifeline import EventKind, Switchboard
@@ -191,6 +192,18 @@ class Gang:
             and len(self._switchboard.connected()) == self.shape.num_workers
         )
 
+    def can_move_from(self) -> list[str]:
+        """Return the names of the gang's nodes that have announced their end, if other nodes have room for their
+        workers; else an empty list."""
+        rooms = cluster.rooms()
+        leaving = [worker for worker in self.workers if worker.node_id in rooms and rooms[worker.node_id].leaving]
+        if not leaving or self.shape.per_node:
+            return []
+        staying = [room.free for room in rooms.values() if not room.leaving]
+        if placement.room(self.shape, staying) < len(leaving):
+            return []
+        return sorted({worker.node for worker in leaving})
+
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
         """Return the helper (sidecar) with this name; the first call creates it, and :meth:`end` closes it.
 
@@ -303,7 +316,7 @@ class Gang:
         for rank, (seat, ref) in enumerate(zip(seats, joins, strict=True)):
             try:
                 joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
-                infos.append(WorkerInfo(rank, seat.node, joined.pid))
+                infos.append(WorkerInfo(rank, seat.node, joined.pid, seat.node_id))
                 if joined.own_folder:
                     self._own_folders[seat.node_id] = joined.own_folder
             except ray.exceptions.GetTimeoutError:
