@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,29 @@ class TwoNodes:
     def kill_second(self) -> None:
         """SIGKILL for the node's raylet; its workers are left to notice."""
         self.second.all_processes["raylet"][0].process.kill()
+
+    def drain_second(self) -> None:
+        """Announce the end of the second node, as Ray's autoscaler and `ray drain-node` do."""
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        from shoal.training.cluster import leaving_nodes
+
+        client = self.cluster.head_node.get_gcs_client()
+        reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        deadline_ms = int((time.time() + 600) * 1000)
+        accepted, why = client.drain_node(self.second.node_id, reason, "the spot machine is taken back", deadline_ms)
+        assert accepted, why
+        wait_until(lambda: self.second.node_id in leaving_nodes(), "Ray to tell it")
+
+    @contextmanager
+    def third(self) -> Iterator[None]:
+        """A third node, "c"."""
+        with self._own_temp():
+            node = self.cluster.add_node(**_NODE, node_name="c")
+        try:
+            yield
+        finally:
+            self.cluster.remove_node(node, allow_graceful=False)
 
     def replace_second(self) -> None:
         import ray

@@ -5,7 +5,11 @@ On this machine alone, the workers are processes that the driver starts, without
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.training.capacity import Node
@@ -13,6 +17,11 @@ from shoal.training.capacity import Node
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
 """Prefix of the name of the resource that Ray defines for a GPU type; each node with such GPUs has 1 of it."""
+
+_LOOK_EVERY_S = 1.0
+
+_PATIENCE_S = 2.0
+"""Time limit in seconds for the head's answer."""
 
 
 _this_machine: Node | None = None
@@ -86,9 +95,78 @@ def node_order() -> dict[str, int]:
     return {node["NodeID"]: place for place, node in enumerate(_alive())}
 
 
+def node_names() -> dict[str, str]:
+    """Return the name of each node that is alive, by Ray's node id."""
+    return {node["NodeID"]: node["NodeName"] for node in _alive()}
+
+
 def total_resources() -> list[dict[str, float]]:
     """Return all resources (name -> amount) of each node that is alive, including the resources that are in use."""
     return [dict(node["Resources"]) for node in _alive()]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """State of a node, as Ray's scheduler sees it.
+
+    Args:
+        leaving: Whether the node has announced its end. Ray calls such nodes draining: its autoscaler, KubeRay,
+            ``ray drain-node`` and shoal's local pools announce the end of a node. Ray places no new work there.
+        free: Resources (name -> amount) that no work uses.
+    """
+
+    leaving: bool
+    free: Mapping[str, float]
+
+
+def rooms() -> dict[str, NodeRoom]:
+    """Return the state of each node that is alive, by Ray's node id; nothing if the head does not answer."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
+
+    reply = GetClusterStatusReply()
+    try:
+        reply.ParseFromString(_gcs(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=_PATIENCE_S))
+    except Exception:  # Ray raises several types. A node that is really lost is noticed in other ways.
+        return {}
+    return {
+        node.node_id.hex(): NodeRoom(node.status == NodeStatus.DRAINING, dict(node.available_resources))
+        for node in reply.cluster_resource_state.node_states
+        if node.status != NodeStatus.DEAD
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _gcs(address: str) -> Any:
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    return GcsClient(address)
+
+
+def leaving_nodes() -> set[str]:
+    """Return Ray's ids of the nodes that have announced their end."""
+    return {node_id for node_id, room in rooms().items() if room.leaving}
+
+
+class LeavingNodes:
+    """Some of the cluster's nodes, of which those are returned that have announced their end.
+
+    Args:
+        node_ids: Ray's ids of the nodes.
+    """
+
+    def __init__(self, node_ids: Collection[str]) -> None:
+        self._node_ids = frozenset(node_ids)
+        self._found: frozenset[str] = frozenset()
+        self._look_at = 0.0
+
+    def __call__(self) -> frozenset[str]:
+        """Return the ids of the nodes that have announced their end. Ray is asked at most once a second."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY_S
+            self._found |= self._node_ids & leaving_nodes()
+        return self._found
 
 
 def _alive() -> list[dict[str, Any]]:

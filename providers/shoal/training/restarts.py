@@ -20,6 +20,10 @@ _PATIENCE_SECONDS = 2.0
 _T = TypeVar("_T")
 
 
+class NodeLeavesError(Exception):
+    """Raised at a checkpoint if a node of the workers has announced its end, and other nodes have room for them."""
+
+
 class Restarts:
     """Runner of a training: restarts it with new workers when a worker was lost, within `max_restarts` and `timeout`.
 
@@ -48,6 +52,8 @@ class Restarts:
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
         """Call `attempt`, and call it again each time a worker was lost, until no restarts are left.
 
+        `attempt` is also called again if it raises `NodeLeavesError`, which does not count as a restart.
+
         Args:
             attempt: Function that trains from the last checkpoint to the end.
             checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
@@ -72,6 +78,9 @@ class Restarts:
                 self.count += 1
                 lost_at = time.monotonic()
                 say(f"{error}: continuing from {checkpoint()} (restart {self.count} of {self._most})")
+            except NodeLeavesError as error:
+                lost_at = time.monotonic()
+                say(f"{error}: continuing from {checkpoint()} on other nodes")
             except CapacityError:
                 # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
                 # therefore waits and tries again instead of failing at once.

@@ -23,6 +23,7 @@ from shoal.pool.backends.local.processes import NODE_TAG
 
 ROOT = Path(__file__).parents[3]
 MOST_WORKERS = 3
+_PREEMPTED = 2  # DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
 _HEAD_ID = "f" * 51 + "00000"  # the fake provider's
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -87,6 +88,10 @@ class ForeignCluster:
     def lose(self) -> None:
         """SIGKILL for a worker's raylet."""
         self._order("lose")
+
+    def drain(self) -> None:
+        """A worker announces its end, as `ray drain-node` does it."""
+        self._order("drain")
 
     def join(self) -> None:
         """One more worker."""
@@ -207,6 +212,8 @@ def main() -> None:
                 join()
             elif line.strip() == "lose":
                 nodes[-1].all_processes["raylet"][0].process.kill()
+            elif line.strip() == "drain":
+                head.get_gcs_client().drain_node(nodes[0].node_id, _PREEMPTED, "spot", 2**62)
             print(line.strip(), flush=True)
     finally:
         for node in [*nodes, head]:

@@ -7,10 +7,14 @@ import platform
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from shoal import RunConfig
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs import JobSpec, submit
 from shoal.jobs.client import JobClient
@@ -116,6 +120,40 @@ def test_it_trains(alone, tmp_path):
         with pool.lease(2):
             result = submit(spec).wait()
         assert (result.rows, result.num_workers) == (ROWS, 2)
+        pool.down()
+
+
+@pytest.mark.long
+def test_an_announced_end_is_told_to_the_job_and_the_node_is_replaced_before_it_goes(alone, tmp_path):
+    def waits_to_be_told():
+        context = get_context()
+        context.get_metrics_reporter().log_metrics({"begun": 1})
+        while not context.should_checkpoint():
+            time.sleep(0.1)
+        context.save_checkpoint({"step": 1})
+        while not Path(replaced).exists():
+            time.sleep(0.1)
+
+    replaced = str(tmp_path / "replaced")
+    home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
+
+    def nodes():
+        return {(row.endpoint or {}).get("ray_node_id") for row in node_rows()}
+
+    with ForeignCluster("static", workers=1, environment=home) as cluster:
+        pool = ComputePool(cluster.uri(shared_folders=os.environ["SHOAL_HOME"], max_nodes=3)).up()
+        with pool.lease(2):
+            before = nodes()
+            config = RunConfig(pool_name="foreign", tracking=None)
+            call = PyTorchDistributor(waits_to_be_told, PyTorchScalingConfig(num_nodes=2), config).submit()
+            wait_until(lambda: call.job.status().progress, "the function", 120)
+            cluster.join()
+            cluster.drain()
+            wait_until(lambda: None not in nodes() and len(nodes()) == len(nodes() & before) + 1, "another node", 120)
+            Path(replaced).touch()
+            call.result()
+            wait_until(lambda: len(nodes()) == 2, "the claim on the leaving node to end", 60)
+            assert "has announced its end" in "\n".join(call.logs())
         pool.down()
 
 

@@ -26,6 +26,7 @@ from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.leaving import LeavingWatch
 from shoal.jobs.driver.stopwatch import Stopwatch
 from shoal.jobs.driver.watchdog import Reason, Watchdog, job_nodes
 from shoal.jobs.environment import modules
@@ -109,6 +110,7 @@ class Driver:
         self._spec = spec
         self._secrets = secrets
         self._watchdog = Watchdog(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
@@ -125,6 +127,7 @@ class Driver:
         # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
         # the end of the attempt from being stored. The process ends by itself soon after that.
         self._watchdog.stop()
+        self._leaving.stop()
         stored = self._store_end(end)
         with act(JobStep.TIDY):
             with _logged("the rows of SQL queries could not be removed"):
@@ -193,6 +196,7 @@ class Driver:
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
             connect(gcs, runtime_env)
+            self._leaving.start()
             # `ray.init` has replaced the SIGTERM handler by its own.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return

@@ -23,6 +23,7 @@ from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.lease_rules import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec
+from shoal.pool.tunables import RETIRE_WITHIN
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
@@ -358,6 +359,33 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
         )
     node.leaving_at = now + within
     _try_at_once(snapshot.pool)
+
+
+def note_leaving(session: Session, name: str, leaving: Collection[str], now: float) -> None:
+    """Write to the rows of nodes of a Ray cluster of others that they will end soon.
+
+    Ray does not tell when: the time is `RETIRE_WITHIN` from now, until which a replacement should be ready.
+
+    Nodes of local pools are left out, because their supervisors have announced these ends (see `retire`), and so is the
+    head, which cannot be replaced beforehand.
+
+    Args:
+        session: The caller's transaction.
+        name: Name of the pool.
+        leaving: Ray's ids of the nodes that have announced their end.
+        now: Seconds since the epoch.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    snapshot = rows.load(session, name)
+    if BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
+        return
+    for node in snapshot.nodes:
+        node_id = (node.endpoint or {}).get("ray_node_id")
+        if node_id in leaving and node.state is NodeState.READY and not node.is_head and node.leaving_at is None:
+            node.leaving_at = now + RETIRE_WITHIN
+            _try_at_once(snapshot.pool)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:

@@ -33,7 +33,7 @@ from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
-from shoal.training.restarts import Restarts
+from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, resolve_size
 
 if TYPE_CHECKING:
@@ -356,6 +356,8 @@ class _Training:
                 self._report(display, self._checkpoint.rounds, latest(self._checkpoint.history))
                 if segment.last or first.stopped:
                     return first
+                if nodes := gang.can_move_from():
+                    raise NodeLeavesError(f"node {', '.join(nodes)} has announced its end")
 
     def _report(self, display: ProgressDisplay, rounds: int, metrics: dict[str, float]) -> None:
         progress = Progress(rounds, self._request.n_estimators, "rounds", metrics)

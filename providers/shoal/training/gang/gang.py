@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.context import say
+from shoal.training.gang import placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.lifeline import EventKind, Switchboard
@@ -197,6 +198,18 @@ class Gang:
             and len(self._switchboard.connected()) == self.shape.num_workers
         )
 
+    def can_move_from(self) -> list[str]:
+        """Return the names of the gang's nodes that have announced their end, if other nodes have room for their
+        workers; else an empty list."""
+        rooms = cluster.rooms()
+        leaving = [worker for worker in self.workers if worker.node_id in rooms and rooms[worker.node_id].leaving]
+        if not leaving or self.shape.per_node:
+            return []
+        staying = [room.free for room in rooms.values() if not room.leaving]
+        if placement.room(self.shape, staying) < len(leaving):
+            return []
+        return sorted({worker.node for worker in leaving})
+
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
         """Return the helper (sidecar) with this name; the first call creates it, and :meth:`end` closes it.
 
@@ -299,7 +312,7 @@ class Gang:
         ]
         deadline = time.monotonic() + _START_SECONDS
         joined = workers.join(places, env, _START_SECONDS)
-        infos = [WorkerInfo(rank, seat.node, next(joined).pid) for rank, seat in enumerate(seats)]
+        infos = [WorkerInfo(rank, seat.node, next(joined).pid, seat.node_id) for rank, seat in enumerate(seats)]
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
         # that thread has read the message, so this code waits until all hellos were read.

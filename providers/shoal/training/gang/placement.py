@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,18 +141,22 @@ def refuse_if_impossible(shape: GangShape) -> None:
         CapacityError: The gang does not fit.
     """
     nodes = cluster.total_resources()
-    together = shape.per_node or 1
+    fitting = room(shape, nodes)
+    if fitting < shape.num_workers:
+        cpus = sum(node.get("CPU", 0.0) for node in nodes)
+        raise CapacityError(
+            f"{shape} do not fit on this pool, which has room for {fitting} of them ({len(nodes)} nodes, "
+            f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
+        )
+
+
+def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return how many workers of a shape fit on nodes with these resources (name -> amount)."""
     bundle = shape.bundles[0]
     on_each = [
         min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes
     ]
-    room = sum(min(1, fit) if shape.per_node else fit for fit in on_each) * together
-    if room < shape.num_workers:
-        cpus = sum(node.get("CPU", 0.0) for node in nodes)
-        raise CapacityError(
-            f"{shape} do not fit on this pool, which has room for {room} of them ({len(nodes)} nodes, "
-            f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
-        )
+    return sum(min(1, fit) if shape.per_node else fit for fit in on_each) * (shape.per_node or 1)
 
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:

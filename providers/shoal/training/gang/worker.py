@@ -28,11 +28,13 @@ class WorkerInfo:
         rank: Rank in the gang.
         node: Name of the worker's node.
         pid: Process id on that node.
+        node_id: Ray's id of the node.
     """
 
     rank: int
     node: str
     pid: int
+    node_id: str
 
     def __str__(self) -> str:
         return f"rank {self.rank} (node {self.node}, pid {self.pid})"

@@ -65,6 +65,7 @@ class Context:
         model_dir: Model folder of this rank; by default a temporary folder, created at the first use.
         checkpoints: Checkpoints of the run; by default states are kept in the memory of this process.
         report: Function to call with metrics and step; by default metrics are printed.
+        leaving: Returns the run's nodes that have announced their end; by default none has.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Context:
         model_dir: str | None = None,
         checkpoints: Checkpoints | None = None,
         report: Report | None = None,
+        leaving: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._dataset_map = dict(dataset_map or {})
         self._hyper_params = dict(hyper_params or {})
@@ -81,6 +83,8 @@ class Context:
         self._checkpoints = checkpoints
         self._state: Any = None
         self._reporter = MetricsReporter(report or _print)
+        self._leaving = leaving
+        self._saved_for: frozenset[str] = frozenset()
 
     def get_rank(self) -> int:
         """Return the rank of this worker; the first worker has rank 0."""
@@ -143,13 +147,24 @@ class Context:
             state: Object that ``torch.save`` can save: usually the states of model and optimizer, and the epoch.
             metrics: Metrics to report together with the state.
         """
+        leaving = self._leaving()
         if self.get_rank() == 0:
             if self._checkpoints is None:
                 self._state = state
             else:
                 self._checkpoints.save(state)
+        self._saved_for |= leaving
         if metrics:
             self._reporter.log_metrics(metrics)
+
+    def should_checkpoint(self) -> bool:
+        """Return whether a node of the run has announced its end, and this rank has saved no checkpoint since then.
+
+        A node announces its end if it is a spot machine that is taken back, or if it is drained. After the loss of the
+        node, the run continues from the last checkpoint. Call this method after each step on rank 0; it takes
+        microseconds, and Ray is asked at most once a second. The ranks may get the answer at different steps.
+        """
+        return bool(self._leaving() - self._saved_for)
 
     def get_checkpoint(self) -> Any:
         """Return the state that was saved last, with tensors on the CPU; None if no state was saved.

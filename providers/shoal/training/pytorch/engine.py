@@ -191,6 +191,7 @@ class _Run:
                 checkpoint_seals=self._checkpoints.told,
                 threads=threads,
                 seed=request.run_config.seed,
+                nodes=frozenset(info.node_id for info in gang.workers),
             )
             start_seconds = time.monotonic() - self._began
             outcomes: list[worker.Outcome] = gang.run(

@@ -20,6 +20,7 @@ import psutil
 
 from shoal.data.connector import DataConnector
 from shoal.data.spec import DatasetSpec
+from shoal.training.cluster import LeavingNodes
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
@@ -66,6 +67,7 @@ class Assignment:
         checkpoint_seals: Number -> seal (signature) of the checkpoints from which the run may resume.
         threads: Number of PyTorch's threads.
         seed: Seed of the plan that divides sharded datasets.
+        nodes: Ray's ids of the nodes on which the ranks run.
     """
 
     program: bytes
@@ -76,6 +78,7 @@ class Assignment:
     checkpoint_seals: Mapping[int, str]
     threads: int
     seed: int
+    nodes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
                 tell=lambda seals: gang.note({"checkpoints": dict(seals)}),
             ),
             lambda metrics, step: gang.note({"metrics": metrics, "step": step}),
+            LeavingNodes(assignment.nodes),
         )
     )
     try:

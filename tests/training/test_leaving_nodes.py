@@ -1,0 +1,119 @@
+"""A node announces its end (`ray drain-node`): the training moves at its next checkpoint, or a function saves one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from shoal import RunConfig
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
+from shoal.jobs.driver.leaving import LeavingWatch
+from shoal.pool.journal import rows as pool_rows
+from shoal.pool.scaling_plan import plan_nodes
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.schema import Lease, Node, NodeState, Pool
+from shoal.training import cluster
+from shoal.training.boosting.engine import train
+from tests.support.job_store import POOL, store
+from tests.support.two_node_cluster import TwoNodes
+from tests.support.waiting import wait_until
+from tests.training.test_checkpoints import SAMPLED, Losses, asked
+
+__all__ = ["store"]
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def renewed(driver: TwoNodes) -> Iterator[TwoNodes]:
+    """The second node announces its end in the test, and is replaced after it."""
+    yield driver
+    driver.replace_second()
+
+
+def test_a_training_moves_at_the_next_checkpoint_if_there_is_room_and_is_the_same_model(
+    renewed: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train(asked(rows, params=SAMPLED))
+    losses = Losses(monkeypatch, 1, deed=renewed.drain_second)
+
+    stayed = train(asked(rows, params=SAMPLED))
+    with renewed.third():
+        moved = train(asked(rows, params=SAMPLED))
+
+    assert [segment.index for segment in losses.seen] == [0, 1, 2, 0, 1, 2]
+    assert [{worker.node for worker in each.workers} for each in (stayed, moved)] == [{"a-head", "b"}, {"a-head", "c"}]
+    assert stayed.model == moved.model == whole.model
+    assert stayed.restarts == moved.restarts == 0
+    assert "node b has announced its end: continuing from round 4 of 10 on other nodes" in capsys.readouterr().out
+
+
+def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNodes, tmp_path: Path) -> None:
+    def saves_when_told(begun: str) -> bool:
+        context = get_context()
+        assert not context.should_checkpoint()
+        if context.get_rank() == 0:
+            Path(begun).touch()
+            while not context.should_checkpoint():
+                time.sleep(0.05)
+            context.save_checkpoint({"step": 1})
+        return context.should_checkpoint()
+
+    def announce() -> None:
+        wait_until((tmp_path / "begun").exists, "the function")
+        renewed.drain_second()
+
+    thread = Thread(target=announce)
+    thread.start()
+    run = PyTorchDistributor(
+        saves_when_told, PyTorchScalingConfig(num_nodes=2), RunConfig(artifact_location=str(tmp_path))
+    ).run(str(tmp_path / "begun"))
+    thread.join()
+
+    assert run.get_results()[0] is False
+
+
+def test_outside_a_gang_no_node_leaves() -> None:
+    assert get_context().should_checkpoint() is False
+
+
+def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cluster_of_others(
+    renewed: TwoNodes, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, second = cluster.node_order()
+    with store.transaction() as session:
+        for name, node_id in (("head", head), ("second", second)):
+            session.add(
+                Node(
+                    id=name, pool=POOL, name=name, is_head=name == "head", state=NodeState.READY, epoch=1, cpus=1,
+                    gpus=0, endpoint={"ray_node_id": node_id}, busy=True, start_deadline=0.0, created_at=0.0,
+                )
+            )  # fmt: skip
+        session.add(
+            Lease(id="l", pool=POOL, holder="job:x", size=2, epoch=1, ttl=900.0, expires_at=9e9, created_at=0.0)
+        )
+    watch = LeavingWatch(store, POOL)
+
+    def ends() -> dict[str, bool]:
+        with store.reading() as session:
+            return {node.name: node.leaving_at is not None for node in session.query(Node)}
+
+    watch.look()
+    renewed.drain_second()
+    watch.look()
+    assert ends() == {"head": False, "second": False}  # the supervisors of a local pool know it before
+    with store.transaction() as session:
+        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+    LeavingWatch(store, POOL).look()
+    watch.look()
+
+    assert ends() == {"head": False, "second": True}
+    assert capsys.readouterr().out.splitlines() == ["node b has announced its end"] * 2
+    with store.reading() as session:
+        plan = plan_nodes(pool_rows.load(session, POOL, lock=False), time.time())
+    assert (plan.start_workers, plan.end, plan.drain) == (1, (), ())
