@@ -76,7 +76,8 @@ def test_drivers_are_forks_that_end_with_the_server(
     assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
     assert ended(client, "d-1") == RayJob("SUCCEEDED", None, 0)
     assert "nothing to do" in client.logs("d-1")
-    [forks] = [child for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())]
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    [forks] = [child for child in alive if "fork_server" in " ".join(child.cmdline())]
     assert forks.num_threads() == 1
     server.close()
     forks.wait(30)

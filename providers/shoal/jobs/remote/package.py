@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from shoal.data.parquet import packaged
 from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.files import storage
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.specs.function import AnyJobSpec
 
 MAX_FRAME_BYTES = 8 * 2**20
 """Size limit of all frames that travel with one job, as Parquet. The head keeps them in memory until the job's end."""
@@ -116,7 +117,8 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
 
 def is_used(document: dict[str, Any]) -> bool:
     """Return whether a spec names files in a package."""
-    return any(_is_inside(path) for path in _code(document)) or has_frames(parse_spec(document))
+    # The spec is not parsed: this process may start a waiting job of another version of shoal.
+    return any(_is_inside(path) for path in _code(document)) or f'"{packaged.URI}' in json.dumps(document)
 
 
 def has_frames(spec: AnyJobSpec) -> bool:

@@ -146,6 +146,7 @@ class ForkServer:
             else:
                 driver.ended(answer["code"])
                 del self._drivers[answer["id"]]
+        self._process.wait()
         # The drivers end with the fork server.
         for driver in self._drivers.values():
             driver.ended(-signal.SIGKILL)
