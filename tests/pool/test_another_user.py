@@ -77,7 +77,7 @@ def test_nothing_of_a_live_pool_is_open_to_another_user(real_pool):
         folder = node_folder(node.id)
         tree += [str(folder.parent), str(folder), *below(folder)]
     sockets = [path for path in tree if Path(path).is_socket()]
-    assert len(sockets) >= 4
+    assert len(sockets) >= 2  # those of the raylet and of the object store
     assert any(path.endswith("/token") for path in tree)
     child = subprocess.run(
         [sys.executable, "-I", "-c", _BECOME_NOBODY + _TRY_ALL],

@@ -38,6 +38,12 @@ def ended(client: JobClient, job: str) -> RayJob:
     return wait_until(lambda: (status := client.status(job)) and status.ended and status, f"the end of {job}")
 
 
+def fork_servers() -> list[psutil.Process]:
+    """The fork servers that this process has started and that still run."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "fork_server" in " ".join(child.cmdline())]
+
+
 def test_a_command_runs_once_and_its_end_and_output_are_kept(
     server: JobServer, client: JobClient, tmp_path: Path
 ) -> None:
@@ -76,8 +82,7 @@ def test_drivers_are_forks_that_end_with_the_server(
     assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
     assert ended(client, "d-1") == RayJob("SUCCEEDED", None, 0)
     assert "nothing to do" in client.logs("d-1")
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    [forks] = [child for child in alive if "fork_server" in " ".join(child.cmdline())]
+    [forks] = wait_until(lambda: len(found := fork_servers()) == 1 and found, "the end of the other tests' servers")
     assert forks.num_threads() == 1
     server.close()
     forks.wait(30)
