@@ -44,7 +44,7 @@ def test_all_train_as_airflow_tasks():
             )
             out, _ = run.communicate(timeout=900)
             assert run.returncode == 0, out[-6000:]
-        assert (orchestrator.home / "said.json").exists(), out.decode()[-6000:]
+        assert (orchestrator.home / "said.json").exists(), out[-9000:]
         said: dict[str, Any] = json.loads((orchestrator.home / "said.json").read_text())
 
         assert said["preflight"]["broken"] == []

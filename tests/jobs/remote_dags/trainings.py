@@ -39,7 +39,7 @@ def remote_trainings() -> None:
     def lightgbm() -> dict[str, Any]:
         import pandas as pd
 
-        from shoal.distributors import LightGBMEstimator, LightGBMScalingConfig
+        from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 
         rows = range(300)
         frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
