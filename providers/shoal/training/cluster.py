@@ -120,8 +120,11 @@ class NodeRoom:
 
 
 def rooms() -> dict[str, NodeRoom]:
-    """Return the state of each node that is alive, by Ray's node id; nothing if the head does not answer."""
-    import ray
+    """Return the state of each node that is alive, by Ray's node id; nothing if the head does not answer, or if this
+    process is connected to this machine alone."""
+    ray = _ray()
+    if ray is None:
+        return {}
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
 
     reply = GetClusterStatusReply()
