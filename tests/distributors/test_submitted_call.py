@@ -407,7 +407,7 @@ import pandas as pd
 from pathlib import Path
 from shoal import RunConfig
 from shoal.distributors import distributed
-from shoal.distributors.xgboost import XGBEstimator
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 
 config = RunConfig(pool_name=sys.argv[1] or None)
 frame = pd.DataFrame({"x": range(1000), "y": range(1000)})
@@ -419,7 +419,10 @@ def place(flag):
     return os.environ["RANK"], os.environ["PWD"]
 
 called = distributed(num_workers=2, num_cpus=1, remote=True, run_config=config)(place).submit(sys.argv[2])
-fitted = XGBEstimator(5, run_config=config).submit(frame, ["x"], "y") if sys.argv[1] else called
+# The node that was leased for the function may go while this training starts there.
+again = RunConfig(pool_name=config.pool_name, max_restarts=1)
+one = XGBScalingConfig(num_workers=1)
+fitted = XGBEstimator(5, scaling_config=one, run_config=again).submit(frame, ["x"], "y") if sys.argv[1] else called
 print(called.job_id, fitted.job_id, flush=True)
 input()
 """

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
+from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.jobs.driver.leaving import LeavingWatch
 from shoal.pool.journal import rows as pool_rows
 from shoal.pool.scaling_plan import plan_nodes
@@ -19,6 +22,7 @@ from shoal.state import Store
 from shoal.state.schema import Lease, Node, NodeState, Pool
 from shoal.training import cluster
 from shoal.training.boosting.engine import train
+from shoal.training.gang.shared import end_gangs
 from tests.support.job_store import POOL, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
@@ -36,21 +40,47 @@ def renewed(driver: TwoNodes) -> Iterator[TwoNodes]:
     driver.replace_second()
 
 
+def busy_on(node_id: str) -> Any:
+    """Return an actor that uses a CPU of a node as long as it is referenced: Ray ends an idle node that is drained at
+    once."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote
+    class Busy:
+        def ready(self) -> bool:
+            return True
+
+    place = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    actor = Busy.options(num_cpus=1, scheduling_strategy=place).remote()
+    ray.get(actor.ready.remote())
+    return actor
+
+
 def test_a_training_moves_at_the_next_checkpoint_if_there_is_room_and_is_the_same_model(
     renewed: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = train(asked(rows, params=SAMPLED))
-    losses = Losses(monkeypatch, 1, deed=renewed.drain_second)
+    two = asked(rows, params=SAMPLED, scaling_config=XGBScalingConfig(num_workers=2, num_cpu_per_worker=1))
+    whole = train(two)
+    with ExitStack() as stack:
 
-    stayed = train(asked(rows, params=SAMPLED))
-    with renewed.third():
-        moved = train(asked(rows, params=SAMPLED))
+        def drain_beside_a_third() -> None:
+            stack.enter_context(renewed.third())
+            renewed.drain_second()
 
-    assert [segment.index for segment in losses.seen] == [0, 1, 2, 0, 1, 2]
+        with monkeypatch.context() as patch:
+            Losses(patch, 1, deed=renewed.drain_second)
+            stayed = train(two)
+        end_gangs()
+        renewed.replace_second()
+        Losses(monkeypatch, 1, deed=drain_beside_a_third)
+        moved = train(two)
+        end_gangs()
+
     assert [{worker.node for worker in each.workers} for each in (stayed, moved)] == [{"a-head", "b"}, {"a-head", "c"}]
     assert stayed.model == moved.model == whole.model
     assert stayed.restarts == moved.restarts == 0
-    assert "node b has announced its end: continuing from round 4 of 10 on other nodes" in capsys.readouterr().out
+    assert "node b has announced its end: continuing from round 8 of 10 on other nodes" in capsys.readouterr().out
 
 
 def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNodes, tmp_path: Path) -> None:
@@ -92,6 +122,7 @@ def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cl
                 Node(
                     id=name, pool=POOL, name=name, is_head=name == "head", state=NodeState.READY, epoch=1, cpus=1,
                     gpus=0, endpoint={"ray_node_id": node_id}, busy=True, start_deadline=0.0, created_at=0.0,
+                    head_id=None if name == "head" else "head",
                 )
             )  # fmt: skip
         session.add(
@@ -104,6 +135,7 @@ def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cl
             return {node.name: node.leaving_at is not None for node in session.query(Node)}
 
     watch.look()
+    work = busy_on(second)
     renewed.drain_second()
     watch.look()
     assert ends() == {"head": False, "second": False}  # the supervisors of a local pool know it before
@@ -111,6 +143,7 @@ def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cl
         session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
     LeavingWatch(store, POOL).look()
     watch.look()
+    del work
 
     assert ends() == {"head": False, "second": True}
     assert capsys.readouterr().out.splitlines() == ["node b has announced its end"] * 2
