@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -88,7 +89,8 @@ with DAG("timed", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)) as
     spec = json.load(open(job))
     first = Timed(task_id="first", spec=spec, pool_name=spec["run_config"]["pool_name"])
     first >> Timed(task_id="second", spec=spec, pool_name=spec["run_config"]["pool_name"])
-dag.test()
+if __name__ == "__main__":  # Airflow imports this file once more
+    dag.test()
 """
 
 PREFECT = """
@@ -119,7 +121,9 @@ _ON_POOL = {"shoal train", "Airflow task", "Prefect task"}
 def turn(way: str, data: Data, cpus: int, job: Path, environment: dict[str, str]) -> tuple[list[float], str]:
     """Call twice in a new process; return the seconds of each call, and the split of the last one."""
     given = json.dumps([data.files, data.features, data.label, data.rounds, cpus, str(job)])
-    code = job.with_name("call.py")  # Dask's workers import the main module
+    # Dask's workers import the main module, and Airflow runs DAGs of its folder only.
+    code = Path(environment["AIRFLOW_HOME"], "dags", "call.py")
+    code.parent.mkdir(parents=True, exist_ok=True)
     code.write_text(_HEAD + WAYS[way])
     ran = subprocess.run([sys.executable, str(code), given], env=environment, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
@@ -164,15 +168,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             program = Path(sys.executable).with_name(command[0])
             subprocess.run([program, *command[1:]], env=environment, check=True, stdout=subprocess.DEVNULL)
 
+        @contextmanager
+        def pool() -> Iterator[None]:
+            run("shoal", "pool", "up", f"local://{POOL}?max_nodes=1&cpus_per_node={cpus}")
+            try:
+                yield
+            finally:
+                run("shoal", "pool", "down", POOL)
+
         if "Airflow task" in args.ways:
             run("airflow", "db", "migrate")
         rows = []
         for way in args.ways:
-            if way in _ON_POOL:
-                run("shoal", "pool", "up", f"local://{POOL}?max_nodes=1&cpus_per_node={cpus}")
-            turns = [turn(way, data, cpus, job, environment) for _ in range(args.repeat)]
-            if way in _ON_POOL:
-                run("shoal", "pool", "down", POOL)
+            with pool() if way in _ON_POOL else nullcontext():
+                turns = [turn(way, data, cpus, job, environment) for _ in range(args.repeat)]
             rows.append([way, *(f"{median(each[0][call] for each in turns):.1f}" for call in (0, 1)), turns[-1][1]])
         head = [f"xgboost, {data.name}, {data.rounds} rounds", "first, s", "second, s", "of the last call, s"]
         print(table(head, rows))

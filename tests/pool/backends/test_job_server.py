@@ -41,7 +41,7 @@ def ended(client: JobClient, job: str) -> RayJob:
 def fork_servers() -> list[psutil.Process]:
     """The fork servers that this process has started and that still run."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "fork_server" in " ".join(child.cmdline())]
+    return [child for child in alive if "shoal.jobs.driver.fork_server" in child.cmdline()]
 
 
 def test_a_command_runs_once_and_its_end_and_output_are_kept(
