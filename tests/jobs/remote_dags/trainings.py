@@ -77,10 +77,11 @@ def remote_trainings() -> None:
         }
 
     @task
-    def say(**returned: Any) -> None:
+    def say(checked: dict[str, Any], from_frame: dict[str, Any], results: list[Any]) -> None:
         from shoal.jobs import attach, list_jobs, load_training
 
-        returned["xgboost"] = get_current_context()["ti"].xcom_pull(task_ids="xgboost")
+        from_files = get_current_context()["ti"].xcom_pull(task_ids="xgboost")
+        returned = {"preflight": checked, "xgboost": from_files, "lightgbm": from_frame, "function": results}
         boosted = [attach(returned[name]["job_id"]).wait(on_log=None) for name in ("xgboost", "lightgbm")]
         said = {
             **returned,
@@ -101,7 +102,7 @@ def remote_trainings() -> None:
         )  # fmt: skip
         from_frame, results = lightgbm(), function()
         checked >> [xgboost, from_frame, results]
-        xgboost >> say(preflight=checked, lightgbm=from_frame, function=results)
+        xgboost >> say(checked, from_frame, results)
 
 
 trainings = remote_trainings()
