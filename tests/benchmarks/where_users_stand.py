@@ -130,7 +130,7 @@ def turn(way: str, data: Data, cpus: int, job: Path, environment: dict[str, str]
     seconds = [float(line.split("SECONDS")[1]) for line in ran.stdout.splitlines() if "SECONDS" in line]
     if ran.returncode or len(seconds) != 2:
         raise SystemExit(f"{way} failed:\n{ran.stdout}")
-    splits = [line.split("seconds: ")[1] for line in ran.stdout.splitlines() if "seconds: queue" in line]
+    splits = [line.split("seconds: ")[1].split(" [")[0] for line in ran.stdout.splitlines() if "seconds: queue" in line]
     return seconds, splits[-1] if splits else ""
 
 
