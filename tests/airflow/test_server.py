@@ -325,8 +325,7 @@ def no_room(folder: Path) -> Iterator[None]:
     end = folder / "end"
 
     def until_the_end() -> None:
-        while not end.exists():
-            time.sleep(0.2)
+        wait_until(end.exists, "the end", 3600)
 
     pool = ComputePool(POOL, holder="test:no-room")
     with pool.lease(3):

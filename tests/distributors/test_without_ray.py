@@ -25,7 +25,7 @@ from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
 
 SCRIPT = """
-import hashlib, os, sys, time
+import hashlib, os, signal, sys
 from pathlib import Path
 from xgboost.callback import TrainingCallback
 from shoal import RunConfig
@@ -40,7 +40,7 @@ class Stop(TrainingCallback):
         if epoch == 7 and not Path(reached).exists():
             Path(reached).write_text(str(os.getpid()))
             if what == "waits":
-                time.sleep(600)
+                signal.pause()
             os.kill(os.getpid(), 9)
 
 config = RunConfig(checkpoint_every=5, max_restarts=1)

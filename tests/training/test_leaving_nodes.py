@@ -89,8 +89,7 @@ def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNod
         assert not context.should_checkpoint()
         if context.get_rank() == 0:
             Path(begun).touch()
-            while not context.should_checkpoint():
-                time.sleep(0.05)
+            wait_until(context.should_checkpoint, "the node's announced end")
             context.save_checkpoint({"step": 1})
         return context.should_checkpoint()
 

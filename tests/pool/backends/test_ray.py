@@ -7,9 +7,7 @@ import platform
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -128,13 +126,11 @@ def test_an_announced_end_is_told_to_the_job_and_the_node_is_replaced_before_it_
     def waits_to_be_told():
         context = get_context()
         context.get_metrics_reporter().log_metrics({"begun": 1})
-        while not context.should_checkpoint():
-            time.sleep(0.1)
+        wait_until(context.should_checkpoint, "the node's announced end", 120)
         context.save_checkpoint({"step": 1})
-        while not Path(replaced).exists():
-            time.sleep(0.1)
+        wait_until(replaced.exists, "the test to see another node", 240)
 
-    replaced = str(tmp_path / "replaced")
+    replaced = tmp_path / "replaced"
     home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
 
     def nodes():
@@ -150,7 +146,7 @@ def test_an_announced_end_is_told_to_the_job_and_the_node_is_replaced_before_it_
             cluster.join()
             cluster.drain()
             wait_until(lambda: None not in nodes() and len(nodes()) == len(nodes() & before) + 1, "another node", 120)
-            Path(replaced).touch()
+            replaced.touch()
             call.result()
             wait_until(lambda: len(nodes()) == 2, "the claim on the leaving node to end", 60)
             assert "has announced its end" in "\n".join(call.logs())
