@@ -11,6 +11,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -132,8 +133,9 @@ class RemoteCluster:
         """Begin three trainings at once."""
         folder = self.owner.home / job
         folder.mkdir()
-        os.chown(folder, self.owner.uid, self.owner.uid)
         trainings = Trainings(self, folder, Settings(str(folder), job, **settings))
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, self.owner.uid, self.owner.uid)
         trainings.orchestrate()
         return trainings
 
@@ -147,6 +149,13 @@ class Trainings:
     settings: Settings
     program: subprocess.Popen[str] | None = None
     names = ("xgboost", "lightgbm", "pytorch")
+
+    def __post_init__(self) -> None:
+        self._permits: dict[str, int] = {}
+        for name in self.names:
+            pipe = self.folder / f"{name}.permits"
+            os.mkfifo(pipe, 0o600)
+            self._permits[name] = os.open(pipe, os.O_RDWR)  # kept open, because a pipe that nobody has open forgets
 
     def orchestrate(self) -> None:
         """Start the program that submits them and waits for them."""
@@ -171,12 +180,14 @@ class Trainings:
         """Return how many rounds all workers of a training have done together."""
         return sum(self.workers(name).values())
 
-    def wait_for_rounds(self, more: int, names: Sequence[str] = names) -> None:
-        """Wait until each training has done more rounds on each of two workers."""
+    def do_rounds(self, more: int, names: Sequence[str] = names) -> None:
+        """Let each training do so many more rounds on each of two workers, and wait until they are done."""
         self.expect_running()
-        before = {name: self.rounds(name) for name in names}
+        until = {name: self.rounds(name) + 2 * more for name in names}
+        for name in names:
+            os.write(self._permits[name], b"." * 2 * more)
         wait_until(
-            lambda: self.expect_running() or all(self.rounds(name) >= before[name] + 2 * more for name in names),
+            lambda: self.expect_running() or all(self.rounds(name) >= until[name] for name in names),
             f"{more} rounds of {', '.join(names)}",
             400,
             every=0.5,
@@ -184,8 +195,16 @@ class Trainings:
 
     def hurry(self, *names: str) -> None:
         """Let trainings do their other rounds as fast as they can."""
-        for name in names or self.names:
+        for name in names or tuple(self._permits):
             (self.folder / f"{name}.hurries").touch()
+            permits = self._permits.pop(name)
+            os.write(permits, b"." * remote_trainings.ROUNDS)  # for the workers that wait
+            os.close(permits)
+
+    def run_for(self, seconds: float) -> None:
+        """Wait so many seconds, and fail as soon as the orchestrator's program ends."""
+        until = time.monotonic() + seconds
+        wait_until(lambda: self.expect_running() or time.monotonic() >= until, f"{seconds:g} s", 2 * seconds, every=0.5)
 
     def kill_orchestrator(self) -> None:
         """SIGKILL all that runs on the orchestrator's host."""
