@@ -50,13 +50,13 @@ def outside(monkeypatch):
 
 
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for", lambda *_, **__: pytest.fail("a pool was asked for"))
+    monkeypatch.setattr(as_job, "pool_for_job", lambda *_, **__: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for", lambda *_, **__: nullcontext("nowhere"))
+    monkeypatch.setattr(as_job, "pool_for_job", lambda *_, **__: nullcontext("nowhere"))
     with pytest.raises(
         InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
     ):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import gpus_of, least_gpus_of, pool_for, ray_for
+from shoal.distributors.embedded_pool import pool_for_job
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
@@ -131,7 +131,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     def read(result: JobResult) -> T:
         return returned(load_training(result, location))
 
-    return JobCall(config, request.framework, spec, read, partial(_pool, request), returns_model=True)
+    return JobCall(config, request.framework, spec, read, partial(pool_for_job, request), returns_model=True)
 
 
 def function(
@@ -161,7 +161,7 @@ def function(
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(call_values.function_value, location=location, returns=returns)
-    return JobCall(config, FRAMEWORK, spec, read, pool or partial(_pool, request))
+    return JobCall(config, FRAMEWORK, spec, read, pool or partial(pool_for_job, request))
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
@@ -172,19 +172,7 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
             embedded one is used.
     """
     read = partial(call_values.prediction, output_path=spec.output_path)
-    return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(_pool, spec))
-
-
-def _pool(request: TrainRequest | FunctionRequest | PredictJobSpec, job_id: str | None) -> AbstractContextManager[str]:
-    config = request.run_config
-    return pool_for(
-        config.pool_name,
-        gpus=partial(gpus_of, request),
-        least_gpus=least_gpus_of(request),
-        ray=partial(ray_for, request),
-        job_id=job_id,
-        timeout_s=config.timeout,
-    )
+    return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

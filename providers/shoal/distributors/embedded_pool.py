@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 
@@ -87,6 +88,25 @@ def pool_for(
         held = [lease.size for lease in pool.describe().leases if lease.holder == pool.holder]
         with _leased_for_job(pool, max([size_on(pool), *held]), job_id):
             yield selected
+
+
+def pool_for_job(
+    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
+) -> AbstractContextManager[str]:
+    """Yield the name of the pool that a job uses, as `pool_for` does. No nodes are leased for the job.
+
+    Args:
+        spec: Spec of the job.
+        job_id: See `pool_for`.
+    """
+    return pool_for(
+        spec.run_config.pool_name,
+        gpus=partial(gpus_of, spec),
+        least_gpus=least_gpus_of(spec),
+        ray=partial(ray_for, spec),
+        job_id=job_id,
+        timeout_s=spec.run_config.timeout,
+    )
 
 
 def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:

@@ -122,7 +122,7 @@ def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
     return Gang.of(spec).gpus > 0 or any(each.ingester == "ray" for each in (spec.dataset, *evaluated))
 
 
-def check_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
+def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """Refuse a job that needs Ray on a pool without Ray.
 
     Raises:

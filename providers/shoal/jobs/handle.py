@@ -782,7 +782,7 @@ class JobHandle:
                 waited = self._monotonic() - started
                 pause = bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
             except StoreUnreachableError as error:
-                # The job goes on without this process, and its driver waits for the store as long.
+                # The job goes on without this process, and its driver waits for the store just as long.
                 if away_since is None:
                     away_since = self._monotonic()
                     log.warning("job %s goes on, and this process waits for the store: %s", self.job_id, error)

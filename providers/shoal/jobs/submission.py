@@ -19,7 +19,7 @@ from shoal.errors import (
     shown,
 )
 from shoal.jobs import credentials, ids
-from shoal.jobs.capacity import Gang, check_ray
+from shoal.jobs.capacity import Gang, refuse_without_ray
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
 from shoal.jobs.files import staging
@@ -280,7 +280,7 @@ def _refusal(
     try:
         versions.check(pool.name, endpoint.versions, library)
         reach.check(spec, pool)
-        check_ray(spec, pool)
+        refuse_without_ray(spec, pool)
         reach.check_nodes(store, pool)
         attempts.check_budget(store, job_id, spec.run_config.budget_node_hours, now)
     except (InvalidArgumentError, BudgetError) as error:

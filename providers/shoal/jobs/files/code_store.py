@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from shoal.errors import JobError
 from shoal.jobs.files import storage
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.pickling import pickled
@@ -34,13 +33,7 @@ def read(path: str) -> bytes:
     Raises:
         JobError: The file cannot be read, or was changed.
     """
-    try:
-        content = storage.read(path)
-    except OSError as error:
-        raise JobError(f"the file with the job's pickled code cannot be read: {error}. Submit the job again") from error
-    if hashlib.sha256(content).hexdigest() != path.rpartition("/")[2]:
-        raise JobError(f"the job's code at {path} was changed after it was stored: submit the job again")
-    return content
+    return storage.read_unchanged(path, path.rpartition("/")[2])
 
 
 def store_user_code(user_code: UserCode) -> str:

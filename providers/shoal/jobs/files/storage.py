@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import uuid
 from pathlib import Path
 
+from shoal.errors import JobError
 from shoal.redaction import redact_value, redacted_errors
 from shoal.state.home import home
 from shoal.training import locations
@@ -37,6 +39,25 @@ def as_given(path: str, artifact_location: str | None) -> str:
     given = root(artifact_location)
     shown = redact_value(given)
     return given + path.removeprefix(shown) if path.startswith(f"{shown}/") else path
+
+
+def read_unchanged(path: str, digest: str) -> bytes:
+    """Return the content of a file that travels with a job, after a check of its digest.
+
+    Args:
+        path: Local path or URI of the file.
+        digest: SHA-256 of the content that was stored, in hexadecimal digits.
+
+    Raises:
+        JobError: The file cannot be read, or was changed.
+    """
+    try:
+        content = read(path)
+    except OSError as error:
+        raise JobError(f"a file of the job cannot be read: {error}. Submit the job again") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise JobError(f"the job's file {path} was changed after it was stored: submit the job again")
+    return content
 
 
 def write(path: str, content: bytes) -> None:

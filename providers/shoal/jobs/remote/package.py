@@ -12,17 +12,15 @@ is still queued does not count.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.data.parquet import packaged
-from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
@@ -30,7 +28,7 @@ from shoal.jobs.specs.function import AnyJobSpec
 MAX_FRAME_BYTES = 8 * 2**20
 """Size limit of all frames that travel with one job, as Parquet. The head keeps them in memory until the job's end."""
 
-_PREFIX = "shoal-package:"
+_PREFIX = f"{packaged.SCHEME}:"
 """First part of the paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
@@ -60,19 +58,10 @@ class Package:
                 # An entry without permissions would be unpacked as an unreadable file.
                 entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
                 entry.external_attr = 0o600 << 16
-                written.writestr(entry, _checked(inside, path), zipfile.ZIP_DEFLATED)
+                # The second part of the path is the digest.
+                content = storage.read_unchanged(path, inside.split("/")[2])
+                written.writestr(entry, content, zipfile.ZIP_DEFLATED)
         return archive.getvalue()
-
-
-def _checked(inside: str, path: str) -> bytes:
-    """Return the content of a file, whose digest is the second part of its path in the package."""
-    try:
-        content = storage.read(path)
-    except OSError as error:
-        raise JobError(f"a file that has to travel with the job cannot be read: {error}. Submit it again") from error
-    if hashlib.sha256(content).hexdigest() != inside.split("/")[2]:
-        raise JobError(f"{path} was changed before it was sent with the job: submit the job again")
-    return content
 
 
 def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
@@ -117,8 +106,9 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
 
 def is_used(document: dict[str, Any]) -> bool:
     """Return whether a spec names files in a package."""
-    # The spec is not parsed: this process may start a waiting job of another version of shoal.
-    return any(_is_inside(path) for path in _code(document)) or f'"{packaged.URI}' in json.dumps(document)
+    # The spec is not parsed, because this process may start a waiting job of another version of shoal. Paths of code
+    # and URIs of frames begin alike.
+    return f'"{_PREFIX}' in json.dumps(document)
 
 
 def has_frames(spec: AnyJobSpec) -> bool:
@@ -133,11 +123,6 @@ def name(submission_id: str) -> str:
 
 def _is_inside(path: Any) -> bool:
     return isinstance(path, str) and path.startswith(_PREFIX)
-
-
-def _code(document: dict[str, Any]) -> Iterator[Any]:
-    yield from (document.get(place) for place in _PLACES)
-    yield from (document.get("run_config") or {}).get("code") or ()
 
 
 def _with_code(document: dict[str, Any], replaced: Any) -> dict[str, Any]:
