@@ -60,7 +60,7 @@ def test_a_head_that_is_silent_is_given_time(silence, patience):
 @pytest.mark.parametrize(
     ("ray_job", "state", "said"),
     [
-        (RayJob("STOPPED"), JobState.CANCELLED, "stopped through Ray"),
+        (RayJob("STOPPED"), JobState.CANCELLED, "stopped through the head's Job API"),
         (RayJob("FAILED", exit_code=-9), JobState.FAILED, "was killed"),
         (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
         (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),

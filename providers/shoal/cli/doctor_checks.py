@@ -104,7 +104,7 @@ def _ray() -> Check:
     if found is None or find_spec("ray") is None:
         return Check("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
-        return Check("ray", "broken", f"{found}, without its dashboard, which receives the jobs", install)
+        return Check("ray", "broken", f"{found}, without the packages of ray[default], which nodes need", install)
     if (warning := untested_ray()) is not None:
         return Check("ray", "note", found, warning)
     return Check("ray", "ok", found)

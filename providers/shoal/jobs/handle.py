@@ -768,7 +768,7 @@ class JobHandle:
                     shown = self._place
                     yield f"waiting for room on pool {self._pool}: {shown}"
                 ended = job.state in JOB_ENDED
-                # While the job is pending, the log has only Ray's own lines, which are of no use to the user.
+                # While the job is pending, the log has at most lines of Ray, which are of no use to the user.
                 if with_log and job.state is not JobState.PENDING:
                     yield from follower.lines(ended=ended)
                 progress = _progress(job)

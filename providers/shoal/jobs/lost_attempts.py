@@ -114,7 +114,7 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
                 return Missing.SUBMISSION
             return Lost(JobState.FAILED, f'the head of pool "{job.pool}" does not know the job any more')
         case View(ray_job=RayJob(status="STOPPED")):
-            return Lost(JobState.CANCELLED, "the job was stopped through Ray")
+            return Lost(JobState.CANCELLED, "the job was stopped through the head's Job API")
         case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):
             if code is None:
                 return Lost(JobState.FAILED, f"the driver could not be started: {last_line(message or '')}")

@@ -88,8 +88,8 @@ class PoolSpec(Settings):
     ray_dashboard: Annotated[
         bool,
         Field(
-            description="Whether the head of a local:// pool serves all pages of Ray's dashboard and Ray's state API, "
-            "which take 170 MB of memory. Jobs do not need them."
+            description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
+            "They take memory and make the start slower, and shoal's jobs do not need them."
         ),
     ] = False
 

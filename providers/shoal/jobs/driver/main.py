@@ -55,7 +55,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.mlflow.job_run import ARTIFACTS
 
-_STOPPED = Reason(JobState.CANCELLED, "the job was stopped through Ray (SIGTERM)")
+_STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""

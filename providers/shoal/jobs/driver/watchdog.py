@@ -26,8 +26,8 @@ from shoal.training.gang.gang import nodes_in_use
 from shoal.training.progress import Progress
 
 _PERIOD_S = 2.0
-"""Seconds between two reads of the job's row. The period need not be shorter, because Ray's SIGTERM usually ends a
-cancelled job sooner."""
+"""Seconds between two reads of the job's row. The period need not be shorter, because the head's SIGTERM usually ends
+a cancelled job sooner."""
 
 _HEARTBEAT_S = 5.0
 """Shortest time in seconds between two heartbeats. The time is not shorter because each heartbeat of every running job
