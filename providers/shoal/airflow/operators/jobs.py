@@ -193,6 +193,9 @@ class JobOperator(WaitingOperator):
     ) -> tuple[AnyJobSpec, JobResult]:
         """Continue after the deferral: return the spec and the result of the job.
 
+        The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
+        and SQLite gives its id to the next trigger. So if the job of this try goes on, the task is deferred again.
+
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
         :param context: Airflow's context of the task.
@@ -202,11 +205,17 @@ class JobOperator(WaitingOperator):
 
         handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
         self.links = page_links(handle.job_id)
-        if event["timed_out"] and not handle.has_ended:
+        # An event that an earlier version of shoal has fired does not name its job.
+        is_of_job = all(event.get(name, value) == value for name, value in job.items() if name != "deadline")
+        timed_out = event["timed_out"] and is_of_job
+        if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
+            self._deadline = job.get("deadline")
+            self._defer_to(handle, context)
+        if timed_out and not handle.has_ended:
             reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
             self._cancel(handle, reason)
             raise AirflowTaskTimeout(reason)
-        return handle.spec, self._wait_for(handle, event["log_position"])
+        return handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
 
     def _defer_to(self, handle: JobHandle, context: Context) -> None:
         from shoal.airflow.triggers.jobs import JobTrigger

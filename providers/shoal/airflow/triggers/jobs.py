@@ -172,14 +172,15 @@ class JobTrigger(WaitTrigger):
         return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
-        """Return the payload of the event, with the position in the log at which the task goes on.
+        """Return the payload of the event: the job, and the position in its log at which the task goes on.
 
         :param wait: The wait.
         :param timed_out: Whether the deadline has passed.
         """
         # The triggerer has no credentials, so the task continues in a worker, which sends them, and is deferred again.
         wants = {"wants_credentials": True} if wait.wants_credentials else {}
-        return {"timed_out": timed_out, "log_position": wait.log_position, **wants}
+        job = {"job_id": self.job_id, "attempt": self.attempt, "submissions": self.submissions}
+        return {**job, "timed_out": timed_out, "log_position": wait.log_position, **wants}
 
     def saw(self, wait: JobWait, update: Update) -> None:
         """Note that the lines of an update are in the task's log.
