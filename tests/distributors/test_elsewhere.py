@@ -19,8 +19,8 @@ import pytest
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.embedded_pool import embedded_pool, least_gpus_of
-from shoal.distributors.process_pool import _forget
+from shoal.distributors.call_pool import embedded_pool, least_gpus_of
+from shoal.distributors.embedded_pools import _forget
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError

@@ -186,7 +186,7 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
     Raises:
         NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.
     """
-    from shoal.distributors.embedded_pool import pool_for_job
+    from shoal.distributors.call_pool import pool_for_job
     from shoal.pool.selection import which_pool
     from shoal.state import Store
 

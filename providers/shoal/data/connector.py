@@ -13,12 +13,12 @@ from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.groups import plan_groups
+from shoal.data.planning.group_assignment import plan_groups
 from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.data.time_range import TimeRange
+from shoal.data.time_range import TimeRange, time_column
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -331,11 +331,9 @@ class DataConnector:
         import pyarrow.compute as pc
 
         schema = self.schema()
+        column = column or time_column(columns_of(self.source.filters or ()), schema)
         if column is None:
-            times = [name for name in columns_of(self.source.filters or ()) if _is_time(schema.field(name).type)]
-            if len(times) != 1:
-                return None
-            column = times[0]
+            return None
         check_present(self.source.reference().path, column, schema.names)
         ends: list[Any] = []
         ranges = [rows for rows in self.source.ranges() if rows.path not in without]
@@ -394,7 +392,7 @@ class DataConnector:
             num_workers: Number of shards.
             seed: Seed of the shuffle.
             group_col: Column with the group of each row; a group is never split between workers. The whole column is
-                read for the plan; see :mod:`shoal.data.planning.groups`.
+                read for the plan; see :mod:`shoal.data.planning.group_assignment`.
 
         Returns:
             One shard per worker, by rank.
@@ -533,12 +531,6 @@ class DataConnector:
         check_same_schema(self.source, schema.names)
         ranges = self.source.ranges()
         return take_rows(self.source.read(ranges), limit) if ranges else schema.empty_table()
-
-
-def _is_time(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
 
 
 class ShardedDataConnector(DataConnector):

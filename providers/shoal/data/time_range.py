@@ -1,12 +1,16 @@
-"""Describe the time range of a dataset's rows, and check whether the ranges of two datasets overlap."""
+"""Choose the time column of a dataset, describe the time range of its rows, and check whether two ranges overlap."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _DAY = timedelta(days=1)
@@ -50,6 +54,20 @@ class TimeRange:
         if len({kind for kind, _, _ in (*mine, *theirs)}) != 1:
             return False
         return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
+
+
+def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
+    """Return the only date or timestamp column among some columns of a dataset; None if there are none or several.
+
+    Args:
+        candidates: Names of the columns, such as those of the dataset's filters.
+        schema: Names and types of all columns of the dataset.
+    """
+    import pyarrow as pa
+
+    kinds = ((name, schema.field(name).type) for name in candidates)
+    times = [name for name, kind in kinds if pa.types.is_date(kind) or pa.types.is_timestamp(kind)]
+    return times[0] if len(times) == 1 else None
 
 
 def _moments(text: str) -> tuple[str, Any, Any]:

@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
+from shoal.distributors.call_pool import pool_for_job
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import pool_for_job
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
-from shoal.training.mlflow.tracking import Caller, Tracking
+from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig

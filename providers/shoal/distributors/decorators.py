@@ -100,7 +100,7 @@ class Site:
             InvalidArgumentError: A worker needs more CPUs or GPUs than one node has, or the call needs more nodes than
                 the pool's MAX_NODES.
         """
-        from shoal.distributors.embedded_pool import embedded_pool, pool_for
+        from shoal.distributors.call_pool import embedded_pool, pool_for
 
         timeout_s = self.run_config.timeout
         each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers

@@ -26,10 +26,10 @@ from shoal.errors import (
     StoreUnreachableError,
 )
 from shoal.jobs import credentials
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging, working_folder
 from shoal.jobs.files.logs import LogFollower
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.job_queue import Admission

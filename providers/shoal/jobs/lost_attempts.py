@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.jobs.client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint

@@ -11,7 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
-from shoal.training.mlflow.tracking import Tracking
+from shoal.training.mlflow.options import Tracking
 from shoal.training.reserved_variables import check_variable
 
 _NEWER = ("budget_node_hours", "priority", "env", "secret_env", "packages", "code")

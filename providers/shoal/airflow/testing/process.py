@@ -22,25 +22,6 @@ from typing import Any
 
 from shoal.airflow.testing.report import Rule
 
-HEAVY_MODULES = (
-    "dask",
-    "jax",
-    "lightgbm",
-    "mlflow",
-    "pandas",
-    "polars",
-    "pyarrow",
-    "pyspark",
-    "ray",
-    "scipy",
-    "sklearn",
-    "tensorflow",
-    "torch",
-    "transformers",
-    "xgboost",
-)
-"""Libraries that take long to import, and that only tasks need."""
-
 _IMPORTED_BEFORE = (
     "airflow.dag_processing.dagbag",
     "airflow.sdk",
@@ -161,7 +142,7 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
     """Load a file, and return its findings, the lines of its DAGs, and the connections that its tasks use."""
     from airflow.dag_processing.dagbag import DagBag
 
-    from shoal.airflow.testing.rules import connections, problems
+    from shoal.airflow.testing.rules import HEAVY_MODULES, connections, problems
 
     before = set(sys.modules)
     started = time.monotonic()

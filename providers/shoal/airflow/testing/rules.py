@@ -1,4 +1,5 @@
-"""Check a loaded DAG: its leases, its clean-up, its specs, its retries, and which connections it uses."""
+"""Check a loaded DAG: its leases, its clean-up, its specs, its retries, and which connections it uses. Here is also
+the list of the libraries that a DAG file should not import."""
 
 from __future__ import annotations
 
@@ -29,6 +30,25 @@ from shoal.airflow.testing.report import Rule
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator
+
+HEAVY_MODULES = (
+    "dask",
+    "jax",
+    "lightgbm",
+    "mlflow",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "pyspark",
+    "ray",
+    "scipy",
+    "sklearn",
+    "tensorflow",
+    "torch",
+    "transformers",
+    "xgboost",
+)
+"""Libraries that take long to import, and that only tasks need."""
 
 _SAMPLE_DATE = (2026, 1, 31)
 """Date of the run with which templates are rendered. Any date will do: it has to be the same in each check."""

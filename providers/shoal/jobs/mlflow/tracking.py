@@ -21,7 +21,7 @@ from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import experiment_id
 from shoal.training.mlflow.job_run import FIRST_RUN_TAG, JOB_RUN_TAG
-from shoal.training.mlflow.tracking import Tracking
+from shoal.training.mlflow.options import Tracking
 
 if TYPE_CHECKING:
     import pandas as pd

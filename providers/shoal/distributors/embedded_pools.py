@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
-def process_pool(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
+def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
     """Yield the name of an embedded pool of this process, which is started if the process has none of this size.
 
     Calls at the same time share a pool: its queue decides which of their jobs run beside each other. After its last
@@ -98,7 +98,7 @@ def process_pool(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Ite
                 _end(kept)
 
 
-def end_process_pools() -> None:
+def end_embedded_pools() -> None:
     """End the embedded pools of this process, and wait until all their processes are gone.
 
     It is not necessary to call this function, because the pools also end with this process.

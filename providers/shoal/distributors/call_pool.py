@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 
-from shoal.distributors.process_pool import process_pool
+from shoal.distributors.embedded_pools import pool_of_process
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.capacity import Gang, needs_ray
 from shoal.jobs.journal import attempts
@@ -145,8 +145,8 @@ def embedded_pool(
 ) -> Iterator[str]:
     """Yield the name of a pool with one node that belongs to this process, or start one that belongs to a job.
 
-    The pool of this process stays up for its next calls (`process_pool`). If other embedded pools have claimed the GPUs
-    that a new pool needs, first wait until they have released them.
+    The pool of this process stays up for its next calls (`pool_of_process`). If other embedded pools have claimed the
+    GPUs that a new pool needs, first wait until they have released them.
 
     Args:
         cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
@@ -176,7 +176,7 @@ def embedded_pool(
             _warn_without_gpus(pool, found)
             return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
 
-        with process_pool(max(own, cpus), gpus, start, ray=ray) as name:
+        with pool_of_process(max(own, cpus), gpus, start, ray=ray) as name:
             yield name
         return
     spec = PoolSpec(
