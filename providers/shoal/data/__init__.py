@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector, ShardedDataConnector
     from shoal.data.ingest import ArrowIngester, RayDataIngester
 
-# The module from which each public name is imported. The import happens when the name is used first, because Airflow
-# parses DAG files again and again, and checks the specs of datasets there.
+# Public name -> the module from which the name is imported at its first use. `import shoal.data` alone stays fast,
+# because Airflow parses DAG files again and again.
 _HOMES = {
     "ArrowIngester": "shoal.data.ingest",
     "DataConnector": "shoal.data.connector",

@@ -20,9 +20,9 @@ Categories = Mapping[str, "pa.Array"]
 `category_type` returns. The code of a category is its index in this array, from 0."""
 
 MOST_CATEGORIES = 100_000
-"""Maximum number of categories in a column; a column with more is refused. Every worker and every model contains all
-categories (2 MB of text at this limit), and a column with more, such as customer ids, has too few rows per category to
-learn from."""
+"""Maximum number of categories in a column; a column with more categories is refused. Every worker and every model
+contains all categories (2 MB of text at this limit). If a column has more categories, such as customer ids, too few
+rows have the same category for the model to learn from them."""
 
 
 def category_type(type_: pa.DataType) -> pa.DataType | None:
@@ -93,7 +93,7 @@ def encoded(table: pa.Table, categories: Categories) -> pa.Table:
 
     Args:
         table: The rows to encode.
-        categories: Result of `find_categories`. All other columns of the table stay unchanged.
+        categories: Result of `find_categories`. Columns that are not in this dict stay unchanged.
 
     Returns:
         A table whose categorical columns are int32. The code is null if the value is null or an unknown category.
@@ -124,8 +124,8 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
         Column -> its categories as an Arrow array.
 
     Raises:
-        DataError: If the categories have a type that `find_categories` never returns; another program may have written
-            such a model.
+        DataError: If the categories have a type that `find_categories` never returns. A model that another program has
+            written may contain such categories.
     """
     import pyarrow as pa
 

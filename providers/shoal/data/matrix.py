@@ -75,8 +75,8 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
     if pa.types.is_boolean(column.type):
-        # Booleans are converted to bytes first. Arrow stores them as bits, which NumPy cannot view, and a boolean
-        # column with nulls would become an array of Python objects.
+        # Booleans are converted to bytes first. Arrow stores booleans as bits, which NumPy cannot view. Without the
+        # conversion, a boolean column with nulls would become an array of Python objects.
         column = column.cast(pa.uint8())
     if column.null_count == 0:
         whole = column.to_numpy(zero_copy_only=True)

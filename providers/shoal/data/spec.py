@@ -116,17 +116,19 @@ class DatasetSpec(Settings):
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def located(self) -> Self:
-        """Return a copy in which relative paths are absolute, seen from the working folder of this process."""
+        """Return a copy of the spec with absolute paths. Relative paths are resolved against the working folder of this
+        process."""
         paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
         return self.model_copy(update={"paths": paths})
 
     @property
     def staged_copy(self) -> StagedCopy | None:
-        """The object that keeps the staged copy as long as this spec exists; None if this process does not hold it."""
+        """Return the object that prevents the removal of the staged copy while this spec exists; None if this process
+        does not hold the copy."""
         return self._staged_copy
 
     def holding(self, staged_copy: StagedCopy | None) -> Self:
-        """Let this spec keep a staged copy of the data from being removed while the spec exists. Return the spec."""
+        """Prevent the removal of a staged copy of the data while this spec exists. Return this spec."""
         self._staged_copy = staged_copy
         return self
 
@@ -142,14 +144,16 @@ class DatasetSpec(Settings):
 
 
 def is_relative(path: str) -> bool:
-    """Return whether a path depends on the working folder; a URI, and a path in a home folder (``~``), do not."""
+    """Return whether a path depends on the working folder. URIs and paths in a home folder (``~``) do not."""
     return "://" not in path and not path.startswith(("/", "~"))
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that earlier versions of shoal did not have. They are left out of the stored spec while they are unset."""
+"""Options that earlier versions of shoal did not have. An option in this list is left out of the stored spec while it
+is unset."""
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """If the value is a `DataConnector`, return its spec. Return any other value unchanged: pydantic then checks it."""
+    """If the value is a `DataConnector`, return its spec. Return any other value unchanged, so that pydantic checks
+    it."""
     return value.to_spec() if hasattr(value, "to_spec") else value

@@ -30,9 +30,9 @@ def dtype_of(type_: pa.DataType) -> str | None:
         type_: Type of the column. For a dictionary type, the type of its values is used.
 
     Returns:
-        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 and uint32 become the next wider
-        signed type, uint64 becomes int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if
-        torch does not support the type.
+        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 becomes int32, uint32 and uint64
+        become int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if torch does not support the
+        type.
     """
     import pyarrow as pa
 
@@ -109,7 +109,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
         order: Index ``[rows]`` into the joined array: the row to put at each position. None keeps the order.
 
     Returns:
-        An array ``[rows]``. A single piece without `order` is returned without a copy.
+        An array ``[rows]``. If there is only one array and `order` is None, this array is returned without a copy.
     """
     import numpy as np
     import pyarrow as pa

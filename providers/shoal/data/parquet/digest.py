@@ -1,6 +1,6 @@
 """Compute fingerprints of Parquet datasets, from the footers of the files or from the values of the rows.
 
-A fingerprint of the values is the same for equal rows in other files.
+A fingerprint that is computed from the values does not change if the same rows are stored in other files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _EXACT = Context(prec=100)
 def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     """Compute a fingerprint of rows from their values.
 
-    Equal values have the same fingerprint even if their types have different widths, such as int32 and int64. This
-    holds for whole numbers, floats, decimals, text, dates, and timestamps up to microseconds. The order of the columns
-    does not matter; the order of the rows does.
+    Equal values have the same fingerprint even if their types have different widths, such as int32 and int64. This is
+    the case for whole numbers, floats, decimals, text, dates, and timestamps up to microseconds. The order of the
+    columns does not matter; the order of the rows does.
 
     Args:
         tables: The rows, in order; how they are divided into tables does not matter.
@@ -73,7 +73,7 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 
 class _Column:
-    """Hashes of a column's values and of the positions of its nulls, which are computed chunk by chunk.
+    """Hashes of a column's values and of the positions of its nulls, computed chunk by chunk.
 
     The hashes do not depend on how the column is divided into chunks.
     """

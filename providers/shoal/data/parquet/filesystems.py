@@ -22,7 +22,7 @@ _OPTION = re.compile(r"\w+=")
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute, so that a process in another folder reads the same file.
+    """Make a path absolute, so that a process with another working folder reads the same file.
 
     Args:
         path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
@@ -77,8 +77,8 @@ def join(base: str, name: str) -> str:
 
 def split_query(path: str) -> tuple[str, str, str]:
     """Split a URI such as ``s3://b/k?region=x`` into path, ``?`` and options. If there are no options, return the path
-    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Everywhere else it is a
-    wildcard, and stays in the path."""
+    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Any other ``?`` is a wildcard
+    and stays in the path."""
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 

@@ -26,7 +26,8 @@ class DataFile:
     Args:
         path: Canonical path or URI.
         size: Size in bytes.
-        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not tell.
+        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not report the
+            time.
     """
 
     path: str
@@ -90,7 +91,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
     head, mark, query = split_query(path)
     # The filesystem returns paths without their prefix (scheme and account, such as "s3://"). The function `canonical`
-    # puts the prefix that the user wrote in front of these paths again.
+    # puts the prefix that the user wrote in front of these paths.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 

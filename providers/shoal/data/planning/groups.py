@@ -19,7 +19,7 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
     Args:
         values: Group of each row.
-        before: Group of the row before the first of `values`; None if there is no such row.
+        before: Group of the row that precedes the first row of `values`; None if no row precedes it.
 
     Returns:
         Bool array ``[rows]``: whether a group begins at the row.
@@ -74,7 +74,7 @@ def plan_groups(
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
         # `nearest` is the index of the group with which this worker would ideally begin. The worker begins with another
-        # group if otherwise some worker would get no group.
+        # group if `nearest` would leave a worker without a group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -83,8 +83,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``. The rows are counted from the first row of the first row
-    group in `line`, a list of row groups' indexes, and on through the other row groups of this list."""
+    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups. `line` lists the
+    indexes of these row groups. Their rows are numbered from 0, without a new start at each row group."""
     found = []
     offset = 0
     for index in line:
