@@ -28,7 +28,8 @@ rows have the same category for the model to learn from them."""
 def category_type(type_: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type in which the categories of a column are compared.
 
-    Columns of the same kind get the same type, even if the files store them in different widths.
+    Columns of the same kind (text, integers or booleans) get the same type, even if the files store their values with
+    different widths.
 
     Args:
         type_: Type of the column.

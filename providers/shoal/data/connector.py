@@ -136,7 +136,8 @@ class DataConnector:
 
         Args:
             query: SQL text or a SQLAlchemy selectable.
-            connection: SQLAlchemy URL, Engine or Connection. Only this process uses it, and it is never stored.
+            connection: SQLAlchemy URL, Engine or Connection. Only this process uses the connection, and the connection
+                is never stored.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
@@ -322,7 +323,8 @@ class DataConnector:
             without: Canonical paths of files whose rows are left out.
 
         Returns:
-            The range; None if there is no such column, or it has only nulls.
+            The range; None if `column` is None and the filters do not name exactly one date or timestamp column, or if
+            the column has only nulls.
 
         Raises:
             DataError: If there is no column of this name, or its values have no order.
@@ -362,7 +364,8 @@ class DataConnector:
             Number of rows by value, in order of the first row; the key None is for nulls.
 
         Raises:
-            DataError: If there is no column of this name, or its values cannot be compared, such as those of a list.
+            DataError: If there is no column of this name, or its values cannot be compared, such as the values of a
+                list column.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -467,7 +470,8 @@ class DataConnector:
             columns: Columns to return, in this order; all by default.
 
         Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
+            dataset directly.
 
         Raises:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if

@@ -20,7 +20,7 @@ from shoal.settings import Settings, without_defaults
 
 
 class SplitSpec(Settings):
-    """Description of one part of a random split: weights, index and seed. It contains no row numbers."""
+    """Description of one part of a random split: weights, index and seed. The description contains no row numbers."""
 
     weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all parts of the split.")
     index: int = Field(ge=0, description="Index of this part among the parts, from 0.")

@@ -21,9 +21,9 @@ _EXACT = Context(prec=100)
 def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     """Compute a fingerprint of rows from their values.
 
-    Equal values have the same fingerprint even if their types have different widths, such as int32 and int64. This is
-    the case for whole numbers, floats, decimals, text, dates, and timestamps up to microseconds. The order of the
-    columns does not matter; the order of the rows does.
+    Equal whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds have the same fingerprint
+    even if their types have different widths, such as int32 and int64. The order of the columns does not matter; the
+    order of the rows does.
 
     Args:
         tables: The rows, in order; how they are divided into tables does not matter.
@@ -136,7 +136,7 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     import pyarrow as pa
 
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # NaN has many bit patterns. All of them are replaced by one pattern, so that every NaN gives the same hash.
+    # NaN has many bit patterns. All these patterns are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 

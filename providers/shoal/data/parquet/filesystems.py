@@ -13,7 +13,7 @@ from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-# URI schemes that Arrow opens itself. All other schemes are opened with fsspec.
+# URI schemes that Arrow opens itself. fsspec opens all other schemes.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 # If bytes of a file name are not valid UTF-8, Python decodes them to surrogate characters. Arrow cannot open a path
 # with such characters, so the path is refused.

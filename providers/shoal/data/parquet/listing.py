@@ -21,7 +21,7 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Path, size and time of one file of a dataset.
+    """Path, size and time of the last change of one file of a dataset.
 
     Args:
         path: Canonical path or URI.
@@ -125,7 +125,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
 def _is_hidden(relative: str) -> bool:
     # Files whose names begin with "_" or ".", such as _SUCCESS, _metadata and .crc, contain no data. Spark, Hive and
-    # Arrow skip them, too. A partition directory may be named _x=1, so names with "=" are not skipped.
+    # Arrow skip such files, too. A partition directory may be named _x=1, so names with "=" are not skipped.
     return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
 
 

@@ -84,7 +84,7 @@ def plan_groups(
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
     """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups. `line` lists the
-    indexes of these row groups. Their rows are numbered from 0, without a new start at each row group."""
+    indexes of these row groups. The rows are numbered from 0, through all of these row groups."""
     found = []
     offset = 0
     for index in line:

@@ -139,7 +139,8 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
     with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
         quoted: str = result.connection.dialect.identifier_preparer.quote(column)
-    # A backslash is put before each ":". Otherwise SQLAlchemy takes the ":" for the beginning of a parameter.
+    # A backslash is put before each ":", because SQLAlchemy would otherwise take the ":" for the beginning of a
+    # parameter.
     return quoted.replace(":", r"\:")
 
 

@@ -38,7 +38,8 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Writer that appends tables with the same schema to one Parquet file. As a context manager, it closes the file.
+    """Writer that appends tables with the same schema to one Parquet file. As a context manager, the writer closes the
+    file at the end.
 
     Args:
         path: File to write.
