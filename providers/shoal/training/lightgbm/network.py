@@ -1,6 +1,7 @@
 """Connect LightGBM's workers to each other.
 
-Each worker reserves a port. When all workers are ready, each one gets the list of all addresses and connects.
+Each worker reserves a port. When all workers are ready, each worker gets the list of all addresses and connects to the
+other workers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shoal.training.host.loopback import is_loopback, tie_to_loopback
 # for XGBoost.
 _STEP_MINUTES = 10
 # Number of times that shoal lets LightGBM bind to the reserved port. shoal has to release the port just before each
-# try, so another process may take it first. That process may soon release the port again, so shoal tries again.
+# try, so another process may take it first. The other process may soon release the port, so shoal tries again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002

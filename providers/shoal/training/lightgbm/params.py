@@ -162,8 +162,8 @@ def worker_params(
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # feature_pre_filter removes features that LightGBM cannot split with the rows of the sample, as if these were
-        # all rows. It is switched off, because LightGBM may be able to split such a feature with all rows.
+        # feature_pre_filter removes features that LightGBM cannot split with the rows of the sample. The filter is
+        # switched off, because LightGBM may be able to split such a feature with all rows.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -175,7 +175,8 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric: one that `metric` names, or without `metric` the objective's own."""
+    """Return whether LightGBM evaluates a metric: one that the parameter `metric` names, or otherwise the objective's
+    own metric."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -188,9 +189,9 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 def begins_anew(params: Mapping[str, Any]) -> bool:
     """Return whether each segment (group of rounds) must begin anew, with a booster loaded from the model's bytes.
 
-    This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
-    generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a
-    checkpoint would otherwise give another model than one that was not interrupted.
+    A segment must begin anew if LightGBM has state that the model's bytes do not contain: the state of its random
+    number generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from
+    a checkpoint would otherwise give another model than a training that was not interrupted.
     """
     fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
     return (
@@ -282,8 +283,8 @@ def gpu_problem(device: str) -> str | None:
         lightgbm.Booster({"device_type": device, "verbosity": -1, "num_threads": 1}, rows)
     except lightgbm.basic.LightGBMError as exc:
         return (
-            f'LightGBM refuses device_type="{device}": {own_message(exc).splitlines()[0]} Its wheels on PyPI have no '
-            "CUDA: install the build of conda-forge for CUDA, or run `pip install --no-binary lightgbm "
+            f'LightGBM refuses device_type="{device}": {own_message(exc).splitlines()[0]} LightGBM\'s wheels on PyPI '
+            "have no CUDA: install the build of conda-forge for CUDA, or run `pip install --no-binary lightgbm "
             "--config-settings=cmake.define.USE_CUDA=ON lightgbm` on each node, which needs the CUDA toolkit. The "
             'wheels can train with OpenCL: set params={"device": "gpu"}. To train on CPUs, set use_gpu=False'
         )
@@ -302,7 +303,8 @@ def _metrics(asked: Any) -> list[str]:
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters under LightGBM's canonical names; raise an error if one is unknown or contradicts another.
 
-    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses them if their values differ.
+    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses two aliases with different
+    values.
     """
     from lightgbm.basic import _ConfigAliases
 

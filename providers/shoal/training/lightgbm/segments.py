@@ -50,7 +50,7 @@ class Trainer:
         if segment.resume is not None:
             self._state = segment.resume
             self._first_round = segment.resume.rounds
-        booster = self._booster = self._going_on(segment)
+        booster = self._booster = self._booster_for(segment)
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
@@ -80,9 +80,8 @@ class Trainer:
         if unsaid and (stopped or segment.last):
             self._context.log(unsaid)
         if rounds > self._state.rounds:
-            # A new checkpoint is created only if a round was trained. Otherwise the old checkpoint is kept. A new one
-            # would contain the same trees, but another text, because the model's text contains the seed of this
-            # segment.
+            # A new checkpoint is created only if a round was trained. Without a new round, the checkpoint would contain
+            # the same trees, but another text, because the model's text contains the seed of this segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -94,13 +93,14 @@ class Trainer:
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
 
-    def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """Return the booster for a segment of rounds: the previous segment's if possible, else one from the checkpoint.
+    def _booster_for(self, segment: Segment) -> lightgbm.Booster:
+        """Return the booster for a segment of rounds: the previous segment's booster, or one that is loaded from the
+        checkpoint.
 
-        A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
+        A booster that is loaded from its bytes continues exactly like the booster in memory, to the last bit, with two
         exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
         one. In these two cases every segment begins with a booster that is loaded from bytes, so that a resumed
-        training gives the same model as one that was not interrupted.
+        training gives the same model as a training that was not interrupted.
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster

@@ -24,8 +24,8 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
 
     Returns:
         An ``LGBMClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``LGBMRanker``
-        for ranking objectives, or else an ``LGBMRegressor``. The latter predicts raw scores if the model has a custom
-        objective. After early stopping the estimator predicts with the best round.
+        for ranking objectives, or else an ``LGBMRegressor``. An ``LGBMRegressor`` predicts raw scores if the model has
+        a custom objective. After early stopping the estimator predicts with the best round.
     """
     import lightgbm
     from sklearn.preprocessing import LabelEncoder

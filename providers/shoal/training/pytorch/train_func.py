@@ -58,7 +58,7 @@ def check_train_func(
         fields: Other fields of the job, or its spec; None if there are none or they are not known yet.
 
     Raises:
-        InvalidArgumentError: The combination is not allowed; the message contains the reason.
+        InvalidArgumentError: The arguments are not allowed together; the message contains the reason.
     """
     if isinstance(args, str | bytes):
         raise InvalidArgumentError(f"arguments must be a list, such as [{args!r}], not {args!r}")
@@ -94,7 +94,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
     Args:
         target: Value that the user passed.
         argument: Name of the argument, for the message.
-        function: How the argument names a function, for the message.
+        function: Text for a function in the message, such as ``a function``.
 
     Raises:
         InvalidArgumentError: `target` is of another type.
@@ -104,7 +104,8 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if keyword arguments were given for a script: it accepts only a list of arguments.
+    """Raise InvalidArgumentError if keyword arguments were given for a script, because a script accepts only a list of
+    arguments.
 
     Raises:
         InvalidArgumentError: `kwargs` is not empty.

@@ -71,7 +71,7 @@ class XGBoost:
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.
 
-        A single worker needs no tracker, whose start takes half a second.
+        No tracker is started for a single worker, because the start would take half a second.
         """
         if gang.shape.num_workers == 1:
             return [{}]

@@ -17,7 +17,7 @@ from shoal.training.xgboost.categories import feature_types
 _NAMES = Names(
     "XGBoost",
     # If `params` contain one parameter under two names, XGBoost silently ignores one of them. With this list of aliases
-    # shoal finds such pairs, and raises an error if their values differ.
+    # shoal finds such pairs of names, and raises an error if their values differ.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -130,7 +130,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
     import xgboost
 
     # The check uses the CPU, because the driver's node may have no GPU. The labels are 0 and 1, because every objective
-    # accepts them.
+    # accepts these labels.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
