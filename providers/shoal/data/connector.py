@@ -309,8 +309,8 @@ class DataConnector:
     def write_times(self) -> tuple[int | None, ...]:
         """Return when the files were written, in nanoseconds since the epoch; empty if :meth:`digest` reads the rows.
 
-        A digest that is computed from the footers may stay the same when values in the rows change. The write times
-        show such a change. The write time of a file is None if the filesystem does not report it.
+        When values in the rows change, a digest that is computed from the footers may stay the same, but the write
+        times change. The write time of a file is None if the filesystem does not report it.
         """
         return self.source.write_times()
 

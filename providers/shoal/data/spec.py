@@ -144,7 +144,7 @@ class DatasetSpec(Settings):
 
 
 def is_relative(path: str) -> bool:
-    """Return whether a path depends on the working folder. URIs and paths in a home folder (``~``) do not."""
+    """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
     return "://" not in path and not path.startswith(("/", "~"))
 
 

@@ -29,8 +29,7 @@ class TimeRange:
 
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
-        """Create a time range from the smallest and the largest value of a column. Both values are given as Python
-        objects."""
+        """Create a time range from the smallest and the largest value of a column, given as Python objects."""
         first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
         return cls(column, first, last)
 

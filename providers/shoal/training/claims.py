@@ -142,8 +142,8 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. The
-        # error is ignored, and a folder that is not empty stays.
+        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. Such an
+        # error is ignored, so a folder that is not empty stays.
         with contextlib.suppress(OSError):
             fs.rmdir(path)
 

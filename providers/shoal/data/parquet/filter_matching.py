@@ -352,11 +352,12 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column whose values are
-    multiples of a smallest unit, such as 1 day or 0.01.
+    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column of integers, decimals,
+    dates or timestamps.
 
-    Such columns contain integers, decimals, dates or timestamps. A step is the smallest unit of the column's type. For
-    "<", "<=", ">" and ">=" the filter's value is rounded to a whole number of steps, so that the same rows match.
+    The values of such a column are multiples of a step: the smallest unit of the column's type, such as 1, 0.01 or 1
+    day. For "<", "<=", ">" and ">=" the filter's value is rounded to a whole number of steps, so that the same rows
+    match.
 
     Args:
         operator_: Operator of the term.
@@ -427,8 +428,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
 
 def _rounded(value: float, type_: pa.DataType) -> float:
-    """Round a number to the precision of a column's float type. Return the number unchanged if it is too large for this
-    type."""
+    """Round a number to the precision of a column's float type. A number that is too large for this type is returned
+    unchanged."""
     import numpy as np
 
     with np.errstate(over="ignore"):

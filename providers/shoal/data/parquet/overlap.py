@@ -1,8 +1,8 @@
 """Record which rows a dataset contains, and find the rows that another dataset contains, too.
 
-Only footers are read. If a filter may select a part of a row group, the filter columns of this row group are read, too.
-A file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic link therefore count
-as the same file, but rows that were written into a new file are not recognised.
+This module reads only footers. If a filter may select a part of a row group, this module also reads the filter columns
+of this row group. A file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic
+link therefore count as the same file, but rows that were written into a new file are not recognised.
 """
 
 from __future__ import annotations
@@ -103,11 +103,10 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of `source` that contain rows of other datasets. Records from :func:`record` describe the other
-    datasets.
+    """Find the files of `source` that contain rows which also belong to other datasets.
 
     Args:
-        recorded: Records of the other datasets.
+        recorded: Records of the other datasets, from :func:`record`.
         source: The source to check.
 
     Returns:

@@ -395,7 +395,7 @@ class ParquetSource:
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
         """Count the rows of each row group that match the filters. Return a dict: path of the file -> one number per
-        row group of the file. The first call computes these numbers; later calls return the stored ones."""
+        row group of the file. The first call computes these numbers; later calls return the stored numbers."""
         if self._matching is None:
             fields = self.partition_fields()
 

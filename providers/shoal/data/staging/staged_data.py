@@ -105,8 +105,8 @@ def claim(location: str, user: str) -> None:
     from pyarrow.fs import FileType
 
     filesystem, inner = resolve(normalise(location))
-    # In an object store a directory exists as long as it contains a file. So writing the file of this job there would
-    # create the removed directory again, which nothing would ever remove.
+    # An object store has no directories of its own. Without this check, writing the file would create the removed
+    # directory again, and nothing would remove it.
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         raise DataError(f"the staged data in {location} do not exist any more: stage them again")
     with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):

@@ -321,10 +321,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         try:
             table = next(tables)
         except DataError as exc:
-            where = f"row group {part.row_group}"
-            if where in str(exc) or not str(exc).startswith(part.path):
+            place = f"row group {part.row_group}"
+            if place in str(exc) or not str(exc).startswith(part.path):
                 raise
-            raise DataError(f"{exc} (while reading {where})") from exc
+            raise DataError(f"{exc} (while reading {place})") from exc
         return {name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()}
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:

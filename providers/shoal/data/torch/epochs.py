@@ -73,7 +73,7 @@ def _slot_and_round() -> tuple[int, int]:
     """Return the index of this process's counter in shared memory, and a number that identifies the set of DataLoader
     workers to which this process belongs.
 
-    Both numbers are 0 in the main process. The second number is below 2**31.
+    In the main process, the index and the number are 0. The number is below 2**31.
     """
     worker = get_worker_info()
     if worker is None:

@@ -83,7 +83,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
         first: Index of the row range with which the repetition begins.
 
     Returns:
-        The original row ranges, followed by the repeated ones.
+        The original row ranges, followed by the repeated row ranges.
     """
     longer = list(line)
     missing = rows - sum(part.rows for part in line)

@@ -199,14 +199,14 @@ class ShardRows:
 
     def _batch(self, rows: RowRange, table: pa.Table) -> Batch:
         columns = self.columns
-        where = f"{rows.path}, row group {rows.row_group}"
+        place = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
-            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
+            raise DataError(f"{place}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
         # XGBoost silently accepts a worker that has fewer columns than the other workers, so the columns are checked
         # here.
         if table.column_names != columns.names:
             raise DataError(
-                f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
+                f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
         label = to_vector(table, columns.label, "float32")
         check_label_values(label, columns.label, rows)

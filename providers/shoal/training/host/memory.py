@@ -39,10 +39,7 @@ def trim_memory() -> None:
 
 
 def trim() -> None:
-    """Return unused memory of this process to the operating system; called at the end of a training.
-
-    The call takes milliseconds.
-    """
+    """Return unused memory of this process to the operating system, which takes milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -17,8 +17,8 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from shoal.errors import TrainingError
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
-# Minutes that a worker waits for the other workers in one exchange of data before it fails. The limit is the same as
-# for XGBoost.
+# Minutes that a worker waits for the other workers in one exchange of data before it fails. XGBoost's workers have the
+# same limit.
 _STEP_MINUTES = 10
 # Number of times that shoal lets LightGBM bind to the reserved port. shoal has to release the port just before each
 # try, so another process may take it first. The other process may soon release the port, so shoal tries again.
@@ -44,8 +44,8 @@ class Port:
                 "pool"
             )
         self._host = host
-        # This socket only reserves the port number and does not listen. It is bound to all addresses of the host,
-        # because LightGBM will bind to all addresses, too.
+        # This socket only reserves the port number and does not listen. The socket is bound to all addresses of the
+        # host, because LightGBM will bind to all addresses, too.
         self._held = socket.socket()
         self._held.bind(("", 0))
         self._number: int = self._held.getsockname()[1]

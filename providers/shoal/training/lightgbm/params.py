@@ -13,7 +13,7 @@ from shoal.training.boosting.user_code import Objective
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
 # aliases, which `_resolve` uses.
-_SAME = {
+_PARAMETER_ALIASES = {
     "objective": ("objective_type", "app", "application", "loss"),
     ROUNDS: (
         *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round", "num_rounds"),
@@ -22,7 +22,7 @@ _SAME = {
     "seed": ("random_seed", "random_state"),
     "device_type": ("device",),
 }
-_SAME_OBJECTIVES = {
+_OBJECTIVE_ALIASES = {
     "regression": (
         *("regression_l2", "l2", "mean_squared_error", "mse", "l2_root", "root_mean_squared_error", "rmse"),
     ),
@@ -37,8 +37,8 @@ _SAME_OBJECTIVES = {
 }
 _NAMES = Names(
     "LightGBM",
-    aliases={alias: name for name, aliases in _SAME.items() for alias in aliases},
-    objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
+    aliases={alias: name for name, aliases in _PARAMETER_ALIASES.items() for alias in aliases},
+    objectives={alias: name for name, aliases in _OBJECTIVE_ALIASES.items() for alias in aliases},
 )
 # Names of the seeds that LightGBM derives from `seed`. If the user sets such a seed, the first segment (the rounds up
 # to the first checkpoint) uses the user's value. A later segment that needs a new seed adds its own number (1, 2, ...)
@@ -51,7 +51,7 @@ _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # that tells the user what to do instead.
 _GANG = "shoal connects the workers itself: remove this parameter"
 _FILES = "this parameter is only for LightGBM's command line: remove it"
-_ELSEWHERE = {
+_REFUSED = {
     "early_stopping_round": "pass early_stopping_rounds to fit()",
     "early_stopping_min_delta": "remove it: fit(early_stopping_rounds=) counts every improvement, however small",
     "first_metric_only": "remove it: fit(early_stopping_rounds=) uses the last metric of the last eval set",
@@ -313,8 +313,8 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, tuple[str, Any]] = {}
     for name, value in params.items():
         canonical = names.get(name)
-        if (canonical or name) in _ELSEWHERE:
-            raise InvalidArgumentError(f"params must not contain {name}: {_ELSEWHERE[canonical or name]}")
+        if (canonical or name) in _REFUSED:
+            raise InvalidArgumentError(f"params must not contain {name}: {_REFUSED[canonical or name]}")
         if canonical is None:
             near = difflib.get_close_matches(name, sorted(names), n=2)
             hint = "; did you mean " + " or ".join(near) + "?" if near else ""

@@ -55,10 +55,10 @@ class Trainer:
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks print a summary in round `end - 1`, which they take for the last round of the training.
-        # Only the last segment may print the summary. In every other segment, `end` is one higher than the segment's
-        # end, so round `end - 1` is never reached.
+        # Only in the last segment may the callbacks print this summary. In every other segment, `end` is one higher
+        # than the segment's end, so round `end - 1` is never reached.
         end = segment.stop if segment.last else segment.stop + 1
-        unsaid = ""
+        unprinted = ""
         reporter = RoundReporter(self._context)
         asked: EarlyStopException | None = None
         while rounds < segment.stop and not stopped:
@@ -70,15 +70,15 @@ class Trainer:
                 history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
             if self._task.user_code.metrics:
                 refuse_namesakes(history, rounds + 1)
-            unsaid = self._say(rounds, results)
+            unprinted = self._print_metrics(rounds, results)
             if stopping is not None:
                 stopping.see(float(results[-1][2]))
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
             rounds += 1
             reporter.done(rounds, history)
-        if unsaid and (stopped or segment.last):
-            self._context.log(unsaid)
+        if unprinted and (stopped or segment.last):
+            self._context.log(unprinted)
         if rounds > self._state.rounds:
             # A new checkpoint is created only if a round was trained. Without a new round, the checkpoint would contain
             # the same trees, but another text, because the model's text contains the seed of this segment.
@@ -119,8 +119,8 @@ class Trainer:
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. It does not
-            # change the scores of the rows, because start_from() has set them already.
+            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. The function
+            # does not change the scores of the rows, because start_from() has set them already.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
@@ -130,7 +130,7 @@ class Trainer:
         """Create the early stopping object for the last metric of the last eval set, with the metric's values so far.
 
         Returns:
-            None if the training does not stop early.
+            The object; None if the training does not stop early.
         """
         patience = self._task.early_stopping_rounds
         if patience is None:
@@ -143,7 +143,7 @@ class Trainer:
         results: list[Any] = booster.eval_valid(list(self._task.user_code.metrics))
         return results
 
-    def _say(self, rounds: int, results: Sequence[Any]) -> str:
+    def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
         """Print the metrics in every `print_every`-th round; in other rounds, only return them as a text."""
         if self._context.rank or not self._task.print_every or not results:
             return ""

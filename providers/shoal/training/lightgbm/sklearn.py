@@ -30,8 +30,8 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 
-    # If the objective is a function, `params` contain no objective, and `booster.params` contain objective="none". So
-    # `booster.params` are checked first.
+    # If the objective is a function, `params` contain no objective, and `booster.params` contain objective="none".
+    # Therefore `booster.params` are checked first.
     objective = "none" if objective_of(booster.params) == "none" else objective_of(params)
     kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
     if objective in RANKING:

@@ -16,8 +16,8 @@ from shoal.training.context import say
 from shoal.training.host.usage import EVERY_SECONDS
 
 _END_SECONDS = 5.0
-"""Seconds to wait until the thread has ended. The thread waits for answers of the actors. After the actors were killed,
-these calls fail at once, so the limit is hardly ever reached."""
+"""Seconds to wait until the thread has ended. The thread waits for answers of the actors. Calls to killed actors fail
+at once, so the limit is hardly ever reached."""
 
 
 class Collectors:

@@ -14,7 +14,7 @@ from shoal.settings import Settings
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
 
-_LATER = ("experiment_id", "parent_run_id", "system_metrics")
+_NEWER = ("experiment_id", "parent_run_id", "system_metrics")
 """Options that did not exist in earlier versions of shoal. An unset option in this list is left out of stored specs."""
 
 
@@ -70,10 +70,10 @@ class Tracking(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Unset options in `_LATER` are left out, so that jobs without these options keep
+        """Return the options as a dict. Unset options in `_NEWER` are left out, so that jobs without these options keep
         the fingerprints that earlier versions of shoal gave them."""
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value or name not in _LATER}
+        return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
     def completed(self, caller: Caller) -> Tracking:
         """Return a copy of these options, in which the caller's tracking URI, experiment and active run replace unset

@@ -62,10 +62,10 @@ def check_train_func(
     """
     if isinstance(args, str | bytes):
         raise InvalidArgumentError(f"arguments must be a list, such as [{args!r}], not {args!r}")
-    said = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
-    if framework and said and framework != said:
+    in_spec = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
+    if framework and in_spec and framework != in_spec:
         raise InvalidArgumentError(
-            f'framework="{framework}" contradicts framework="{said}" in the spec: remove one of the two'
+            f'framework="{framework}" contradicts framework="{in_spec}" in the spec: remove one of the two'
         )
     if train_func is None:
         if args or kwargs:
@@ -74,8 +74,10 @@ def check_train_func(
             )
         return
     check_runnable(train_func, "train_func", "a function, the name of a function (pkg.module:name)")
-    if (framework or said or FRAMEWORK) != FRAMEWORK:
-        raise InvalidArgumentError(f'train_func requires framework="{FRAMEWORK}", not framework="{framework or said}"')
+    if (framework or in_spec or FRAMEWORK) != FRAMEWORK:
+        raise InvalidArgumentError(
+            f'train_func requires framework="{FRAMEWORK}", not framework="{framework or in_spec}"'
+        )
     if fields is not None and not isinstance(fields, Mapping):
         raise InvalidArgumentError(
             "if train_func is given, spec must be a dict with the other fields of the job, such as hyper_params"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _JOIN_SECONDS = 300.0
 """Seconds that the store (PyTorch's key-value server, by which the ranks find each other) waits for a key that a rank
-requests. The value is PyTorch's default."""
+requests; the same as PyTorch's default."""
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
 # message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.

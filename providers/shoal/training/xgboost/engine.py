@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 # limit is needed only for a live worker that does not progress, for example because a read from storage hangs. Shard
 # sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
 _COLLECTIVE_SECONDS = 600
-# Number of times that a worker tries to connect to the tracker and to the other workers. The value is XGBoost's
-# default.
+# Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
 
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from shoal.errors import TrainingError
 
 # Seconds to wait for the answer of the tracker process. In this process, `import xgboost` takes 1.4 s, 3 s from a cold
-# disk, and more while many processes start. The limit is much longer, so a process that exceeds it will never answer.
+# disk, and more while many processes start. The limit is much longer, so a process that exceeds this limit will never
+# answer.
 _START_SECONDS = 60.0
 
 
@@ -74,7 +75,7 @@ class Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError means that the pipe is broken, because the process has ended and will not answer. The error is
+        # An OSError means that the pipe is broken, because the process has ended and will not answer. The OSError is
         # ignored here, because the code below then reports the process's exit code.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")

@@ -164,8 +164,8 @@ class _Session:
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
         # The user's metric functions get predictions. If the objective is a function, the metric functions get raw
-        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train`, too, passes
-        # raw scores in this case.
+        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` also passes
+        # raw scores to metric functions if the objective is a function.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
