@@ -80,8 +80,9 @@ class DatasetSpec(Settings):
     )
     staging: str | None = Field(
         default=None,
-        description="Directory of a staged copy of the rows. When the job ends, the directory is removed, unless the "
-        "process that has staged the rows still holds them, or another job uses them.",
+        description="Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "
+        "the directory is removed, unless the process that has staged the rows still holds them, or another job uses "
+        "them.",
     )
     _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 
@@ -123,12 +124,13 @@ class DatasetSpec(Settings):
 
     @property
     def staged_copy(self) -> StagedCopy | None:
-        """Return the object that prevents the removal of the staged copy while this spec exists; None if this process
-        does not hold the copy."""
+        """Return the object that prevents the removal of the staged copy (the Parquet files that shoal wrote for the
+        workers) while this spec exists; None if this process does not hold such files."""
         return self._staged_copy
 
     def holding(self, staged_copy: StagedCopy | None) -> Self:
-        """Prevent the removal of a staged copy of the data while this spec exists. Return this spec."""
+        """Prevent the removal of a staged copy of the data (the Parquet files that shoal wrote for the workers) while
+        this spec exists. Return this spec."""
         self._staged_copy = staged_copy
         return self
 

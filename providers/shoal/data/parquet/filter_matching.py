@@ -256,7 +256,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 
     Args:
         path: Path of the file, for the message.
-        term: The term.
+        term: The comparison, as (column, operator, value).
         type_: Type of the column.
 
     Raises:
@@ -327,7 +327,7 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
     Args:
         path: Path of the file, for the message.
-        term: The term.
+        term: The comparison, as (column, operator, value).
         value: The partition value.
 
     Raises:

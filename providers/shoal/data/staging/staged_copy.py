@@ -17,7 +17,7 @@ _WRITTEN, _SUBMITTED = "written as JSON", "submitted"
 
 
 class StagedCopy:
-    """A staged copy of data that this process holds.
+    """A staged copy of data (Parquet files that shoal wrote for the workers) that this process holds.
 
     The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last source
     or spec is gone, at the latest when the process exits. If a job still uses the copy, the copy is removed when the
@@ -48,7 +48,7 @@ class StagedCopy:
         return type(None), ()
 
     def discard(self) -> bool:
-        """Remove the staged copy now. Return False if the copy did not exist any more."""
+        """Remove the staged copy of the data now. Return False if the copy did not exist any more."""
         self._release.detach()
         return discard(self.location)
 
@@ -57,11 +57,11 @@ class StagedCopy:
         self._uses.add(_WRITTEN)
 
     def submitted(self) -> None:
-        """Note that this process has submitted a job that uses the staged copy."""
+        """Note that this process has submitted a job that uses the staged copy of the data."""
         self._uses.add(_SUBMITTED)
 
     def keep(self) -> None:
-        """Keep the staged copy until this process exits."""
+        """Keep the staged copy of the data until this process exits."""
         _kept.append(self)
 
 

@@ -397,7 +397,7 @@ class Gang:
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a worker's message or loss; runs in the thread of the `Switchboard`, which reads the sockets."""
         if kind is EventKind.LINE:
-            # Printing fails if the output of this process is closed or accepts only ASCII. Such a failure must not
+            # Printing fails if the output of this process is closed or accepts only ASCII. A failure to print must not
             # end the training, so it is ignored.
             with contextlib.suppress(OSError, ValueError):
                 say(text)
