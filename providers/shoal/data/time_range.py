@@ -33,8 +33,7 @@ class TimeRange:
 
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
-        """Create a time range from the smallest and the largest value of a column. Both values are given as Python
-        objects."""
+        """Create a time range from the smallest and the largest value of a column, given as Python objects."""
         first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
         return cls(column, first, last)
 
@@ -72,7 +71,7 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
 
 def _moments(text: str) -> tuple[str, Any, Any]:
     """Return the kind of a time that is given as text ("number", "time" or "text"), and the first and the last moment
-    of this time. For a date, these are the beginning and the end of the day."""
+    of this time. The first and the last moment of a date are the beginning and the end of the day."""
     try:
         number = Decimal(text)
         return ("number", number, number) if number.is_finite() else ("text", text, text)
@@ -83,5 +82,5 @@ def _moments(text: str) -> tuple[str, Any, Any]:
         utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
         return "time", utc, utc + _DAY - _STEP if _DATE.fullmatch(text) else utc
     except (ValueError, OverflowError):
-        # OverflowError is raised for a moment outside the years 1 to 9999, because datetime cannot hold it.
+        # datetime raises OverflowError for a moment outside the years 1 to 9999.
         return "text", text, text

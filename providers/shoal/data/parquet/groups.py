@@ -17,7 +17,7 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
     Args:
         values: Group of each row.
-        before: Group of the row before the first of `values`; None if there is no such row.
+        before: Group of the row that precedes the first row of `values`; None if no row precedes it.
 
     Returns:
         Bool array ``[rows]``: whether a group begins at the row.

@@ -54,7 +54,7 @@ def plan_groups(
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
         # `nearest` is the index of the group with which this worker would ideally begin. The worker begins with another
-        # group if otherwise some worker would get no group.
+        # group if `nearest` would leave a worker without a group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -63,8 +63,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``. The rows are counted from the first row of the first row
-    group in `line`, a list of row groups' indexes, and on through the other row groups of this list."""
+    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups. `line` lists the
+    indexes of these row groups. The rows are numbered from 0, through all of these row groups."""
     found = []
     offset = 0
     for index in line:

@@ -1,9 +1,9 @@
 """Find the histogram bins (intervals of feature values) that all workers use, from one sample of all rows.
 
 LightGBM replaces each value of a feature by the number of its bin (interval of values). By default LightGBM finds the
-bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
-rows differ from the other ranks' rows, and the model becomes much worse. Therefore each worker contributes to a sample
-of all rows. Rank 0 computes the bins from the whole sample, and sends them to all workers.
+bins of a feature on one rank and from that rank's rows only. If the data is sorted, the rows of one rank differ from
+those of the other ranks, and the model becomes much worse. Therefore each worker contributes to a sample of all rows.
+Rank 0 computes the bins from the whole sample, and sends them to all workers.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Bins:
 
 
 def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], threads: int) -> Bins:
-    """Find the bins of all features. They do not depend on the number of threads.
+    """Find the bins of all features. The number of threads does not change the bins.
 
-    One worker does this for all, because LightGBM needs the whole sample as float64.
+    Only one worker calls this function, because LightGBM needs the whole sample as float64.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``.
@@ -81,7 +81,7 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
         numbers = {name: number for number, name in enumerate(features)}
         params["categorical_column"] = sorted(numbers.get(column, column) for column in categorical)
     reference = _without_rows(rows, params)
-    # A dataset with one row, because LightGBM writes no file of a dataset without rows.
+    # The bins are saved as a dataset with one row, because LightGBM writes no file of a dataset without rows.
     single = lightgbm.Dataset(
         np.zeros((1, len(features)), np.float32),
         label=np.zeros(1),
@@ -92,7 +92,8 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bins")
         single.save_binary(file)
-        # Each worker builds its datasets with these parameters, at the same time as the other workers of its node.
+        # Each worker builds its datasets with these parameters. The number of threads is that of one worker again,
+        # because all workers of a node build their datasets at the same time.
         return Bins(file.read_bytes(), tuple(features), {**reference.get_params(), "num_threads": each})
 
 
