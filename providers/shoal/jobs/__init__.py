@@ -65,8 +65,8 @@ _NAMES = {
     "shoal.jobs.task_spec": ("check_spec", "skipping_if_unchanged", "spec_of"),
     "shoal.training.mlflow.options": ("Tracking",),
 }
-"""The public names by the module from which they are imported. A module is imported when one of its names is used
-first: Airflow checks specs each time that it loads a DAG file, and needs only few of the modules."""
+"""Public names of this package, by the module that defines them. A module is imported only when a program first uses
+one of its names, because Airflow loads DAG files often, and a DAG file needs only few of the modules."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
