@@ -19,5 +19,6 @@ class ShoalListeners(AirflowPlugin):
 
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
-        """Apply the options of the section ``[shoal]`` to this process, and so to the processes that it starts."""
+        """Set the environment variables of the options in section ``[shoal]``, for this process and the processes that
+        it starts."""
         apply_settings()

@@ -39,8 +39,8 @@ def fail_on_findings(check: Callable[..., DagReport], *paths: Any, **options: An
 
     Args:
         check: Function that checks the files.
-        paths: Its paths.
-        options: Its other arguments.
+        paths: Paths of DAG files and folders.
+        options: Other arguments of `check`.
     """
     report = check(*paths, **options)
     if report.findings:
