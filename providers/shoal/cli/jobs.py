@@ -181,7 +181,8 @@ def prune(
 
 
 def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
-    """Return a context manager that yields the name of a job's pool. It may start a temporary pool for the job.
+    """Return a context manager that yields the name of a job's pool. The context manager may start a temporary pool for
+    the job.
 
     Raises:
         NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.

@@ -25,7 +25,8 @@ _MOST_JOBS = 10_000
 """Largest number of unfinished jobs that `shoal pool describe` reads and counts."""
 
 _MOST_HOLDERS = 20
-"""Largest number of holders whose use of nodes `shoal pool describe` prints. With --json, it prints all."""
+"""Largest number of holders whose use of nodes `shoal pool describe` prints. With --json, the command prints all
+holders."""
 
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
@@ -171,7 +172,7 @@ def retire(
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
     as_json: Json = False,
 ) -> None:
-    """Announce that a node will end soon (spot notice). Its replacement is started before."""
+    """Announce that a node will end soon (spot notice), so that the pool starts a replacement before."""
     pool = _pool(pool_name)
     pool.retire_node(node, within_s=within)
     _show(pool.describe(), as_json)
@@ -219,7 +220,7 @@ def delete(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a pool that is down, with its token and logs. Its ended jobs stay in the list of jobs."""
+    """Remove a pool that is down, with its token and logs. The pool's ended jobs stay in the list of jobs."""
     pool = _pool(name)
     pool.delete(abandon=abandon)
     if as_json:
