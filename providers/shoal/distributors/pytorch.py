@@ -88,12 +88,12 @@ class PyTorchDistributor:
                 reads all rows of a `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
             hyper_params: Plain data, which the function gets from ``get_context().get_hyper_params()``.
             artifact_location: Directory or URI for the model; all nodes must be able to write there.
-            artifact_stage_location: Another name of `artifact_location`; only one of both may be given.
+            artifact_stage_location: Alias of `artifact_location`; pass only one of the two.
             kwargs: Keyword arguments of the function.
 
         Raises:
-            InvalidArgumentError: The function does not accept the arguments, they cannot be pickled, or the script
-                cannot be read.
+            InvalidArgumentError: The function does not accept the arguments, the arguments cannot be pickled, or the
+                script cannot be read.
             DataError: A dataset cannot be used.
             CapacityError: The active nodes have no room for the workers.
             TrainingError: A rank raised an exception; the error describes the first one, with its traceback in the
@@ -122,7 +122,7 @@ class PyTorchDistributor:
 
         Raises:
             InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
-                where calls are no jobs.
+                where calls do not run as jobs.
         """
         location = _one_location(artifact_location, artifact_stage_location)
         return self._call(args, kwargs, dataset_map, hyper_params, location).submit()
