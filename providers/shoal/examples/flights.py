@@ -203,7 +203,7 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
 
     Args:
         work: Function that runs the example.
-        farewell: Text to print after Ctrl-C, which tells what was stopped.
+        farewell: Text to print after Ctrl-C. The text says what was stopped.
         lock: Name of the lock. Examples with the same lock share a pool, and only one of them runs at a time.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the example cleanly, as Ctrl-C does.
