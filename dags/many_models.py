@@ -6,7 +6,7 @@ the current champion. A training that fails does not stop the other trainings. T
 and fails if a training has failed.
 
 To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_night`. The
-pool is ``local://many-models?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+pool is ``local://many-models?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_many_models_pool``.
 """
 

@@ -11,9 +11,9 @@ backfill::
 A run that finds the months, the holdout and the settings of the newest version trains nothing: its task ``train`` and
 the tasks after it are skipped.
 
-With the parameter ``month``, a run always trains: on the months of 2013 before this month. The model is then evaluated
-on this month. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`.
-The pool is ``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+With the parameter ``month``, a run always trains on the months of 2013 before this month, and evaluates the model on
+this month. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The
+pool is ``local://retrain?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_retrain_pool``. If the pool's nodes are on other hosts, write a URI for the results, such as
 ``s3://bucket/jobs``, to the Variable ``shoal_retrain_artifacts``.
 """

@@ -5,7 +5,7 @@ run predicts with the version in the event, which need not be the current champi
 the same predictions, in the same folder.
 
 To score once more without a promotion, trigger the DAG with the parameter ``version``. The pool is
-``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+``local://retrain?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_retrain_pool``.
 """
 

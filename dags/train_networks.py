@@ -5,7 +5,7 @@ in MLflow, and becomes the champion if it is better than the current champion. T
 three complete months before the last complete month, and evaluated on the last complete month. The images of digits
 have no date and are always the same. If one network fails, the other network is still trained and reported.
 
-The pool is ``local://networks?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+The pool is ``local://networks?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_networks_pool``.
 """
 

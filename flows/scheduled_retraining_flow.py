@@ -1,12 +1,11 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
-A run trains on the six complete months before the last complete month, and evaluates the model on the last complete
-month. A run that finds the months, the holdout and the settings of the newest version trains nothing. With the
-parameter `month`, a run always trains: on the months of 2013 before this month. The model is then evaluated on this
-month.
+``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs the flow
+once. A run trains on the six complete months before the last complete month, and evaluates the model on the last
+complete month. A run that finds the months, the holdout and the settings of the newest version trains nothing. With the
+parameter `month`, a run always trains on the months of 2013 before this month, and evaluates the model on this month.
 
-The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI in the
+The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to the pool's URI in the
 environment of the process that serves the flow. If the pool's nodes are on other hosts, set ``SHOAL_RETRAIN_ARTIFACTS``
 to a URI for the results, too. To train on a table of your own, copy this file, and change the paths, columns and names
 in `spec_of_the_month`.

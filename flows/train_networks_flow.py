@@ -42,7 +42,7 @@ def report(specs: list[Any], results: list[Any]) -> list[dict[str, Any]]:
     """Log one line per network: promoted, kept or failed, with the metric or the cause.
 
     Args:
-        specs: The spec of each training; if it could not be made, the name of the network.
+        specs: The spec of each training, or the name of the network if the spec could not be made.
         results: The result of each training, or the exception with which the training or its preparation failed.
 
     Returns:

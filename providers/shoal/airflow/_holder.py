@@ -53,5 +53,5 @@ def run_of(holder: str) -> str:
     """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
     is left."""
     # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
-    # pattern for run ids does not allow it.
+    # pattern for run ids does not allow this character.
     return holder.partition("#")[0]

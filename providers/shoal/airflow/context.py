@@ -51,7 +51,8 @@ _Operator: TypeAlias = BaseOperator | MappedOperator
 
 @dataclass(frozen=True)
 class PoolTasks:
-    """The two tasks that `pool_for_run` creates. Use them to order other tasks (``prepare >> tasks.setup``)."""
+    """The setup and the teardown task that `pool_for_run` creates, for ordering other tasks (``prepare >>
+    tasks.setup``)."""
 
     setup: LeasePoolOperator
     """Task that brings the pool up and leases its nodes."""
@@ -159,11 +160,11 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
     """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
     teardown task.
 
-    Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First, it
-    orders only plain operators. Second, it orders the teardown only after the last tasks of the block. In versions of
-    Airflow 3 without the fix apache/airflow#64181, the teardown then runs as soon as one of these last tasks is
-    upstream_failed, while other tasks of the block still run. So here the teardown is ordered after every task of the
-    block.
+    Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First,
+    Airflow orders only plain operators. Second, Airflow orders the teardown only after the last tasks of the block. In
+    versions of Airflow 3 without the fix apache/airflow#64181, the teardown then runs as soon as one of these last
+    tasks is upstream_failed, while other tasks of the block still run. So here the teardown is ordered after every task
+    of the block.
     """
     setup, teardown = tasks.setup, tasks.teardown
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)

@@ -172,8 +172,8 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
             f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
             '{"max_nodes": 4}'
         )
-    # Airflow's form also stores the fields that the user left empty. These fields are dropped, so that their defaults
-    # apply.
+    # Airflow's form also stores the fields that the user left empty. Empty fields are dropped here, so that their
+    # defaults apply.
     given = {name: value for name, value in extra.items() if value not in (None, "") and name != "team"}
     if "name" in given:
         raise InvalidArgumentError(

@@ -2,7 +2,7 @@
 DAGs folder, such as ``dags/pool_janitor.py``.
 
 Every ten minutes, ``pool_janitor`` removes nodes, leases and processes that no run needs any more. Normally each run's
-own clean-up task removes them. ``pool_janitor`` is for runs whose clean-up task did not run.
+own clean-up task removes these leftovers. ``pool_janitor`` is for runs whose clean-up task did not run.
 
 Every night, ``retention`` deletes old versions of registered models to which no alias points, and jobs that ended long
 ago.

@@ -26,7 +26,7 @@ Notifier: TypeAlias = "Callable[[Context], Any]"
 def model_message(notifier: Notifier) -> Callable[[Context], None]:
     """Return a callback for a task that sends one message about the task's model.
 
-    Use it as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
+    Use the callback as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
     ``DistributedTrainOperator``, mapped or not, and of a ``CheckModelsOperator``.
 
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message. The
@@ -42,8 +42,8 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
 def run_message(notifier: Notifier) -> Callable[[Context], None]:
     """Return a callback for a DAG that sends one message per DAG run, with a line for each model that the run trains.
 
-    Use it as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls it in its DAG processor, so
-    shoal and the notifier's packages must be installed there.
+    Use the callback as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls the callback in
+    its DAG processor, so shoal and the notifier's packages must be installed there.
 
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message.
     """

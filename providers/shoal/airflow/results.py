@@ -33,8 +33,8 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(task_ids)).get(ti.run_id, {})
 
     def result_of(task_id: str, index: int) -> dict[str, Any] | NoResult:
-        # If an upstream task has failed, Airflow does not expand the mapped task into instances. The mapped task then
-        # has a single state.
+        # If an upstream task has failed, Airflow does not expand the mapped task into instances. An unexpanded mapped
+        # task has a single state.
         state = states.get(f"{task_id}_{index}" if index >= 0 else task_id) or states.get(task_id) or "not run"
         if state == "success":
             result: dict[str, Any] = ti.xcom_pull(task_id, map_indexes=index)

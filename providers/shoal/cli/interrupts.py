@@ -66,7 +66,7 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _Interrupts.seen += 1
     if _Interrupts.notice and _Interrupts.seen == 1:
-        # The signal may have interrupted a write to sys.stderr. A second write to sys.stderr would then fail. So the
-        # text is written to the file descriptor.
+        # The signal may have interrupted a write to sys.stderr. During such a write, a second write to sys.stderr would
+        # fail. So the text is written to the file descriptor.
         os.write(_STDERR, f"\ninterrupted: {_Interrupts.notice}\n".encode())
     raise KeyboardInterrupt

@@ -204,8 +204,8 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
-        # lines, so `first_line_s=inf` turns them off.
+        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains lines
+        # about the progress, so `first_line_s=inf` turns the display's own lines off.
         with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:

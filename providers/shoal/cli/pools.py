@@ -140,7 +140,8 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set a pool's number of nodes, and wait until they are ready. If this fails, restore the previous number."""
+    """Set a pool's number of nodes, and wait until the nodes are ready. If nodes do not become ready, restore the
+    previous number."""
     pool = _pool(pool_name)
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
     if block_until_min_cluster_size is not None:

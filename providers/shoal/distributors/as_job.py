@@ -38,7 +38,7 @@ T = TypeVar("T")
 PoolOf = Callable[[str | None], AbstractContextManager[str]]
 """Type of a function that finds or starts the pool of a call, and returns a context manager that yields the pool's
 name. The argument is the id of a job: an embedded pool, or leased nodes, then last until this job ends. If the argument
-is None, they last until the ``with`` block ends."""
+is None, the pool or the nodes last until the ``with`` block ends."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class JobCall(Generic[T]):
                     with suppress(ImportError):
                         importlib.import_module(self.framework)
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
-                # contains such lines, so `first_line_s=math.inf` turns them off.
+                # contains lines about the progress, so `first_line_s=math.inf` turns the display's own lines off.
                 with ProgressDisplay(first_line_s=math.inf) as display:
                     return call.result(on_log=say, on_progress=display.show)
             except KeyboardInterrupt:

@@ -39,7 +39,7 @@ def predict(
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
             XGBoost and LightGBM models are called directly, all other models through MLflow's pyfunc.
         dataset: Dataset with the rows to predict.
-        output_path: Directory or URI for the Parquet files. All nodes of the pool must be able to reach it.
+        output_path: Directory or URI for the Parquet files, which all nodes of the pool must be able to reach.
         keep_cols: Columns of the dataset that are copied into the output beside the predictions; by default all.
         prediction_col: Name of the output column with the predictions. If the model returns several values per row,
             the columns are ``NAME_0``, ``NAME_1`` and so on.

@@ -90,8 +90,8 @@ class Site:
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
 
-        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. If
-        a pool is used, its nodes are leased. A pool that is named and down is started for the call.
+        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
+        all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.
 
         Args:
             job_id: Id of the job to which the leased nodes, or the embedded pool, belong. None: they belong to the
@@ -309,7 +309,8 @@ def ray_launch(
     Args:
         gpus: Number of GPUs that the function's own tasks and actors need together.
         num_workers: Number of the function's own tasks and actors, each with `num_cpus` CPUs and an equal share of
-            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all of them.
+            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all these tasks and
+            actors.
         num_cpus: Number of CPUs for each of the tasks and actors.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in

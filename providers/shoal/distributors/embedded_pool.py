@@ -117,7 +117,8 @@ def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
     if isinstance(spec, FunctionRequest):
         return ALL if gang.gpus or gang.per_gpu else 0
     # XGBoost uses GPUs by default if its wheel supports CUDA. Only an import of XGBoost, which takes a second, shows
-    # whether it does. The import is skipped on a machine without GPUs, where the answer makes no difference.
+    # whether the wheel supports CUDA. The import is skipped on a machine without GPUs, where the answer makes no
+    # difference.
     if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
         return 0
     return ALL if gang.gpus else 0
@@ -148,7 +149,8 @@ def embedded_pool(
     """Yield the name of an embedded pool: a pool with one node that belongs to this process or to a job.
 
     A pool that belongs to this process stays up for the next calls of the process (see `process_pool`). If other
-    embedded pools have claimed the GPUs that a new pool needs, first wait until they have released them.
+    embedded pools have claimed the GPUs that a new pool needs, first wait until the other pools have released these
+    GPUs.
 
     Args:
         cpus: Smallest number of CPUs that the node offers. By default, the node offers all CPUs of this process.

@@ -95,7 +95,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             weight_col: Name of the column with the weight of each row. With XGBoost and `group_col`, all rows of a
                 group must have the same weight.
             group_col: Name of the column that assigns rows to groups, such as queries, for ranking. The rows of a group
-                must be adjacent in the dataset; all of them go to the same worker.
+                must be adjacent in the dataset; all rows of a group go to the same worker.
             base_margin_col: Name of the column with the margin (raw score) of each row from which boosting starts.
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
                 metric of the last eval set counts; a `custom_metric` comes after the library's own metrics.
@@ -158,8 +158,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         are kept until the job has ended.
 
         Returns:
-            Handle of the call, whose ``result()`` returns the same as `fit`. After that, this estimator's other methods
-            such as `get_booster` and `predict` use this model.
+            Handle of the call, whose ``result()`` returns the same as `fit`. When ``result()`` has returned, this
+            estimator's other methods, such as `get_booster` and `predict`, use the new model.
 
         Raises:
             InvalidArgumentError: An argument is not legal, as in `fit`; or this process is connected to a Ray cluster,
@@ -226,7 +226,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         Returns:
             Predictions in the order of the rows: ``[rows]``, or ``[rows, classes]`` if the objective gives several
             values per row. If the objective is a function, the predictions are raw scores; if there are several scores
-            per row (``num_class``), XGBoost returns the index of the highest one instead.
+            per row (``num_class``), XGBoost returns the index of the highest score instead.
         """
         booster = self.get_booster()
         own: list[DataConnector] = []
@@ -239,7 +239,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _device(self) -> str | None:
-        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if they name none."""
+        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if the parameters name no
+        device."""
 
     @abstractmethod
     def _predict(

@@ -44,7 +44,7 @@ class PyTorchDistributor:
 
     Args:
         train_func: The function, or the path of a script. The code itself is sent to the workers, so that it need not
-            be installed there; a function is sent together with the variables that it closes over.
+            be installed on the nodes; a function is sent together with the variables that it closes over.
         scaling_config: Number of nodes, workers per node, and resources of each worker; by default one worker with one
             CPU.
         run_config: Pool and limits of the run.
@@ -87,7 +87,7 @@ class PyTorchDistributor:
             dataset_map: Datasets by name, which the function gets from ``get_context().get_dataset_map()``. Every rank
                 reads all rows of a `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
             hyper_params: Plain data, which the function gets from ``get_context().get_hyper_params()``.
-            artifact_location: Directory or URI for the model; all nodes must be able to write there.
+            artifact_location: Directory or URI for the model, which all nodes must be able to write to.
             artifact_stage_location: Alias of `artifact_location`; pass only one of the two.
             kwargs: Keyword arguments of the function.
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 class SubmittedCall(Generic[T]):
     """Handle of a call that runs as a job. The method `submit` of an estimator, a distributor or a decorated function
-    returns it.
+    returns such a handle.
 
     The job goes on when this process ends. Any process can get another handle of the call with
     ``shoal.distributors.attach(call.job_id)``.
@@ -85,7 +85,7 @@ class SubmittedCall(Generic[T]):
 
         Args:
             follow: Whether to wait for further lines until the job has ended, instead of returning only the present
-                ones.
+                lines.
         """
         return self.job.logs(follow=follow)
 
@@ -99,7 +99,7 @@ class SubmittedCall(Generic[T]):
 
 
 def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCall[Any]:
-    """Return the handle of a call that was submitted before, by this process or another one.
+    """Return the handle of a call that was submitted before, by this process or another process.
 
     The handle's :meth:`~SubmittedCall.result` returns the same value as that of the handle from `submit`: the booster
     of an estimator, the `Response` of a `PyTorchDistributor`, the value of a decorated function or a

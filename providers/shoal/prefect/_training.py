@@ -56,9 +56,9 @@ class Training:
                 self._handle.cancel(_CANCELLED)
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
-            raise  # After an error, such as a timeout of the task, the job continues, so that a retry can attach to it.
-        # Ctrl-C, and Prefect when it cancels the task, raise a BaseException that is not an Exception. The job is then
-        # cancelled, too.
+            raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
+        # Ctrl-C, and Prefect when it cancels the task, raise a BaseException that is not an Exception. After such an
+        # exception, the job is cancelled, too.
         except BaseException:
             self.cancel()
             raise

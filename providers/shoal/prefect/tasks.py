@@ -189,7 +189,7 @@ def distributed_train(
 
     Raises:
         JobFailedError: The job failed. The message ends with the cause.
-        PoolDownError: The pool is not up. Use `pool_lease` to bring it up.
+        PoolDownError: The pool is not up. Use `pool_lease` to bring the pool up.
         InvalidArgumentError: The spec is invalid; no job was started.
 
     Example:

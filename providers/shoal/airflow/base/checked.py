@@ -18,7 +18,7 @@ from shoal.errors import InvalidArgumentError
 class CheckedOperator(BaseOperator):
     """Base class of operators whose arguments are checked while Airflow loads the DAG, as far as they are known then.
 
-    The constructor of a subclass calls `check` when it has set all attributes.
+    The constructor of a subclass calls `check` when the constructor has set all attributes.
     """
 
     @classmethod

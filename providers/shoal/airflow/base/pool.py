@@ -74,7 +74,7 @@ class PoolOperator(CheckedOperator):
         return holder_of(context, self.lease)
 
     def on_kill(self) -> None:
-        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for this."""
+        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for the rollback."""
         # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
         # method would leave the store locked. So this method only sets a flag. `execute` checks the flag at points
         # where `execute` can safely end.

@@ -13,8 +13,8 @@ from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import Arguments, check_waits
 
 POLL_INTERVAL_S = 5.0
-"""Default of `poll_interval`. The trigger notices the end of a wait after at most this time. Airflow then needs longer
-than that to start the process in which the deferred task continues."""
+"""Default of `poll_interval`. The trigger notices the end of a wait after at most `poll_interval` seconds. Airflow then
+needs more than 5 s to start the process in which the deferred task continues."""
 
 _OPERATION_GRACE_S = 60.0
 """Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
@@ -40,7 +40,8 @@ def deadline_of_operation(rollback_after_s: float) -> float:
 
 
 class WorkerLostError(AirflowException):
-    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to it."""
+    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to the
+    job."""
 
 
 def end_if_worker_is_lost() -> None:

@@ -50,8 +50,8 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     the task's own process ends the job and the lease, as the arguments of the operator say.
 
     :param previous_state: State of the task before. None if a user has marked the task as failed.
-    :param task_instance: The task instance. In the scheduler and the API server, it is a row of Airflow's database; in
-        the process of a task, it is an object of another class.
+    :param task_instance: The task instance: a row of Airflow's database in the scheduler and the API server, or an
+        object of another class in the process of a task.
     :param error: Error of the task.
     """
     is_in_database = hasattr(task_instance, "_sa_instance_state")

@@ -51,7 +51,8 @@ class CleanupPoolOperator(PoolOperator):
 
 
 class SweepPoolsOperator(BaseOperator):
-    """Operator that cleans up after ended DAG runs, on every pool of this host. Use it in a DAG that runs periodically.
+    """Operator that cleans up after all ended DAG runs, on every pool of this host. Use this operator in a DAG that
+    runs periodically.
 
     The operator cancels the jobs and releases the leases of DAG runs that have ended. Then the operator sweeps this
     host: it ends nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know

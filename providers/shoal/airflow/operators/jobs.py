@@ -242,9 +242,9 @@ class JobOperator(WaitingOperator):
                 stop.set()
                 raise
             # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
-            # The job is then cancelled, unless a newer try of the task has attached to it. A newer try exists if
-            # Airflow had lost contact with this try's worker or scheduler for some time: Airflow then starts a new try
-            # first, and kills the old try later.
+            # After such an exception, the job is cancelled, unless a newer try of the task has attached to the job. A
+            # newer try exists if Airflow had lost contact with this try's worker or scheduler for some time: Airflow
+            # then starts a new try first, and kills the old try later.
             except BaseException as end:
                 try:
                     self._cancel(handle, str(end) or f"task {self.task_id} was ended")

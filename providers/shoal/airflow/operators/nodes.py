@@ -87,8 +87,8 @@ class _NodesOperator(WaitingOperator):
 
         :param pool: The pool.
         :param event: Event of the trigger.
-        :param request: Arguments of `ComputePool.wait_for_operation` for the request, as `_defer_to_nodes` has stored
-            them.
+        :param request: Arguments of `ComputePool.wait_for_operation` for the request, which `_defer_to_nodes` has
+            stored.
         :param on_progress: Called with the pool's status while the task waits.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
         """

@@ -42,8 +42,8 @@ class BatchPredictOperator(JobOperator):
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. The job then runs to its end without a process that
-        waits for it.
+        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
+        runs to its end.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")

@@ -62,8 +62,8 @@ class DistributedTrainOperator(JobOperator):
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. The job then runs to its end without a process that
-        waits for it.
+        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
+        runs to its end.
     """
 
     template_fields: Sequence[str] = (
@@ -130,8 +130,8 @@ class DistributedTrainOperator(JobOperator):
             skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
 
     def prepare_template(self) -> None:
-        """Read the spec if it is in a file, and check it. Airflow calls this method when the DAG is complete, before it
-        renders templates."""
+        """Read the spec if it is in a file, and check the spec. Airflow calls this method when the DAG is complete,
+        before it renders templates."""
         super().prepare_template()
         if is_known(self.spec) and _is_spec_file(self.spec):
             self.spec = _spec_in_file(self, cast("str", self.spec))
@@ -162,7 +162,7 @@ class DistributedTrainOperator(JobOperator):
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
         """Store the outcome as an XCom, from which messages are made (see `shoal.airflow.notifications`).
 
-        If the job has skipped its training, the cause is stored, too, so that a later task can report it (see
+        If the job has skipped its training, the cause is stored, too, so that a later task can report the cause (see
         `training_results`).
 
         :param context: Airflow's context of the task.

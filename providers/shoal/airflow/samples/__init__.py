@@ -1,6 +1,7 @@
 """Sample DAGs, and the function that copies them to a folder of DAGs: `shoal init airflow FOLDER`.
 
-The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains them beside this file.
+The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains the samples beside
+this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pytest plugin with fixtures that check DAG files. Pytest finds it through the entry point ``pytest11``.
+"""Pytest plugin with fixtures that check DAG files. Pytest finds the plugin through the entry point ``pytest11``.
 
-Pytest loads the plugin in every session of an environment with shoal. So it imports neither Airflow nor shoal's
+Pytest loads the plugin in every session of an environment with shoal. So the plugin imports neither Airflow nor shoal's
 operators.
 """
 

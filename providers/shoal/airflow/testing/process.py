@@ -1,8 +1,8 @@
 """Process in which DAG files are checked: it imports Airflow, and loads each file in a fork of itself.
 
-Airflow's DAG processor forks for each file, too. Because of the fork, the measured time and imports of a file do not
-depend on other files, and a file that ends its process does not end the check. The process reads its request from
-stdin, and writes its answer to stdout.
+Airflow's DAG processor also loads each DAG file in a fork. Because of the fork, the measured time and imports of a file
+do not depend on other files, and a file that ends its process does not end the check. The process reads its request
+from stdin, and writes its answer to stdout.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Rule(StrEnum):
     CYCLE = "cycle"
     """Tasks of a DAG wait for each other."""
     DUPLICATE_DAG = "duplicate-dag"
-    """Two files define a DAG of the same id. Airflow shows only one of them."""
+    """Two files define a DAG of the same id. Airflow shows only one of the two DAGs."""
     SLOW_IMPORT = "slow-import"
     """Loading the file takes longer than the budget. Airflow loads each file again and again."""
     HEAVY_IMPORT = "heavy-import"
@@ -70,7 +70,7 @@ class DagReport:
     Attributes:
         files: Paths of the files that were checked.
         dags: Ids of the DAGs that could be loaded.
-        findings: The problems, ordered by file and line. Empty if there are none.
+        findings: The problems, ordered by file and line. Empty if there are no problems.
     """
 
     files: tuple[str, ...]

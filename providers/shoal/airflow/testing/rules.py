@@ -131,7 +131,7 @@ def _pool_in_spec(spec: Any) -> str | None:
 
 def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
     """Check the tasks of a `pool_for_run` block as the block's setup task does, in a run with the default values of the
-    params. Return the error; None if there is none."""
+    params. Return the error, or None if the tasks have no error."""
     if not isinstance(setup, LeasePoolOperator):
         return None
     try:

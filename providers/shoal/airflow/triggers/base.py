@@ -102,8 +102,8 @@ class WaitTrigger(BaseTrigger):
         """Cancel the job or the request for nodes that the task waits for, unless the task is still deferred.
 
         Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls this method if another
-        triggerer has taken the trigger over, because this triggerer did not answer for some time. In this case the task
-        is still deferred.
+        triggerer has taken the trigger over, because this triggerer did not answer for some time. The task is still
+        deferred when another triggerer takes the trigger over.
         """
         # Airflow cancels this method after 30 s. The shielded future then goes on.
         self._ending = asyncio.ensure_future(self._end_unless_deferred())

@@ -102,7 +102,7 @@ class Wait(ABC):
 
     def send(self, update: Update) -> None:
         """Send an update to the trigger; any thread may call this method."""
-        # The event loop is closed if the triggerer is ending. Another triggerer then continues the wait.
+        # The event loop is closed if the triggerer is ending. In this case another triggerer continues the wait.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
@@ -135,8 +135,8 @@ class Poller:
 
     def add(self, wait: Wait) -> None:
         """Begin to read the rows of a wait."""
-        # A new triggerer gets all waits at once. Spread over the interval, their updates keep the event loop busy for a
-        # short time only: with 1,000 waits, updates for all of them at once took 1 s.
+        # A new triggerer gets all waits at once. The first checks are spread over the interval, so that updates keep
+        # the event loop busy for a short time only: updates for 1,000 waits at once took 1 s.
         wait.next_look = time.monotonic() + random.random() * wait.poll_interval
         with self._lock:
             self._waits.add(wait)

@@ -97,7 +97,7 @@ class PoolTrigger(WaitTrigger):
     :param holder: Name of the holder whose lease is renewed.
     :param nodes: Number of ready nodes with which the wait is over.
     :param operation_id: Id of the operation that requests the nodes. If a user marks or clears the task, the operation
-        is rolled back, unless it has ended or a newer one has replaced it.
+        is rolled back, unless it has ended or a newer operation has replaced it.
     """
 
     def __init__(
