@@ -51,11 +51,11 @@ def pool_for(
 
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
-        cpus: Number of CPUs that an embedded pool needs at least.
+        cpus: Smallest number of CPUs of an embedded pool.
         gpus: Function that returns the number of GPUs of an embedded pool, such as `gpus_of`. `ALL` means all free
             GPUs.
-        least_gpus: Smallest number of GPUs with which an embedded pool that gets all free GPUs can be used. ray:
-        Function that returns whether an embedded pool has to run Ray, such as `ray_for`.
+        least_gpus: Smallest number of GPUs with which an embedded pool that gets all free GPUs can be used.
+        ray: Function that returns whether an embedded pool has to run Ray, such as `ray_for`.
         size_on: Function that returns how many nodes of a pool are leased for the call if the pool is not embedded.
             None: no nodes are leased.
         job_id: Id of the job that the ``with`` block submits. The leased nodes, or the embedded pool, last as long as

@@ -44,8 +44,8 @@ class JobWait(Wait):
     Args:
         key: Key of the attempt.
         task_try: Number of the try of the task that waits.
-        log_position: Position in the job's log up to which the lines are in the task's log already. poll_interval:
-        Seconds between two checks.
+        log_position: Position in the job's log up to which the lines are in the task's log already.
+        poll_interval: Seconds between two checks.
     """
 
     def __init__(self, key: Key, task_try: int, log_position: int, poll_interval: float) -> None:
