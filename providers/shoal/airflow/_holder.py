@@ -52,6 +52,6 @@ def task_key(ti: Any) -> str:
 def run_of(holder: str) -> str:
     """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
     is left."""
-    # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
-    # pattern for run ids does not allow this character.
+    # Everything after the first "#" is the id of the lease. The name of the DAG run contains no "#", because Airflow's
+    # default pattern for run ids does not allow this character.
     return holder.partition("#")[0]

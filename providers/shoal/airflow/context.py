@@ -162,9 +162,9 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
 
     Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First,
     Airflow orders only plain operators. Second, Airflow orders the teardown only after the last tasks of the block. In
-    versions of Airflow 3 without the fix apache/airflow#64181, the teardown then runs as soon as one of these last
-    tasks is upstream_failed, while other tasks of the block still run. So here the teardown is ordered after every task
-    of the block.
+    versions of Airflow 3 without the fix apache/airflow#64181, the teardown then runs as soon as one of the block's
+    last tasks is upstream_failed, while other tasks of the block still run. So here the teardown is ordered after every
+    task of the block.
     """
     setup, teardown = tasks.setup, tasks.teardown
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)

@@ -62,8 +62,8 @@ def pool_lease(
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: At the deadline, the lease still waited in the queue, or its nodes were not ready. The lease was
-            rolled back.
+        ScaleError: At the deadline, the lease still waited in the queue, or its nodes were not ready. The lease has
+            been rolled back.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 

@@ -32,7 +32,7 @@ class _NodesOperator(WaitingOperator):
 
     :param options: Options of the request. (templated)
     :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` and `pool_for_run` have
-        an argument of this name, too.
+        an argument `is_async`, too.
     """
 
     template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
@@ -106,8 +106,8 @@ class ScaleClusterOperator(_NodesOperator):
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
     :param expected_cluster_size: Number of nodes, including the head node. (templated)
-    :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` has an argument of this
-        name, too.
+    :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` has an argument
+        `is_async`, too.
     :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
         ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end). (templated)
     :param pool_name: Name or URI of the pool. (templated)
@@ -163,7 +163,7 @@ class LeasePoolOperator(_NodesOperator):
     :param exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would
         exceed MAX_NODES, the task waits in the pool's queue, at most until the deadline (``rollback_after_seconds``).
         By default, all runs share the nodes of the largest lease.
-    :param is_async: True has the effect of ``wait_for_completion=False``. `pool_for_run` has an argument of this name,
+    :param is_async: True has the effect of ``wait_for_completion=False``. `pool_for_run` has an argument `is_async`,
         too.
     :param options: Options of ``ScaleClusterOperator``, and two limits: ``max_lifetime`` (seconds after which the lease
         and its jobs are ended) and ``budget_node_hours`` (node-hours after which the run's lease and jobs are ended).
