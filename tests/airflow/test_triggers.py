@@ -284,7 +284,7 @@ def test_one_wait_whose_log_cannot_be_read_does_not_stop_the_others(store, at, s
     async def both() -> None:
         over = asyncio.create_task(first(trigger_of(good)))
         broken = asyncio.create_task(first(trigger_of(bad)))
-        failed = f"a look at job {bad.job_id} failed"
+        failed = f"reading the state of job {bad.job_id} failed"
         await asyncio.to_thread(wait_until, lambda: failed in caplog.text, "a look at the log", 30)
         succeeds(good)
         await over

@@ -114,7 +114,7 @@ def test_another_process_gives_the_credentials_of_the_location_to_read_the_resul
     ends(call.job_id, location)
     with pytest.raises(FileNotFoundError) as caught:
         attach(call.job_id).result()
-    assert f'call attach("{call.job_id}", artifact_location=...) with it' in caught.value.__notes__[0]
+    assert f'pass this location to attach("{call.job_id}", artifact_location=...)' in caught.value.__notes__[0]
     with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
         attach(call.job_id, artifact_location=f"{location}-2")
     assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)
@@ -244,7 +244,7 @@ def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_h
         lambda: submit_predict("models:/delays@champion", rows, "/out"),
         *(lambda kind=kind: submitted(kind, RunConfig()) for kind in ("PyTorchDistributor", "distributed")),
     ):
-        with pytest.raises(InvalidArgumentError, match="connected to a Ray cluster, where calls are no jobs: call fit"):
+        with pytest.raises(InvalidArgumentError, match="Ray cluster, where calls do not run as jobs: call fit"):
             refused()
     assert not (home() / "staging").exists()
     assert list_pools() == []
