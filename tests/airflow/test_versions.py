@@ -138,7 +138,8 @@ def test_a_dag_trains_on_a_remote_pool(version, in_new_environment, tmp_path, ro
     # shoal is installed on the cluster's nodes, and the store is in their environment, as the guide asks.
     home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
     with ForeignCluster("static", workers=1, environment=home) as cluster:
-        file.write_text(f"POOL, JOB = {cluster.uri(max_nodes=2)!r}, {job}\n{DAG}")
+        uri = cluster.uri(max_nodes=2, shared_folders=f"{rows.parent},{tmp_path}")
+        file.write_text(f"POOL, JOB = {uri!r}, {job}\n{DAG}")
         assert command("python", "-c", PROVIDER).splitlines()[-1].endswith(" ['retrain'] []")
         assert command("shoal", "check-dags", "dags") == "1 DAG file, no problems\n"
         page = tmp_path / "page.py"
