@@ -2,11 +2,11 @@
 
 A run at night trains on the 90 days before the last week, and evaluates the models on the last seven complete days. All
 these days have ended before the run's date. Each model becomes the champion of its carrier only if it is better than
-the current one. A training that fails does not stop the others. The last task prints one line per model, and fails if
-a training has failed.
+the current champion. A training that fails does not stop the other trainings. The last task prints one line per model,
+and fails if a training has failed.
 
 To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_night`. The
-pool is ``local://many-models?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+pool is ``local://many-models?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_many_models_pool``.
 """
 
@@ -27,12 +27,12 @@ POOL = "{{ var.value.get('shoal_many_models_pool', 'local://many-models?max_node
 NODES = 3
 
 NIGHTLY = CronTriggerTimetable("0 3 * * *", timezone="UTC", run_immediately=timedelta(hours=1))
-"""Schedule at three o'clock. The DAG has no start date, because with a start date in the past, unpausing it would start
-the last run at once. Without a start date, the first run is the next one of the schedule, or the last one if that is at
-most an hour late."""
+"""Schedule at three o'clock. The DAG has no start date, because with a start date in the past, unpausing the DAG would
+start the last scheduled run at once. Without a start date, the first run is the next scheduled run, or the last
+scheduled run if it is at most an hour late."""
 
 COLUMN = "carrier"
-"""Column for each of whose values one model is trained."""
+"""Column that divides the rows: one model is trained for each of its values."""
 
 
 def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def many_models() -> None:
 
     per_carrier = specs()
     with pool_for_run(size=NODES, pool_name=POOL) as pool:
-        # Each instance that waits for room on the pool is a process of Airflow. Six at a time are enough to keep three
-        # nodes busy.
+        # Each instance that waits for room on the pool is a process of Airflow. Six instances at a time are enough to
+        # keep three nodes busy.
         train = DistributedTrainOperator.partial(
             task_id="train", pool_name=POOL, max_active_tis_per_dagrun=2 * NODES
         ).expand(spec=per_carrier)

@@ -1,6 +1,7 @@
-"""Check every morning whether a model was not promoted, or a job has waited, for too long.
+"""Check every morning whether a model's last promotion is too long ago, or a job has waited too long.
 
-If so, the task fails, and its message names the models and the jobs. To be told, give the task a notifier of your own::
+If so, the task fails, and its error names the models and the jobs. To get a message about the failure, give the task a
+notifier of your own::
 
     on_failure_callback=model_message(SmtpNotifier(to="ml@example.com", subject="{{ shoal.subject }}", ...))
 """

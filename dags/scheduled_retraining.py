@@ -1,8 +1,9 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-A run trains on the six complete months before the last complete month, and evaluates the model on the last one. All of
-them have ended before the run's date. The model becomes the champion only if it is better on this month than the
-current champion. The sample data has the same flights every year. To run past months, use a backfill::
+A run trains on the six complete months before the last complete month, and evaluates the model on the last complete
+month. All these months have ended before the run's date. The model becomes the champion only if it is better on the
+last month than the current champion. The sample data has the same flights every year. To run past months, use a
+backfill::
 
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2026-02-01 --to-date 2026-04-30
@@ -10,11 +11,11 @@ current champion. The sample data has the same flights every year. To run past m
 A run that finds the months, the holdout and the settings of the newest version trains nothing: its task ``train`` and
 the tasks after it are skipped.
 
-With the parameter ``month``, a run trains on the months of 2013 before this month and evaluates the model on it, in any
-case. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The pool is
-``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
-``shoal_retrain_pool``. If its nodes are on other hosts, write a URI for the results, such as ``s3://bucket/jobs``, to
-the Variable ``shoal_retrain_artifacts``.
+With the parameter ``month``, a run always trains on the months of 2013 before this month, and evaluates the model on
+this month. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The
+pool is ``local://retrain?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
+``shoal_retrain_pool``. If the pool's nodes are on other hosts, write a URI for the results, such as
+``s3://bucket/jobs``, to the Variable ``shoal_retrain_artifacts``.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsampl
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
 """Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
-it would start the last run at once. Without a start date, the first run is the next one of the schedule, or the last
-one if that is at most an hour late."""
+the DAG would start the last scheduled run at once. Without a start date, the first run is the next scheduled run, or
+the last scheduled run if it is at most an hour late."""
 
 
 @dag(
@@ -80,7 +81,8 @@ def scheduled_retraining() -> None:
         else:
             # A run that was triggered by hand may have no logical date.
             *window, last = months_before(run.logical_date or run.run_after, WINDOW_MONTHS + 1)
-            # Another model than for the months of 2013, because the sample has the same flights in every year.
+            # This is another model than for the months of 2013, because the sample data has the same flights in every
+            # year.
             train, holdout, model = recent_files(window), recent_files([last]), "recent-flight-delays"
             period = f"{window[0]} to {window[-1]}"
         return {
@@ -119,7 +121,7 @@ def scheduled_retraining() -> None:
         train = DistributedTrainOperator(
             task_id="train",
             spec=spec,
-            skip_if_unchanged="{{ params.month is none }}",  # A run for a month was started by a person, so it trains.
+            skip_if_unchanged="{{ params.month is none }}",  # A user has started the run for a month, so it trains.
             pool_name=POOL,
         )
         nodes >> train

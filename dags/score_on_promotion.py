@@ -1,11 +1,11 @@
-"""Predict the rows of the last complete month whenever a new version of the flight delay model became the champion.
+"""Predict the rows of the last complete month whenever a new version of the flight delay model becomes the champion.
 
 The training of `scheduled_retraining` records an event when it promotes its model, and Airflow then starts this DAG. A
-run predicts with the version of the event, and not with the champion of the moment. So a run that is repeated gives the
-same predictions, in the same folder.
+run predicts with the version in the event, which need not be the current champion any more. So repeating a run gives
+the same predictions, in the same folder.
 
 To score once more without a promotion, trigger the DAG with the parameter ``version``. The pool is
-``local://retrain?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+``local://retrain?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_retrain_pool``.
 """
 

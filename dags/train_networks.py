@@ -2,10 +2,10 @@
 
 Two workers train each network with DDP. Each network is evaluated on rows that are not in its training data, registered
 in MLflow, and becomes the champion if it is better than the current champion. The network for delays is trained on the
-three complete months before the last complete month, and evaluated on the last one. The images of digits have no date
-and are always the same. If one network fails, the other one is trained and reported all the same.
+three complete months before the last complete month, and evaluated on the last complete month. The images of digits
+have no date and are always the same. If one network fails, the other network is still trained and reported.
 
-The pool is ``local://networks?max_nodes=4``. To use another pool, write its name or URI to the Airflow Variable
+The pool is ``local://networks?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_networks_pool``.
 """
 
@@ -26,7 +26,7 @@ NODES = 2
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
 """Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
-it would start the last run at once."""
+the DAG would start the last scheduled run at once."""
 
 
 @dag(
@@ -83,8 +83,8 @@ def train_networks() -> None:
         return [line.to_dict() for line in lines]
 
     digits, delays = prepare_digits(), prepare_delays()
-    # The lease does not wait for the two tasks that prepare the data, because it would not be requested if one of them
-    # failed. The leased nodes have room for one job: the other job waits in the pool's queue.
+    # The lease does not wait for the two tasks that prepare the data, because otherwise no nodes would be leased if one
+    # of these tasks failed. The leased nodes have room for one job: the other job waits in the pool's queue.
     with pool_for_run(size=NODES, pool_name=POOL):
         trainings = [
             DistributedTrainOperator(task_id="train_digits", spec=digits, pool_name=POOL),

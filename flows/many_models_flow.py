@@ -2,8 +2,8 @@
 
 ``python flows/many_models_flow.py`` serves the flow with a nightly schedule. A run trains on the 90 days before the
 last week, and evaluates the models on the last seven complete days. All these days have ended before the run's date.
-Each model becomes the champion of its carrier only if it is better than the current one. A training that fails does not
-stop the others; the run then ends as failed after all trainings.
+Each model becomes the champion of its carrier only if it is better than the current champion. A training that fails
+does not stop the other trainings; the run then ends as failed after all trainings.
 
 To train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_night`.
 """
@@ -27,7 +27,7 @@ POOL = "local://many-models?max_nodes=4"
 NODES = 3
 
 COLUMN = "carrier"
-"""Column for each of whose values one model is trained."""
+"""Column that divides the rows: one model is trained for each of its values."""
 
 
 def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Send an event about each model that was not promoted, and each job that has waited, for too long.
+"""Send an event about each model whose last promotion is too long ago, and about each job that has waited too long.
 
 ``python flows/model_alerts_flow.py`` serves the flow every hour. The events are ``shoal.model.stale`` and
-``shoal.job.waiting``. An automation sends a notification about them at most once a day for each model and each job; the
-guide shows how to create it.
+``shoal.job.waiting``. An automation can send a notification about these events, at most once a day for each model and
+each job. The guide docs/prefect.md shows how to create the automation.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The program creates two automations on the server. The first sets a run to Crash
 cleaned up after `SILENCE` plus the time that a run needs to start. Without the automations, the killed run's job ends
 after `orphan_after`, and its lease expires after its time to live.
 
-The program also serves the flow `retention` every night, which deletes old versions of registered models that no alias
-needs, and jobs that ended long ago.
+The program also serves the flow `retention` every night, which deletes old versions of registered models to which no
+alias points, and jobs that ended long ago.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.prefect import clean_up_ended_runs
 
 SILENCE = timedelta(minutes=9)
 """Time without a heartbeat after which a run counts as crashed: three of Prefect's heartbeats, which are 180 s apart by
-default. It must not be shorter, because the automation applies to every run of the server. If all flows have
+default. The time must not be shorter, because the automation applies to every run of the server. If all flows have
 ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30``, 90 s is enough."""
 
 _NO_HEARTBEAT_NEEDED = (
@@ -91,12 +91,12 @@ def retention(
     tracking_uri: str | None = None,
     dry_run: bool = False,
 ) -> list[str]:
-    """Delete old versions of registered models that no alias needs, and jobs that ended long ago.
+    """Delete old versions of registered models to which no alias points, and jobs that ended long ago.
 
     Args:
         versions_older_than_days: Age in days from which model versions are deleted.
         keep_last: Number of newest versions of each model that are kept.
-        jobs_older_than_days: Days after its end from which a job is deleted.
+        jobs_older_than_days: Days after the end of a job from which the job is deleted.
         tracking_uri: MLflow server or database; None: MLFLOW_TRACKING_URI, or the database in `$SHOAL_HOME`.
         dry_run: Delete nothing, only return and log what would be deleted.
 
@@ -158,7 +158,8 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
 def _put(automation: Automation) -> Automation:
     try:
         automation.id = Automation.read(name=automation.name).id
-    except (ObjectNotFound, ValueError):  # There is no such automation; the type depends on Prefect's version.
+    # The automation does not exist. The type of the error depends on Prefect's version.
+    except (ObjectNotFound, ValueError):
         return automation.create()
     automation.update()
     return automation

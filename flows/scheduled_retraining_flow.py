@@ -1,13 +1,14 @@
 """Retrain the flight delay model every month, on a pool whose nodes are leased for the run.
 
-``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs it once.
-A run trains on the six complete months before the last complete month, and evaluates the model on the last one. If it
-finds the months, the holdout and the settings of the newest version, it trains nothing. With the parameter `month`, it
-trains on the months of 2013 before this month and evaluates the model on it, in any case.
+``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs the flow
+once. A run trains on the six complete months before the last complete month, and evaluates the model on the last
+complete month. A run that finds the months, the holdout and the settings of the newest version trains nothing. With the
+parameter `month`, a run always trains on the months of 2013 before this month, and evaluates the model on this month.
 
-The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to its URI for the process
-that serves the flow, and if its nodes are on other hosts, ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results. To
-train on a table of your own, copy this file, and change the paths, columns and names in `spec_of_the_month`.
+The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to the pool's URI in the
+environment of the process that serves the flow. If the pool's nodes are on other hosts, set ``SHOAL_RETRAIN_ARTIFACTS``
+to a URI for the results, too. To train on a table of your own, copy this file, and change the paths, columns and names
+in `spec_of_the_month`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ WINDOW_MONTHS = 6
 
 
 def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
-    """Return the spec of a run: it trains on six complete months, and evaluates the model on the complete month after.
+    """Return the spec of a job that trains on six complete months and evaluates the model on the complete month after
+    them.
 
     Args:
-        moment: Time for which the run is scheduled. No row of its month or of a later month is used.
+        moment: Time for which the run is scheduled. No row of the month of `moment` or of a later month is used.
         rounds: Number of boosting rounds.
     """
     *window, last = months_before(moment, WINDOW_MONTHS + 1)
@@ -53,7 +55,8 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
                 "objective": "reg:squarederror", "eval_metric": "rmse", "eta": 0.1, "max_depth": 8, "subsample": 0.9,
             },
             "n_estimators": rounds,
-            # Not the model of the months of 2013, because the sample has the same flights in every year.
+            # This is another model than for the months of 2013, because the sample data has the same flights in every
+            # year.
             "register": {
                 "model": "recent-flight-delays",
                 "metric": "rmse",
@@ -103,7 +106,7 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
     spec = prepare(month, flow_run.scheduled_start_time, rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
-        # A run for a month was started by a person, so it trains even if it has no new rows.
+        # A user has started the run for a month, so it trains even without new rows.
         result = distributed_train(spec, skip_if_unchanged=month is None, pool_name=leased.name)
     report(result)
     return result

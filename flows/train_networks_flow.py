@@ -3,8 +3,8 @@
 ``python flows/train_networks_flow.py`` serves the flow with a monthly schedule. Two workers train each network with
 DDP. Each network is evaluated on rows that are not in its training data, and becomes the champion in MLflow if it is
 better than the current champion. The network for delays is trained on the three complete months before the last
-complete month, and evaluated on the last one. The images of digits have no date and are always the same. If one network
-fails, the other one is trained and reported all the same; the run then ends as failed.
+complete month, and evaluated on the last complete month. The images of digits have no date and are always the same. If
+one network fails, the other network is still trained and reported; the run then ends as failed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def report(specs: list[Any], results: list[Any]) -> list[dict[str, Any]]:
     """Log one line per network: promoted, kept or failed, with the metric or the cause.
 
     Args:
-        specs: The spec of each training; if it could not be made, the name of the network.
-        results: The result of each training, or the exception with which it or its preparation failed.
+        specs: The spec of each training, or the name of the network if the spec could not be made.
+        results: The result of each training, or the exception with which the training or its preparation failed.
 
     Returns:
         The lines as dicts.

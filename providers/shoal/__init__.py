@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module from which each public name is imported. The import happens when the name is used first, because Airflow
-# parses DAG files again and again, and `import shoal` has to be fast there.
+# The module that defines each public name. A module is imported only when one of its names is first used, because
+# Airflow parses DAG files again and again, so `import shoal` has to be fast.
 _HOMES = {
     "ComputePool": "shoal.pool.api",
     "PoolSpec": "shoal.pool.spec",

@@ -99,7 +99,7 @@ class NoPoolError(InvalidArgumentError):
 
 
 class JobBusyError(InvalidArgumentError):
-    """The job id belongs to an unfinished job with another spec."""
+    """A job was submitted with the id of an unfinished job that has another spec."""
 
     permanent = False
 
@@ -199,7 +199,7 @@ class JobNotFoundError(JobError, LookupError):
 
 
 class ModelNotFoundError(ShoalError, LookupError):
-    """The model registry has no model with this name, or none that shoal has registered."""
+    """The model registry has no model with this name, or shoal has registered no version of the model."""
 
 
 class RegistryError(ShoalError):
@@ -220,4 +220,4 @@ class JobFailedError(JobError):
 
 
 class JobCancelledError(JobError):
-    """The job was cancelled."""
+    """The job whose result was requested was cancelled."""

@@ -1,7 +1,7 @@
 """The record of actions: who scaled, released, altered, cancelled, swept or promoted what, when, with which outcome.
 
-Each action adds a line in the transaction that makes the change. So a change has its line exactly if it was committed.
-Lines are only added. No function changes or deletes one.
+Each action adds a line to the record, in the same transaction as the change itself. So the record has a line about a
+change exactly if the change was committed. Lines are only added, and never changed or deleted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shoal.state.schema import Action, ActionKind
 __all__ = ["ActionKind", "Entry", "acting_as", "is_named", "read", "record", "record_end", "record_sweep"]
 
 DONE = "done"
-"""Outcome of an action that is complete at once."""
+"""Outcome of an action that was complete as soon as it was recorded."""
 
 REQUESTED = "requested"
-"""Outcome of an operation that has been requested. Its end is recorded as a line of its own."""
+"""Outcome of an operation that was requested. A second line is added to the record when the operation ends."""
 
 MOST_READ = 100_000
-"""Greatest number of lines that `read` returns."""
+"""Greatest number of lines of the record of actions that `read` returns."""
 
 _LONGEST = 2000
 """Number of characters after which a text of a line is cut. The errors of nodes and jobs may be long."""
@@ -44,7 +44,7 @@ _actor: ContextVar[str | None] = ContextVar("shoal_actor", default=None)
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the record.
+    """One line of the record of actions.
 
     Attributes:
         id: Number of the line. Later lines have greater numbers.
@@ -54,7 +54,7 @@ class Entry:
         pool: Name of the pool; None for an action that belongs to no pool.
         subject: Name of the changed object: a pool, the holder of a lease, the id of a job, or a model. The host, for a
             sweep.
-        detail: What exactly was requested, such as the sizes before and after; None if there is nothing to say.
+        detail: Details of the request, such as the sizes before and after; None if there are no details.
         outcome: ``done``, or for an operation ``requested``, ``succeeded``, ``superseded: …`` or ``rolled back: …``.
         operation_id: Id of the operation, which the line of its request and the line of its end have in common; None
             for an action that is complete at once.
@@ -113,16 +113,18 @@ def record(
     outcome: str = DONE,
     operation_id: str | None = None,
 ) -> None:
-    """Add a line to the record, in the transaction that makes the change. Credentials are removed from its texts.
+    """Add a line to the record of actions, in the transaction that makes the change. Credentials are removed from the
+    line's texts.
 
     Args:
         session: The write transaction.
         kind: What was done.
         subject: Name of the changed object.
-        holder: Holder on whose behalf this process acts. The line has this name, unless `acting_as` has set another.
+        holder: Holder on whose behalf this process acts. The line names this holder as the actor, unless `acting_as`
+            has set another name.
         at: Seconds since the epoch.
         pool: Name of the pool; None if the action belongs to no pool.
-        detail: What exactly was requested.
+        detail: Details of the request.
         outcome: Outcome of the action.
         operation_id: Id of the operation that was requested.
     """
@@ -143,12 +145,12 @@ def record(
 def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
     """Add a sweep of this host to the record of actions.
 
-    A sweep that found nothing to do is recorded only inside a block of `acting_as`: a user asked for it.
-    Clean-ups and janitors sweep all the time, and would fill the record with such lines.
+    A sweep that found nothing to do is recorded only inside a block of `acting_as`, because then a user has asked for
+    the sweep. Clean-up tasks and janitors sweep often, and would fill the record with such lines.
 
     Args:
         store: The state store.
-        did: The sentences that the sweep has returned.
+        did: Sentences about what the sweep has done, as the sweep returned them.
         holder: Holder on whose behalf this process sweeps.
     """
     if did or is_named():
@@ -160,9 +162,9 @@ def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
 
 
 def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:
-    """Add the line with the end of an operation, for the actor who has requested it.
+    """Add a line about the end of an operation to the record. The line names the actor who requested the operation.
 
-    Nothing is recorded if the request has no line, because an older version of shoal has written it.
+    If an older version of shoal has accepted the request, the record has no line about it. Then no line is added.
 
     Args:
         session: The write transaction.
@@ -194,10 +196,10 @@ def read(
     limit: int = 100,
     store: Store | None = None,
 ) -> list[Entry]:
-    """Return lines of the record, the newest first.
+    """Return lines of the record of actions, the newest first.
 
     Args:
-        pool: Only actions on this pool and its jobs. A deleted pool keeps its lines.
+        pool: Only actions on this pool and its jobs. The lines about a deleted pool are kept.
         kind: Only actions of this kind, such as ``"scaled"``.
         since: Only actions at this time or later, in seconds since the epoch.
         limit: Greatest number of lines, 1 to 100,000.
@@ -211,7 +213,9 @@ def read(
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: use a whole number from 1 to {MOST_READ}")
     is_time = isinstance(since, int | float) and not isinstance(since, bool) and math.isfinite(since)
     if since is not None and not is_time:
-        raise InvalidArgumentError(f"since={shown(since)} is not legal: use seconds since the epoch, as time.time()")
+        raise InvalidArgumentError(
+            f"since={shown(since)} is not legal: use seconds since the epoch, as time.time() returns"
+        )
     query = select(Action).order_by(Action.id.desc()).limit(limit)
     if pool is not None:
         query = query.where(Action.pool == pool)

@@ -1,6 +1,7 @@
 """Build links to shoal's page and to the services around it: Airflow, Prefect, MLflow and Ray.
 
-Only web addresses become links. The module needs no extra, because tasks link to a page that runs elsewhere.
+Only addresses with http or https become links. This module needs no extra of shoal, because tasks build links to a page
+that another process serves.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ class Link:
 
 
 def web_address(address: str | None) -> str | None:
-    """Return the scheme, host, port and path of an address if a browser can open it; None for any other scheme, and if
-    it is not an address.
+    """Return an http or https address without its credentials and query; None for any other text.
 
-    Credentials and the query are left out: a query may contain a token, and a user's browser has credentials of its
-    own.
+    Credentials are left out because the user's browser has credentials of its own. The query is left out because it may
+    contain a token.
     """
     if not address:
         return None
@@ -37,10 +37,12 @@ def web_address(address: str | None) -> str | None:
 
 
 def run_link(holder: str) -> Link | None:
-    """Return the link to the DAG run or flow run that a holder names.
+    """Return the link to the Airflow or Prefect run whose name is `holder` (the owner of a lease or job).
 
-    The addresses of the services are in ``AIRFLOW__API__BASE_URL`` and ``PREFECT_UI_URL``, as Airflow and Prefect
-    themselves read them.
+    Return None if the holder is not such a run, or if the address of Airflow or Prefect is not known.
+
+    The addresses are read from the environment variables ``AIRFLOW__API__BASE_URL`` and ``PREFECT_UI_URL``, which
+    Airflow and Prefect read, too.
     """
     kind, _, name = holder.partition(":")
     if kind == "airflow" and (base := web_address(os.environ.get("AIRFLOW__API__BASE_URL"))):
@@ -70,13 +72,13 @@ def model_link(tracking_uri: str | None, model: str, version: str | None = None)
 
 
 def dashboard_link(address: str | None) -> Link | None:
-    """Return the link to the dashboard of a Ray cluster, if it has a web address."""
+    """Return the link to the dashboard of a Ray cluster, if the dashboard has a web address."""
     base = web_address(address)
     return Link("Ray dashboard", base) if base else None
 
 
 def job_page(job_id: str) -> str | None:
-    """Return the address of a job's page, if ``SHOAL_UI_URL`` has the address below which `shoal ui` is served.
+    """Return the address of a job's page; None if ``SHOAL_UI_URL`` does not contain the web address of `shoal ui`.
 
     Args:
         job_id: Id of the job.

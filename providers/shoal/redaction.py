@@ -164,8 +164,8 @@ def is_secret_name(name: str) -> bool:
 def is_secret_variable(name: str) -> bool:
     """Return whether the name of an environment variable, such as ``PGPASSWORD``, means that its value is a secret.
 
-    More names count as secret than with :func:`is_secret_name`, because variables such as ``DATABRICKS_TOKEN`` are not
-    mixed up with parameters of models such as ``pad_token``.
+    This function treats more names as secret than :func:`is_secret_name` does, because environment variables such as
+    ``DATABRICKS_TOKEN`` cannot be confused with parameters of language models such as ``pad_token``.
     """
     return is_secret_name(name) or _SECRET_VARIABLE.fullmatch(name) is not None
 

@@ -50,9 +50,9 @@ class Settings(RedactedRepr, BaseModel):
 
     @classmethod
     def check(cls, fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> None:
-        """Check the options as far as they are known: their names, and the values that are known.
+        """Check the names of the options, and all values that contain no placeholder.
 
-        A rule about several options is checked only if all of them are known.
+        A rule about several options is checked only if none of their values contains a placeholder.
 
         Args:
             fields: Names of the options and their values.
@@ -66,15 +66,15 @@ class Settings(RedactedRepr, BaseModel):
 
 
 def without_defaults(options: Settings, document: Mapping[str, Any], newer: Collection[str]) -> dict[str, Any]:
-    """Return the stored document of some options without those that earlier versions of shoal lack and that have
-    their default values.
+    """Return options as plain data, but leave out newer options (unknown to earlier versions of shoal) that have their
+    default values.
 
-    A spec that an earlier version of shoal stored, without these options, then keeps its fingerprint. And processes of
-    earlier versions, which refuse unknown options, can read the document.
+    A spec that an earlier version of shoal has stored then keeps its fingerprint. And processes of earlier versions,
+    which refuse unknown options, can read the document.
 
     Args:
         options: The options.
-        document: The same options as plain data.
+        document: All options as plain data.
         newer: Names of the options that earlier versions of shoal did not have.
     """
     fields = type(options).model_fields
@@ -86,7 +86,8 @@ def without_defaults(options: Settings, document: Mapping[str, Any], newer: Coll
 
 
 def unknown_value(field: str, given: str, allowed: str) -> str:
-    """Return the message about a text that is none of the allowed values, with the most similar one of them.
+    """Return the error message for a text that is not among the allowed values of an option. The message suggests the
+    allowed value that is most similar to the text.
 
     Args:
         field: Name of the option.
@@ -106,7 +107,8 @@ def _explained(
 
     Args:
         model: Class whose options are validated in the ``with`` block.
-        is_certain: Returns False for a problem that is not an error, because the values are not known yet.
+        is_certain: Returns False for a problem that may disappear when a placeholder gets its value. Such a problem
+            raises no error.
     """
     try:
         yield
@@ -121,7 +123,7 @@ def _explained(
 
 
 def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
-    """Return whether a problem that pydantic has found remains, whatever the values are that are not known yet.
+    """Return whether a problem that pydantic has found is an error for every value that placeholders may get later.
 
     Args:
         problem: The problem.
@@ -136,7 +138,7 @@ def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any
         # user means depends on all values, so the error is certain only if all values are known.
         except (KeyError, IndexError, TypeError):
             return is_known(found)
-    # The name of an option is never a placeholder.
+    # Missing and unknown options are errors in any case, because the name of an option contains no placeholder.
     return problem["type"] in ("missing", "extra_forbidden") or is_known(problem["input"])
 
 

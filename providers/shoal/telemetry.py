@@ -1,8 +1,8 @@
 """Report metrics of pools and jobs with OpenTelemetry, if the environment variable OTEL_METRICS_EXPORTER asks for them.
 
 The variables of OpenTelemetry's specification (``OTEL_...``) configure the exporter. Nothing of OpenTelemetry is
-imported while metrics are off. No error of an exporter reaches the caller. Attributes contain names of pools,
-frameworks and states, and nothing else that a user has written.
+imported while metrics are off. No error of an exporter reaches the caller. The attributes of the metrics contain the
+names of pools, and no other text that a user has written.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 """Names of OpenTelemetry's OTLP exporters by the value of OTEL_EXPORTER_OTLP_PROTOCOL."""
 
 _FLUSH_S = 2.0
-"""Longest time for which a call waits until its metrics are sent. Many processes of tasks end without running exit
-handlers, so that they would lose metrics that are sent later."""
+"""Longest time for which a call waits until its metrics are sent. Many task processes end without running exit
+handlers, and would lose metrics that are sent only at exit."""
 
 _BUCKETS_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600)
-"""Limits of the buckets of all durations."""
+"""Upper limits, in seconds, of the buckets of all histograms of durations."""
 
 _EMBEDDED = "embedded"
-"""Value of `shoal.pool` for all embedded pools, each of which has a name of its own."""
+"""Value of the metrics' attribute `shoal.pool` for all embedded pools. The metrics do not show their own names."""
 
 NodeCounts = Mapping[tuple[str, str], int]
 """Number of nodes by pool and state."""
 
 
 def job_submitted(pool: str, framework: str) -> None:
-    """Count an attempt of a job that was submitted."""
+    """Increase the count of submitted attempts of jobs."""
     if (found := _instruments()) is not None:
         found.submitted.add(1, _attributes(pool, framework))
         found.flush()
 
 
 def job_queued(pool: str, framework: str, seconds: float) -> None:
-    """Record how long an attempt has waited in the pool's queue. Its driver calls this function at its start."""
+    """Record how long an attempt has waited in the pool's queue. The attempt's driver calls this when it starts."""
     if (found := _instruments()) is not None:
         found.queue.record(max(0.0, seconds), _attributes(pool, framework))
 
 
 def job_ended(pool: str, framework: str, state: str, seconds: Mapping[str, float] | None = None) -> None:
-    """Count an attempt of a job that has ended.
+    """Increase the count of ended attempts of jobs, and record the duration of each step of the attempt.
 
     Args:
         pool: Name of the pool.
         framework: The spec's framework.
         state: Final state of the attempt.
-        seconds: Seconds of each step of the job; None: they were not measured.
+        seconds: Duration of each step of the attempt in seconds; None if the steps were not measured.
     """
     if (found := _instruments()) is not None:
         attributes = _attributes(pool, framework)
@@ -73,7 +73,7 @@ def job_ended(pool: str, framework: str, state: str, seconds: Mapping[str, float
 
 
 def nodes_awaited(pool: str, outcome: str, seconds: float) -> None:
-    """Record how long a call has waited until a pool had a size.
+    """Record how long a call has waited for a pool to reach the requested size.
 
     Args:
         pool: Name of the pool.
@@ -86,7 +86,7 @@ def nodes_awaited(pool: str, outcome: str, seconds: float) -> None:
 
 
 def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
-    """Report the number of nodes at each export, as long as this process runs.
+    """Report the number of nodes with each export of metrics, as long as this process runs.
 
     Args:
         counts: Returns the number of nodes. It is called in a thread of the exporter.
@@ -96,9 +96,10 @@ def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
 
 
 def settings() -> dict[str, str]:
-    """Return the variables of OpenTelemetry in this process that contain no credentials, for the processes of a pool.
+    """Return OpenTelemetry's environment variables for the processes of a pool: those of this process, without
+    variables that contain credentials.
 
-    Headers are left out, because they usually contain credentials.
+    Variables with HTTP headers are left out, because headers usually contain credentials.
     """
     return {
         name: value
@@ -129,7 +130,7 @@ class _Instruments:
         known: dict[tuple[str, str], int] = {}
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            # A state that no node has any more is reported once more and from then on, with 0.
+            # A state that was reported once is reported in all later exports, too: with 0 if no node has this state.
             known.update(dict.fromkeys(known, 0))
             for (pool, state), count in counts().items():
                 key = (_pool(pool), state)
@@ -144,7 +145,7 @@ class _Instruments:
     def flush(self) -> None:
         """Send the metrics now, and wait up to `_FLUSH_S` seconds for this."""
         if self._sending is not None and self._sending.is_alive():
-            return  # the receiver does not answer
+            return  # the previous call still waits, because the receiver does not answer
         self._sending = threading.Thread(target=self.provider.force_flush, name="shoal-telemetry", daemon=True)
         self._sending.start()
         self._sending.join(_FLUSH_S)
@@ -155,7 +156,7 @@ class _Instruments:
 
 
 def _instruments() -> _Instruments | None:
-    """Return the metrics of this process; None if they are off."""
+    """Return the metrics of this process; None if metrics are off."""
     exporter = os.environ.get(_EXPORTER, "").strip()
     if exporter in ("", "none") or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -175,7 +176,7 @@ def _started(exporter: str) -> _Instruments | None:
     if not isinstance(provider, MeterProvider):
         try:
             provider = _provider(exporter)
-        except Exception as error:  # each exporter raises other exceptions
+        except Exception as error:  # each exporter raises exceptions of its own types
             log.warning("%s=%s: no metrics are sent: %s", _EXPORTER, exporter, error)
             return None
     return _Instruments(provider)
@@ -199,7 +200,8 @@ def _provider(exporter: str) -> MeterProvider:
     kind = found[0].load() if found else None
     if not isinstance(kind, type) or not issubclass(kind, MetricExporter):
         raise ValueError("no exporter of this name that sends metrics is installed: use otlp (shoal[otel]) or console")
-    # The processes of a job end before others begin, and each counts from 0.
+    # Each process counts from 0. Because its counts have an id of their own, the receiver does not take them for those
+    # of an earlier process.
     attributes = {"service.instance.id": str(uuid.uuid4())}
     if "OTEL_SERVICE_NAME" not in os.environ and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes["service.name"] = "shoal"

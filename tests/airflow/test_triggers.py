@@ -228,7 +228,8 @@ def test_another_triggerer_goes_on_where_the_killed_one_was(store, at, spec, sho
         event = threads.submit(fire, trigger_of(handle))
         wait_until(lambda: "three" in shown, "the next line")
         succeeds(handle)
-        assert event.result(60) == {"timed_out": False, "log_position": len("one\ntwo\nthree\n")}
+        payload = event.result(60)
+    assert (payload["timed_out"], payload["log_position"]) == (False, len("one\ntwo\nthree\n"))
     assert shown == ["one", "two", "three"]
 
 
@@ -283,7 +284,7 @@ def test_one_wait_whose_log_cannot_be_read_does_not_stop_the_others(store, at, s
     async def both() -> None:
         over = asyncio.create_task(first(trigger_of(good)))
         broken = asyncio.create_task(first(trigger_of(bad)))
-        failed = f"a look at job {bad.job_id} failed"
+        failed = f"reading the state of job {bad.job_id} failed"
         await asyncio.to_thread(wait_until, lambda: failed in caplog.text, "a look at the log", 30)
         succeeds(good)
         await over
@@ -317,6 +318,30 @@ def test_the_deadline_is_that_of_the_trigger_and_cancels_the_job(store, at, spec
         operator.execute_complete(context, event, job)
     assert state(handle) is JobState.CANCELLED
     assert [line.actor for line in history.read(kind="cancelled")] == [RUN]
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_an_event_of_the_try_before_a_clear_defers_the_task_again(store, at, spec, shown, context, timed_out):
+    """SQLite gives the id of the deleted trigger to the next one, so Airflow hands its event to the next try."""
+    before = submit(spec, key="before the clear")
+    succeeds(before)
+    event = fire(trigger_of(before, deadline=time.time() - 1 if timed_out else None))
+    operator = DistributedTrainOperator(
+        task_id="train", spec=spec, pool_name=POOL, deferrable=True, execution_timeout=timedelta(hours=1)
+    )
+    with pytest.raises(TaskDeferred) as first_wait:
+        operator.execute(context)
+    [job] = [job for job in jobs.list_jobs() if job.job_id != before.job_id]
+
+    with pytest.raises(TaskDeferred) as next_wait:
+        operator.execute_complete(context, {**event, "timed_out": timed_out}, **first_wait.value.kwargs)
+
+    assert next_wait.value.trigger.serialize() == first_wait.value.trigger.serialize()
+    handle = jobs.attach(job.job_id)
+    runs(handle, "one")
+    succeeds(handle)
+    in_worker = operator.execute_complete(context, event, **next_wait.value.kwargs)
+    assert in_worker["job_id"] == job.job_id
 
 
 @pytest.fixture

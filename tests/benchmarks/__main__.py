@@ -18,6 +18,7 @@ from pathlib import Path
 BENCHMARKS = (
     "gradient_boosting",
     "where_users_stand",
+    "small_models",
     "workers",
     "limited_memory",
     "pool_scaling",

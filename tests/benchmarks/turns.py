@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tests.benchmarks.process_tree import PeakMemory
+from tests.benchmarks.process_tree import PeakMemory, tree
 from tests.benchmarks.side import Side, SideError
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def take_turns(
 def _turn(side: Side, warming: Any, request: Any, taken: Taken[Any]) -> None:
     try:
         side.ask(warming)
-        with PeakMemory(side.pid) as peak:
+        with PeakMemory(lambda: tree(side.pid)) as peak:
             taken.turns.append(side.ask(request))
         taken.peak_bytes = max(taken.peak_bytes, peak.bytes)
     finally:

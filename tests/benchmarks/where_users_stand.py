@@ -3,6 +3,7 @@
 Every turn is a new process. *First* is the time from its start, so with all imports, with Dask's `LocalCluster` and
 with the embedded pool of a script. The CLI and the tasks use a pool that is up, and the time of the engine before a
 task does not count. *Second* is the same call again. The split is shoal's own (`JobResult.times`), of the last call.
+*Peak* is the memory of all processes that took part, the pool's included, in one more turn that is not timed.
 
 Run it with ``python -m tests.benchmarks.where_users_stand``.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.benchmarks.datasets import MAKE, Data
+from tests.benchmarks.process_tree import PeakMemory, with_variable
 from tests.benchmarks.report import table
 
 POOL = "where-users-stand"
@@ -182,8 +184,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in args.ways:
             with pool() if way in _ON_POOL else nullcontext():
                 turns = [turn(way, data, cpus, job, environment) for _ in range(args.repeat)]
-            rows.append([way, *(f"{median(each[0][call] for each in turns):.1f}" for call in (0, 1)), turns[-1][1]])
-        head = [f"xgboost, {data.name}, {data.rounds} rounds", "first, s", "second, s", "of the last call, s"]
+                with PeakMemory(lambda: with_variable("SHOAL_HOME", environment["SHOAL_HOME"])) as peak:
+                    turn(way, data, cpus, job, environment)
+            seconds = (f"{median(each[0][call] for each in turns):.1f}" for call in (0, 1))
+            rows.append([way, *seconds, f"{peak.bytes >> 20:,}", turns[-1][1]])
+        head = [f"xgboost, {data.name}, {data.rounds} rounds", "first, s", "second, s", "peak MiB",
+                "of the last call, s"]  # fmt: skip
         print(table(head, rows))
 
 

@@ -127,7 +127,7 @@ def test_a_training_without_a_pool_has_an_embedded_one_for_its_time(shoal, spec_
         events.append(spec.run_config.pool_name)
         return FakeHandle()
 
-    monkeypatch.setattr("shoal.distributors.embedded_pool.embedded_pool", embedded)
+    monkeypatch.setattr("shoal.distributors.call_pool.embedded_pool", embedded)
     monkeypatch.setattr("shoal.jobs.submit", submit)
     monkeypatch.setattr(FakeHandle, "wait", lambda handle, **_: None)
     result = shoal("train", spec_file)

@@ -19,8 +19,8 @@ import pytest
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.embedded_pool import embedded_pool, least_gpus_of
-from shoal.distributors.process_pool import _forget
+from shoal.distributors.call_pool import embedded_pool, least_gpus_of
+from shoal.distributors.embedded_pools import _forget_parents_pools
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
@@ -337,7 +337,7 @@ def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_mach
         with embedded_pool(timeout_s=0) as same:
             assert same == first
         said = f"within 0 s .*claimed them: {first}"
-        _forget()  # from here on, this is another process
+        _forget_parents_pools()  # from here on, this is another process
         with pytest.raises(CapacityTimeoutError, match=said), embedded_pool(timeout_s=0):
             pass
     with embedded_pool(timeout_s=0) as second:

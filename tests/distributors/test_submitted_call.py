@@ -19,7 +19,7 @@ from sqlalchemy import select
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import attach, distributed, ray_launch, submit_predict
-from shoal.distributors.embedded_pool import gpus_of, pool_of_job
+from shoal.distributors.call_pool import gpus_of, pool_of_job
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response, TorchDistributor
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
@@ -94,7 +94,7 @@ def submitted(kind: str, config: RunConfig) -> SubmittedCall[Any]:
 
 @pytest.mark.parametrize("kind", ["PyTorchDistributor", "TorchDistributor", "distributed", "ray_launch"])
 def test_a_call_returns_the_same_to_its_process_and_to_any_other(kind, on_pool, monkeypatch):
-    monkeypatch.setattr("shoal.distributors.embedded_pool._leased_for_job", lambda *_: nullcontext())
+    monkeypatch.setattr("shoal.distributors.call_pool._leased_for_job", lambda *_: nullcontext())
     call = submitted(kind, on_pool)
     row = attempts.load(Store(), Key(call.job_id, 1))
     assert (call.status().state, row.orphan_after) == (JobState.PENDING, None)
@@ -114,7 +114,7 @@ def test_another_process_gives_the_credentials_of_the_location_to_read_the_resul
     ends(call.job_id, location)
     with pytest.raises(FileNotFoundError) as caught:
         attach(call.job_id).result()
-    assert f'call attach("{call.job_id}", artifact_location=...) with it' in caught.value.__notes__[0]
+    assert f'pass this location to attach("{call.job_id}", artifact_location=...)' in caught.value.__notes__[0]
     with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
         attach(call.job_id, artifact_location=f"{location}-2")
     assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)
@@ -244,7 +244,7 @@ def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_h
         lambda: submit_predict("models:/delays@champion", rows, "/out"),
         *(lambda kind=kind: submitted(kind, RunConfig()) for kind in ("PyTorchDistributor", "distributed")),
     ):
-        with pytest.raises(InvalidArgumentError, match="connected to a Ray cluster, where calls are no jobs: call fit"):
+        with pytest.raises(InvalidArgumentError, match="Ray cluster, where calls do not run as jobs: call fit"):
             refused()
     assert not (home() / "staging").exists()
     assert list_pools() == []
@@ -361,10 +361,10 @@ def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
     ],
 )
 def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
-    monkeypatch.setattr("shoal.distributors.embedded_pool.may_be_contended", lambda _: True)
-    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: True)
+    monkeypatch.setattr("shoal.distributors.call_pool.may_be_contended", lambda _: True)
+    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: True)
     assert gpus_of(request_) == gpus
-    monkeypatch.setattr("shoal.distributors.embedded_pool.has_cuda", lambda: False)
+    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: False)
     assert gpus_of(JobSpec(**TRAINING)) == 0
 
 

@@ -169,4 +169,4 @@ def test_no_secret_is_printed():
 )
 def test_a_job_that_waited_long_says_that_its_credentials_may_have_expired(error, waited_s, hinted):
     hint = credentials.expiry_hint(error, waited_s)
-    assert ("which may have expired meanwhile: submit it again" in hint) is hinted
+    assert ("which may have expired meanwhile: submit the job again" in hint) is hinted

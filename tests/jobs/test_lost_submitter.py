@@ -88,7 +88,7 @@ def test_a_job_that_was_never_sent_fails_and_keeps_no_pool_up(headed, head, spec
 
     did = jobs.sweep()
 
-    why = f"the submitter (pid {dead['pid']}) died before it sent the job to the pool's head: submit it again"
+    why = f"the submitter (pid {dead['pid']}) died before it sent the job to the pool's head: submit the job again"
     assert did[0] == f"job {key.job_id}, attempt 1: failed, {why}"
     assert f"{POOL}: the pool goes down because its last lease ended and it has no base demand" in did
     assert attempts.load(headed, key).error == why

@@ -26,8 +26,8 @@ from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking, skipping_if_unchanged
-from shoal.jobs.client import JobClient
 from shoal.jobs.files.logs import log_path
+from shoal.jobs.head_client import JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store

@@ -27,9 +27,9 @@ from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.errors import DataError, InvalidArgumentError, JobError, PoolUnreachableError
 from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, prune_jobs, submission
-from shoal.jobs.client import JobClient
 from shoal.jobs.driver.main import _without_package
 from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.head_client import JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote import package

@@ -83,7 +83,7 @@ class TestSealing:
 
         assert mine.open(message, "job-1") == b"hunter22"
         assert message != seal(b"hunter22", mine.public, "job-1")
-        with pytest.raises(SealError, match="not sealed for this attempt"):
+        with pytest.raises(SealError, match="not encrypted for this attempt"):
             another.open(message, "job-1")
         with pytest.raises(SealError):
             mine.open(message, "job-2")
@@ -168,7 +168,7 @@ class TestHandOver:
 
         ended = row(second)
         assert ended.state is JobState.FAILED
-        assert "were not sealed for this attempt and this driver" in ended.error
+        assert "were not encrypted for this attempt and this driver" in ended.error
         assert ended.sealed_credentials is None
 
     def test_a_second_driver_of_the_attempt_does_not_get_the_first_ones(self, submit, secret):

@@ -18,8 +18,8 @@ from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.capacity import DRIVER_BYTES, Gang
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.handle import JobTimeoutError
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.distributors.process_pool import end_process_pools
+from shoal.distributors.embedded_pools import end_embedded_pools
 from tests.support import session_leftovers
 
 STORES = ["sqlite", "postgresql"]
@@ -24,5 +24,5 @@ def new_home() -> Iterator[Path]:
         patch.setenv("SHOAL_HOME", str(folder))
         yield folder
         # The pools of calls without a pool are in this home's store, and would outlive it.
-        end_process_pools()
+        end_embedded_pools()
     session_leftovers.remove_home(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from shoal.distributors.process_pool import end_process_pools
+from shoal.distributors.embedded_pools import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS, NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
@@ -44,7 +44,7 @@ def tiny(fresh_home, forked_supervisors, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     yield fresh_home
 
-    end_process_pools()
+    end_embedded_pools()
     for status in list_pools():
         ComputePool(status.name).down()
     nothing_left()

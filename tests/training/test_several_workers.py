@@ -84,10 +84,10 @@ def test_more_workers_than_the_cpus_or_gpus_allow_are_refused(driver: TwoNodes, 
     for scaling, said in (
         (
             {"num_workers": 7, "use_gpu": False},
-            r"num_workers=7 of 1 CPU for each worker .* room for, 6 .*large: 4 CPUs",
+            r"num_workers=7 of 1 CPU for each worker .* room for only 6 .*large: 4 CPUs",
         ),
-        ({"num_workers": 3, "num_cpu_per_worker": 2, "use_gpu": False}, r"num_workers=3 of 2 CPUs .* room for, 2 "),
-        ({"num_workers": 3, "use_gpu": True}, r"num_workers=3 of 1 CPU and 1 GPU .* room for, 2 "),
+        ({"num_workers": 3, "num_cpu_per_worker": 2, "use_gpu": False}, r"num_workers=3 of 2 CPUs .* room for only 2 "),
+        ({"num_workers": 3, "use_gpu": True}, r"num_workers=3 of 1 CPU and 1 GPU .* room for only 2 "),
     ):
         with pytest.raises(CapacityError, match=said):
             train(request(rows, scaling_config=scaling))

@@ -7,8 +7,8 @@ from typing import Any, get_args
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
 _UI_FIELDS: dict[str, Any] = {
-    # A connection URI such as compute-pool://retrain/local writes the backend into the schema. The form has a field of
-    # its own for it, because that field can list the backends.
+    # In a connection URI such as compute-pool://retrain/local, the schema is the backend. Airflow's form hides the
+    # schema and has a separate field for the backend, because that field can list the possible values.
     "hidden-fields": ["login", "port", "schema", "extra"],
     "relabeling": {"host": "Pool name", "password": "Token of the Ray cluster"},
     "placeholders": {"host": "retrain", "password": "only for the backend ray"},
@@ -63,14 +63,15 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _pool_fields() -> dict[str, Any]:
-    """Return the fields of the form for the pool options that the extra field of a connection may contain."""
+    """Return the fields of Airflow's connection form: one for each pool option that a connection's extra may
+    contain."""
     from shoal.pool.spec import BackendName, PoolSpec
 
     fields = {
         name: {
             "label": name.replace("_", " ").capitalize(),
             "description": field.description or "",
-            "schema": {"type": ["string", "null"]},  # also for numbers, because idle_timeout may be "none"
+            "schema": {"type": ["string", "null"]},  # A number is a string, too, because idle_timeout may be "none".
         }
         for name, field in PoolSpec.model_fields.items()
         if name != "name"  # The pool's name is in the connection's host field.

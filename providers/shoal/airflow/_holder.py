@@ -19,7 +19,8 @@ def holder_of(context: Context, lease: str | None = None) -> str:
     """Return the name of the holder to which a DAG run's lease and jobs belong: ``airflow:<dag_id>/<run_id>``.
 
     If a DAG run has several leases, each further lease has another holder, ``airflow:<dag_id>/<run_id>#<lease>``. A
-    clean-up ends everything of one holder. So the clean-up after one lease does not end the nodes and jobs of another.
+    clean-up ends everything of one holder. So the clean-up after one lease does not end the nodes and jobs of another
+    lease.
 
     :param context: Airflow's context of a task of the DAG run.
     :param lease: Id of the task that leases the nodes.
@@ -29,7 +30,7 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
-    """Return the same as `holder_of`.
+    """Return the name of a holder from the ids of its DAG run, in the same format as `holder_of`.
 
     :param dag_id: Id of the DAG.
     :param run_id: Id of the DAG run.
@@ -40,7 +41,8 @@ def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
 
 
 def task_key(ti: Any) -> str:
-    """Return the name of a task instance, unique among those of its DAG run, by which a retry finds its job.
+    """Return a name for a task instance that is unique within its DAG run. A retry of the task finds its job by this
+    name.
 
     :param ti: The task instance.
     """
@@ -50,6 +52,6 @@ def task_key(ti: Any) -> str:
 def run_of(holder: str) -> str:
     """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
     is left."""
-    # Everything after the first "#" is the id of the lease. The part before contains no "#", because Airflow's default
-    # pattern for run ids does not allow it.
+    # Everything after the first "#" is the id of the lease. The name of the DAG run contains no "#", because Airflow's
+    # default pattern for run ids does not allow this character.
     return holder.partition("#")[0]

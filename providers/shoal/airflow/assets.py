@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.register import Register
 
 CHAMPION = "champion"
-"""Alias of a champion if the options of a registration name no other alias. It is written here again because the class
-`Register` is not loaded in DAG files."""
+"""Alias of a champion if the options of a registration name no other alias. This constant repeats a default of the
+class `Register`, because DAG files do not load that class."""
 
 PROMOTIONS = AssetAlias("shoal-promotions")
-"""Outlet of every training task. Airflow records an event of an asset alias only if the task adds one, so the task adds
-one for the asset of its model if the model was promoted."""
+"""Asset alias that is an outlet of every training task. A task whose model was promoted adds an event of the model's
+asset to this alias. If a task adds no event, Airflow records none."""
 
 
 def model_asset(model: str, alias: str = CHAMPION) -> Asset:
@@ -44,7 +44,7 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     """Return the promotion of the model that triggered this DAG run; None if the run was triggered in another way.
 
     If several promotions have triggered the run together, the newest one is returned. A run that is cleared and runs
-    again gets the same promotion, also if there was another one since.
+    again gets the same promotion, even if the model was promoted again since then.
 
     :param context: Airflow's context of a task of the run.
     :param model: Name of the model in MLflow's registry.

@@ -1,6 +1,6 @@
 """Check the arguments of operators as far as they are known while Airflow loads the DAG.
 
-Templates and results of other tasks are not known then. They are checked when the task starts.
+Templates and results of other tasks are known only when the task starts, and are checked there.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from shoal.training.locations import SQLITE
 from shoal.training.pytorch.train_func import is_name
 
 UNKNOWN = object()
-"""Stands for an argument that is not known yet, because a mapped task gets it only when the task runs."""
+"""Placeholder for an argument of a mapped task that gets its value only when the task runs."""
 
 _TEMPLATE_MARKS = ("{{", "{%", "{#")
 
 _USERS_OWN = frozenset({"params", "hyper_params", "args", "kwargs"})
-"""Fields of a spec that contain the user's own values. A list `paths` in them is not a dataset's."""
+"""Fields of a spec that contain the user's own values. A list named `paths` inside such a field is a value of the user,
+and not the paths of a dataset."""
 
 _ONE_PATH = ("artifact_location", "output_path")
 _SEVERAL_PATHS = ("paths", "code")
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of an operator by name. An argument that is missing is not known yet.
+    """Arguments of an operator by name. For a missing argument, ``arguments[name]`` returns `UNKNOWN`.
 
     :param given: The arguments.
-    :param in_task: Whether a task of Airflow runs now, which can read the store. False while Airflow loads the DAG.
+    :param in_task: Whether this code runs in an Airflow task, which can read the store. False while Airflow loads the
+        DAG.
     """
 
     def __init__(self, given: Mapping[str, Any], *, in_task: bool) -> None:
@@ -48,8 +50,8 @@ class Arguments(dict[str, Any]):
 
 
 def is_known(value: Any) -> bool:
-    """Return whether a value is known while Airflow loads the DAG: at no depth, it contains a template or the result of
-    a task."""
+    """Return whether a value is known while Airflow loads the DAG. Templates and results of tasks are not known then,
+    and neither are collections that contain them."""
     if isinstance(value, str):
         return not any(mark in value for mark in _TEMPLATE_MARKS)
     if isinstance(value, Mapping):
@@ -66,7 +68,8 @@ def is_known(value: Any) -> bool:
 
 
 def check_slots(pool: Any) -> None:
-    """Check that the argument `pool`, the name of Airflow's pool of slots, does not name a compute pool.
+    """Check that the argument `pool` is not the URI of a compute pool, because `pool` names one of Airflow's own pools
+    of slots.
 
     Raises:
         InvalidArgumentError: The argument is the URI of a compute pool.
@@ -116,14 +119,14 @@ def check_waits(arguments: Arguments) -> None:
 
 
 def is_a(task: BaseOperator | MappedOperator, *kinds: type) -> bool:
-    """Return whether a task, mapped or not, has an operator of one of the given classes."""
+    """Return whether a task's operator is an instance of one of the given classes. The task may be mapped."""
     return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), kinds)
 
 
 def arguments_of(task: BaseOperator | MappedOperator) -> dict[str, Any]:
-    """Return the arguments of a task by name; of a mapped task, those that its instances have in common.
+    """Return the arguments of a task by name. For a mapped task, return the arguments that all its instances share.
 
-    The dict is the task's own: a change of it changes the task.
+    Changing the returned dict changes the task.
     """
     return task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
 
@@ -131,7 +134,8 @@ def arguments_of(task: BaseOperator | MappedOperator) -> dict[str, Any]:
 def pool_of(arguments: Mapping[str, Any]) -> str | None:
     """Return a text that identifies the pool of a task, or None if the task names no pool.
 
-    Name and URI of the same pool give the same text. A connection gives a text of its own.
+    The name and the URI of a pool give the same text. A connection gives a different text, because the name of the
+    connection's pool is not looked up.
     """
     name, connection = arguments.get("pool_name"), arguments.get("compute_pool_conn_id")
     if connection:
@@ -142,13 +146,13 @@ def pool_of(arguments: Mapping[str, Any]) -> str | None:
 def check_nodes(
     arguments: Arguments, name: str, pool: PoolSpec | None, options_type: type[ScaleOptions] = ScaleOptions
 ) -> None:
-    """Check a number of nodes and, if the operator takes them, the options of a request for nodes.
+    """Check the number of nodes that an operator requests and, if the operator has them, the options of the request.
 
     Args:
         arguments: Arguments of the operator.
         name: Name of the argument with the number.
         pool: Definition of the pool; None if it is not known.
-        options_type: Class of the options.
+        options_type: Class that defines and checks the options.
 
     Raises:
         InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
@@ -171,8 +175,8 @@ def check_nodes(
 def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
     """Check a number of nodes against MAX_NODES.
 
-    While Airflow loads the DAG, the URI counts, because the store is not read then. In a task, the row of the pool in
-    the store counts if the pool is up, because `shoal pool alter` may have changed the limit.
+    While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
+    task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
 
     Args:
         size: Number of nodes.
@@ -203,7 +207,7 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
 
 
 def node_count(value: Any, name: str) -> int:
-    """Return a number of nodes. A template gives it as text.
+    """Convert an argument with a number of nodes to an integer. A rendered template contains the number as text.
 
     Args:
         value: The number, or its text.
@@ -212,7 +216,7 @@ def node_count(value: Any, name: str) -> int:
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.
     """
-    # A template gives a text, or a float such as 4.0 if it is rendered as a native object.
+    # A rendered template is a text or, if the DAG has render_template_as_native_obj=True, perhaps a float such as 4.0.
     is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, str) and value.strip().isdecimal()
     return checked_size(int(value) if is_whole else value, name)
 
@@ -220,7 +224,7 @@ def node_count(value: Any, name: str) -> int:
 def check_paths(fields: Any, script: Any = None) -> None:
     """Check that the paths in an operator's arguments are absolute or URIs.
 
-    A path that begins with a template is checked by a second call, after Airflow has rendered it.
+    A path that begins with a template is checked by a second call, after Airflow has rendered the template.
 
     Args:
         fields: Fields of a job's spec as a dict, or the spec itself. Any other value is not checked.

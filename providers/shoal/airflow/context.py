@@ -28,9 +28,9 @@ _OWN_ARGUMENTS = {
     "trigger_rule": "Airflow decides when a setup and a teardown run",
     "lease": "pool_for_run sets it",
 }
-"""Arguments of operators that `pool_for_run` does not accept. The values are the advice in the error message."""
+"""Arguments of operators that `pool_for_run` refuses, each with the advice that its error message gives."""
 
-_COUNTS_THE_SETUP = frozenset(
+_RULES_REFUSED_AFTER_SETUP = frozenset(
     {
         TriggerRule.ONE_SUCCESS,
         TriggerRule.ONE_FAILED,
@@ -40,10 +40,10 @@ _COUNTS_THE_SETUP = frozenset(
     }
 )
 """Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
-start before the setup has ended, because another upstream task has ended, or never start, because the setup has not
-failed."""
+start before the setup task ends (``one_success``), or would never start, because the setup task succeeds
+(``all_failed``)."""
 
-_COUNTS_THE_FIRST = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
+_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
 """Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
 
 _Operator: TypeAlias = BaseOperator | MappedOperator
@@ -51,17 +51,19 @@ _Operator: TypeAlias = BaseOperator | MappedOperator
 
 @dataclass(frozen=True)
 class PoolTasks:
-    """The two tasks that `pool_for_run` creates. Use them to order other tasks (``prepare >> tasks.setup``)."""
+    """The setup and the teardown task that `pool_for_run` creates, for ordering other tasks (``prepare >>
+    tasks.setup``)."""
 
     setup: LeasePoolOperator
     """Task that brings the pool up and leases its nodes."""
     teardown: CleanupPoolOperator
-    """Task that cancels the jobs of the block, releases its lease and sweeps the pool. It runs even if other tasks
-    failed."""
+    """Task that cancels the jobs of the block, releases its lease and sweeps the pool. The teardown task runs even if
+    other tasks have failed."""
 
 
 _open_blocks: ContextVar[tuple[PoolTasks, ...]] = ContextVar("_open_blocks", default=())
-"""The tasks of all ``with pool_for_run(...)`` blocks that contain the code that runs now, the outermost block first."""
+"""Setup and teardown tasks of the ``with pool_for_run(...)`` blocks that are open now, from the outermost to the
+innermost."""
 
 
 @contextmanager
@@ -80,22 +82,23 @@ def pool_for_run(
     """Lease nodes in a setup task before the tasks of the ``with`` block, and release them in a teardown task.
 
     All tasks that the block creates start after the setup and end before the teardown: plain and mapped operators,
-    decorated tasks, and the tasks of task groups. The teardown runs even if tasks of the block have failed. Tasks that
-    the block orders before the setup or after the teardown are not changed.
+    decorated tasks, and the tasks of task groups. The teardown runs even if tasks of the block have failed. A task that
+    the DAG file places before the setup or after the teardown keeps its place.
 
     A DAG may have several such blocks, for different pools or for the same pool, one after another, side by side or
     nested. Each block has its own lease, and its teardown cancels only the jobs of its own tasks.
 
     :param size: Number of nodes, including the head node.
     :param pool_name: Name or URI of the pool.
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Give this or
-        `pool_name`, but not both.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Pass at most one of
+        `compute_pool_conn_id` and `pool_name`.
     :param is_async: Let the setup task end before the nodes are ready. Use a ``NodesSensor`` in the block to wait for
         the nodes.
-    :param exclusive: Add the nodes to those of other leases, instead of sharing them. If they do not fit into MAX_NODES
-        of the pool, the setup task waits in the pool's queue until other leases are released.
-    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease
-        and its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended).
+    :param exclusive: Lease these nodes in addition to the nodes of other leases, instead of sharing nodes with other
+        runs. If all leases together would exceed MAX_NODES of the pool, the setup task waits in the pool's queue until
+        other leases are released.
+    :param options: Options of ``ScaleClusterOperator``, and two limits: ``max_lifetime`` (seconds after which the lease
+        and its jobs are ended) and ``budget_node_hours`` (node-hours after which the run's lease and jobs are ended).
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
     :param deferrable: Whether the setup task waits for the nodes in Airflow's triggerer, without a worker. By default,
@@ -139,7 +142,7 @@ def pool_for_run(
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
         # The `pool_for_run` block may be inside another setup and teardown context of Airflow. This ``with`` statement
-        # then puts the setup and teardown tasks of the block between the outer setup and the outer teardown.
+        # then puts the block's own setup and teardown tasks between the outer setup and the outer teardown.
         pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
@@ -157,10 +160,11 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
     """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
     teardown task.
 
-    Airflow's own context manager for setup and teardown is not used for this, for two reasons. It orders only plain
-    operators. And it orders the teardown only after the last tasks of the block. In versions of Airflow 3 without the
-    fix apache/airflow#64181, the teardown then runs as soon as one of these last tasks is upstream_failed, while other
-    tasks of the block still run. So here the teardown is ordered after every task of the block.
+    Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First,
+    Airflow orders only plain operators. Second, Airflow orders the teardown only after the last tasks of the block. In
+    versions of Airflow 3 without the fix apache/airflow#64181, the teardown then runs as soon as one of the block's
+    last tasks is upstream_failed, while other tasks of the block still run. So here the teardown is ordered after every
+    task of the block.
     """
     setup, teardown = tasks.setup, tasks.teardown
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)
@@ -170,8 +174,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
         is_first = not task.upstream_task_ids & inside.keys()
         if (
             rule is TriggerRule.ALWAYS
-            or (is_first and rule in _COUNTS_THE_SETUP)
-            or (rule in _COUNTS_THE_FIRST and _has_upstream_before(task, setup, inside))
+            or (is_first and rule in _RULES_REFUSED_AFTER_SETUP)
+            or (rule in _RULES_OF_EARLY_STARTS and _has_upstream_before(task, setup, inside))
         ):
             raise InvalidArgumentError(
                 f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
@@ -179,8 +183,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
-        # The setup task of a nested block is not made upstream of the outer block's teardown task. The teardown task of
-        # the nested block runs between these two tasks, so their order is already certain.
+        # A nested block's setup task needs no edge to the outer block's teardown task, because the nested block's
+        # teardown task runs between them.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
 

@@ -1,7 +1,7 @@
 """The decorators `@task.distributed` and `@task.ray_launch`: run a function on a compute pool.
 
-`@task.distributed` runs it in each process of a group of workers, which start and end together, as distributed training
-needs it. `@task.ray_launch` runs it once, in a process that is connected to Ray and may start Ray tasks and actors.
+`@task.distributed` runs the function in each process of a group of workers that start and end together.
+`@task.ray_launch` runs the function once, in a process that is connected to Ray and may start Ray tasks and actors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
     """Operator that submits the decorated function as the `train_func` of a job.
 
-    :param num_workers: Number of workers. They may run on any nodes of the pool. By default, there is one worker per
+    :param num_workers: Number of workers, which may run on any nodes of the pool. By default, there is one worker per
         GPU, or one worker if `gpus` is 0.
     :param num_cpus: Number of CPUs per worker.
     :param gpus: Total number of GPUs of all workers.
@@ -72,7 +72,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         gpus: int = 0,
         gpu_type: str | None = None,
     ) -> dict[str, Any]:
-        """Return the fields of the job's spec: those that the user gave, and the number and size of the workers.
+        """Return the fields of the job's spec: the fields that the user gave, and the number and size of the workers.
 
         :param spec: Further fields of a `FunctionJobSpec`.
         :param num_workers: Number of workers.
@@ -110,7 +110,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return DistributedTrainOperator.execute(self, context)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments, and the function's arguments from Airflow's context, too.
+        """Build the job's spec from the operator's arguments. A parameter of the function that has the name of a value
+        in Airflow's context, such as ``run_id``, gets this value.
 
         :param context: Airflow's context of the task.
         """
@@ -118,7 +119,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return super().job_spec(context)
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the list of the function's return values for a job's result, in the order of the workers' ranks.
+        """Return the function's return values from a job's result, as a list in the order of the workers' ranks.
 
         :param result: Result of the job.
         """
@@ -141,14 +142,15 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
     """Operator that runs the decorated function once on a compute pool, in a process that is connected to Ray.
 
-    The process of the function reserves no CPUs and no GPUs. The options tell how many resources the Ray tasks and
-    actors need that the function starts; the job waits until the pool has room for all of them.
+    The process of the function reserves no CPUs and no GPUs. The arguments say how many resources the Ray tasks and
+    actors of the function need. The job waits until the pool has room for all of these tasks and actors.
 
     :param num_workers: Number of the function's own Ray tasks and actors. By default, one per GPU, or one if `gpus` is
         0.
-    :param num_cpus: Number of CPUs for each of them.
-    :param gpus: Total number of GPUs for all of them.
-    :param gpu_type: Type of GPU that they need, as Ray names it (for example ``H100``). By default, any type.
+    :param num_cpus: Number of CPUs per Ray task or actor.
+    :param gpus: Total number of GPUs of all Ray tasks and actors.
+    :param gpu_type: Type of GPU that the Ray tasks and actors need, as Ray names it (for example ``H100``). By default,
+        any type.
     :param spec: Further fields of a `FunctionJobSpec`, such as ``dataset_map``, ``hyper_params``, ``run_config``. The
         values of these fields are templated.
     """
@@ -157,12 +159,13 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
 
     @classmethod
     def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
-        """Return the fields of the job's spec: one worker that reserves nothing, and room for what it starts.
+        """Return the fields of the job's spec: one worker that reserves no resources, and the room that the function's
+        own Ray tasks and actors need.
 
         :param num_workers: Number of the function's own Ray tasks and actors.
-        :param num_cpus: Number of CPUs for each of them.
-        :param gpus: Total number of GPUs for all of them.
-        :param gpu_type: Type of GPU that they need.
+        :param num_cpus: Number of CPUs per Ray task or actor.
+        :param gpus: Total number of GPUs of all Ray tasks and actors.
+        :param gpu_type: Type of GPU that the Ray tasks and actors need.
         """
         from shoal.training.pytorch.scaling import launched, spread
 
@@ -172,7 +175,7 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         }
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the function's return value for a job's result.
+        """Return the function's return value from a job's result.
 
         :param result: Result of the job.
         """
@@ -203,9 +206,9 @@ def ray_launch_task(python_callable: Callable[..., Any] | None = None, **kwargs:
     """Convert a function to an Airflow task that runs the function once on a compute pool, in a process that is
     connected to Ray (``@task.ray_launch``).
 
-    There the function can use Ray tasks and actors, Ray Train and Ray Tune. The task returns the function's return
-    value, which must be of a type that an XCom can store. The pool has to be up, so use the task inside a ``with
-    pool_for_run(...)`` block.
+    In the connected process, the function can use Ray tasks and actors, Ray Train and Ray Tune. The task returns the
+    function's return value, which must be of a type that an XCom can store. The pool has to be up, so use the task
+    inside a ``with pool_for_run(...)`` block.
 
     :param python_callable: The function.
     :param kwargs: Arguments of :class:`RayLaunchDecoratedOperator`, such as ``num_workers`` and ``pool_name``, and of
@@ -217,7 +220,8 @@ def ray_launch_task(python_callable: Callable[..., Any] | None = None, **kwargs:
 def _decorated(
     operator: type[DistributedDecoratedOperator], function: Callable[..., Any] | None, **kwargs: Any
 ) -> TaskDecorator:
-    # For a mapped task, Airflow creates the operators only in the tasks. So the arguments are checked here already.
+    # Airflow creates the operators of a mapped task only when its instances run. The check here already finds wrong
+    # arguments while Airflow loads the DAG.
     described = {name: value for name, value in kwargs.items() if name in inspect.signature(operator.fields).parameters}
     name = operator.custom_operator_name
     operator.check(

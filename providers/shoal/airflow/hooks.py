@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 class ComputePoolHook(BaseHook):
     """Hook for one compute pool. The pool is selected by an Airflow connection, a name or a URI.
 
-    Without connection and name, the hook uses the connection ``compute_pool_default`` if it exists, else the pool
-    ``$SHOAL_POOL``, else the only pool that is up.
+    Without connection and name, the hook uses the connection ``compute_pool_default`` if it exists, else the pool that
+    ``$SHOAL_POOL`` names, else the only pool that is up.
 
     The connection's host is the name of the pool, its schema is the backend (``local``), and its extra contains the
-    options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``. The password is the token of a Ray cluster.
+    options of a pool URI: ``compute-pool://retrain/local?max_nodes=4``. The connection's password is the token of a Ray
+    cluster.
 
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``. Give this or `pool_name`, but not both.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``. Pass at most one of
+        `compute_pool_conn_id` and `pool_name`.
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool.
     """
 
@@ -61,12 +63,14 @@ class ComputePoolHook(BaseHook):
 
     @cached_property
     def team(self) -> str | None:
-        """Return the team in the extra of the connection (``{"team": "fraud"}``); None if there is none."""
+        """Return the team whose quota limits the leases: the value ``team`` in the connection's extra (``{"team":
+        "fraud"}``). None if the extra names no team."""
         return self._found.extra_dejson.get("team") or None if self._found is not None else None
 
     @cached_property
     def _found(self) -> Connection | None:
-        """Return the connection that defines the pool; None if a name or URI does, or there is no connection."""
+        """Return the connection that defines the pool; None if `pool_name` selects the pool, or if no connection
+        exists."""
         if self.compute_pool_conn_id:
             return self._connection(self.compute_pool_conn_id)
         if self.pool_name:
@@ -88,11 +92,12 @@ class ComputePoolHook(BaseHook):
     def pool(self, holder: str | None = None, *, owner: str | None = None) -> ComputePool:
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
-        :param holder: Name of the holder to which the leases and jobs belong that are requested through this client;
-            see :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
-        :param owner: Team to which leases count if the connection names no team, such as the owner of a task.
+        :param holder: Name of the holder that will own the leases and jobs requested through this client; see
+            :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
+        :param owner: Team whose quota limits the leases if the connection names no team. Operators pass the owner of
+            their task.
         """
-        from shoal.pool.api import ComputePool  # DAG files import this module: they need no store
+        from shoal.pool.api import ComputePool  # DAG files import this module, and need no store
 
         return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
 
@@ -146,9 +151,10 @@ def database_url(conn_id: str) -> str | None:
 def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     """Convert an Airflow connection to the definition of a pool.
 
-    :param connection: Connection of type ``compute_pool``. Its host is the pool's name, its extra contains the options,
-        and its password is the token of a Ray cluster. The backend is its schema, or the option ``backend``.
-    :param keep: Whether the token is written to its file. False: the connection is only checked.
+    :param connection: Connection of type ``compute_pool``. The connection's host is the pool's name, its extra contains
+        the options, and its password is the token of a Ray cluster. The connection's schema, or the option ``backend``,
+        is the backend.
+    :param keep: Whether the token is written to a file in ``$SHOAL_HOME``. False: the connection is only checked.
     """
     if not connection.host:
         raise InvalidArgumentError(
@@ -166,8 +172,8 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
             f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
             '{"max_nodes": 4}'
         )
-    # Airflow's form also stores the fields that the user left empty. These fields are dropped, so that their defaults
-    # apply.
+    # Airflow's form also stores the fields that the user left empty. Empty fields are dropped here, so that their
+    # defaults apply.
     given = {name: value for name, value in extra.items() if value not in (None, "") and name != "team"}
     if "name" in given:
         raise InvalidArgumentError(
@@ -193,7 +199,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
 
 def _check_token(spec: PoolSpec, conn_id: str) -> None:
-    """Check that a pool can have the password of its connection as its token."""
+    """Check that the password of a connection may be used as the token of its pool."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
             f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '

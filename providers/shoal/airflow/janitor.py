@@ -1,9 +1,11 @@
-"""Define two DAGs that clean up regularly. Call them in a file of your DAGs folder, such as ``dags/pool_janitor.py``.
+"""Define two DAGs that clean up regularly: ``pool_janitor`` and ``retention``. Call both functions in a file of your
+DAGs folder, such as ``dags/pool_janitor.py``.
 
-``pool_janitor`` removes every ten minutes what ended runs have left behind: nodes, leases and processes that no run
-needs any more. Normally each run's own cleanup task does that. The DAG is for runs whose cleanup task did not run.
+Every ten minutes, ``pool_janitor`` removes nodes, leases and processes that no run needs any more. Normally each run's
+own clean-up task removes these leftovers. ``pool_janitor`` is for runs whose clean-up task did not run.
 
-``retention`` deletes every night old versions of registered models that no alias needs, and jobs that ended long ago.
+Every night, ``retention`` deletes old versions of registered models to which no alias points, and jobs that ended long
+ago.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def pool_janitor() -> None:
 
 
 @dag(
-    # There is no start date, because with one, unpausing the DAG would delete at once.
+    # With a start date, Airflow would start a run, which deletes, as soon as a user unpauses the DAG.
     schedule=CronTriggerTimetable("@daily", timezone="UTC"),
     catchup=False,
     max_active_runs=1,
@@ -44,7 +46,7 @@ def pool_janitor() -> None:
             10, type="integer", minimum=0, description="Number of newest versions of each model that are kept."
         ),
         "jobs_older_than_days": Param(
-            90, type="integer", minimum=1, description="Days after its end from which a job is deleted."
+            90, type="integer", minimum=1, description="Days after the end of a job from which the job is deleted."
         ),
         "tracking_uri": Param(
             None,

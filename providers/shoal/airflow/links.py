@@ -1,8 +1,8 @@
 """Links of a training task in Airflow's UI: the job's page, its MLflow run, the registered model, and the dashboard of
 the Ray cluster.
 
-The link to the job's page is known when the task has ended, the others when the job has succeeded. If a service has no
-address that a browser can open, such as an SQLite file of MLflow, there is no link.
+Airflow shows the link to the job's page when the task has ended, and the other links when the job has succeeded. A
+service without an address that a browser can open, such as MLflow with an SQLite file, gets no link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class _Link(BaseOperatorLink):
     """Link whose address the operator has stored in its attribute `links`."""
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address; empty if there is none. Airflow calls this when the task has ended, in its process."""
+        """Return the address of this link; empty if there is none. Airflow calls this method in the process of the
+        task, when the task has ended."""
         address: str = getattr(operator, "links", {}).get(self.name, "")
         return address
 
@@ -47,8 +48,8 @@ class ModelVersionLink(_Link):
 
 
 class RayDashboardLink(_Link):
-    """Link to the dashboard of a ``ray://`` pool's cluster. The dashboard of a local pool needs a token, so it has no
-    link."""
+    """Link to the dashboard of a ``ray://`` pool's cluster. Local pools have no such link, because their dashboard
+    needs a token."""
 
     name = "Ray dashboard"
 
@@ -59,7 +60,7 @@ LINKS = (JobPageLink(), MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
 def page_links(job_id: str) -> dict[str, str]:
     """Return the address of a job's page by the name of its link. The result is empty if there is no page.
 
-    The address is that of ``$SHOAL_UI_URL``, or else of the page in Airflow.
+    The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow.
 
     :param job_id: Id of the job.
     """

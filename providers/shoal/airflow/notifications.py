@@ -26,11 +26,11 @@ Notifier: TypeAlias = "Callable[[Context], Any]"
 def model_message(notifier: Notifier) -> Callable[[Context], None]:
     """Return a callback for a task that sends one message about the task's model.
 
-    Use it as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
+    Use the callback as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
     ``DistributedTrainOperator``, mapped or not, and of a ``CheckModelsOperator``.
 
-    :param notifier: Notifier, in whose templates ``shoal`` is the message. It is copied for each message, because a
-        notifier replaces its own templates when it renders them.
+    :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message. The
+        notifier is copied for each message, because rendering replaces its templates.
     """
 
     def send(context: Context) -> None:
@@ -42,10 +42,10 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
 def run_message(notifier: Notifier) -> Callable[[Context], None]:
     """Return a callback for a DAG that sends one message per DAG run, with a line for each model that the run trains.
 
-    Use it as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls it in its DAG processor, so
-    shoal and the notifier's packages must be installed there.
+    Use the callback as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls the callback in
+    its DAG processor, so shoal and the notifier's packages must be installed there.
 
-    :param notifier: Notifier, in whose templates ``shoal`` is the message.
+    :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message.
     """
 
     def send(context: Context) -> None:
@@ -104,7 +104,7 @@ def _about_run(context: Context) -> Message:
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield one message line for each training task of a DAG run, in the order in which the DAG file creates them."""
     ti, tasks = context.get("ti"), context["dag"].tasks
-    # The DAG run has no task instances, so the context contains no `ti`, and the message gets no lines.
+    # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.
     if ti is None:
         return
     run_id = context["run_id"]
@@ -145,7 +145,7 @@ def _parsed(stored: Mapping[str, Any]) -> ModelLine:
 
 
 def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:
-    """Return the message line about a training task that has stored no message line as an XCom."""
+    """Make the message line for a training task that has not stored a message line as an XCom."""
     from shoal.jobs import ModelLine
 
     name = task_id if map_index < 0 else f"{task_id}[{map_index}]"

@@ -1,4 +1,4 @@
-"""Collect the results of trainings, also of those that failed or were skipped."""
+"""Collect the results of trainings, and the causes if trainings failed or were skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shoal.jobs import NoResult
 
 CAUSE = "shoal_cause"
-"""Key of the XCom in which a training task that fails leaves the cause of its failure."""
+"""Key of the XCom in which a training task stores why the training failed or was skipped."""
 
 _NOT_MAPPED = -1
 """Map index that Airflow gives to a task that is not mapped."""
@@ -19,12 +19,13 @@ _NOT_MAPPED = -1
 def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str, Any] | NoResult]:
     """Return one entry for each training: its result, or the cause if the training failed or was skipped.
 
-    Call it in a task with ``trigger_rule="all_done"`` after the trainings, and pass the list to `shoal.jobs.summary`.
+    Call this function in a task with ``trigger_rule="all_done"`` after the trainings, and pass the list to
+    `shoal.jobs.summary`.
 
     :param task_ids: Ids of the training tasks, with the ids of their task groups.
-    :param mapped: Number of instances of each task, in the order of whose map indexes the results are. By default, the
-        tasks are not mapped.
-    :returns: For each training its job's result as a dict, or a `NoResult` with the cause of the failure.
+    :param mapped: Number of instances of each mapped task. The results are in the order of the map indexes. By default,
+        the tasks are not mapped.
+    :returns: For each training, its job's result as a dict, or a `NoResult` with the cause why there is no result.
     """
     from shoal.jobs import NoResult
 
@@ -32,8 +33,8 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(task_ids)).get(ti.run_id, {})
 
     def result_of(task_id: str, index: int) -> dict[str, Any] | NoResult:
-        # If an upstream task has failed, Airflow does not expand the mapped task into instances. The mapped task then
-        # has a single state.
+        # If an upstream task has failed, Airflow does not expand the mapped task into instances. An unexpanded mapped
+        # task has a single state.
         state = states.get(f"{task_id}_{index}" if index >= 0 else task_id) or states.get(task_id) or "not run"
         if state == "success":
             result: dict[str, Any] = ti.xcom_pull(task_id, map_indexes=index)

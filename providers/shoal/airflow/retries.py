@@ -1,4 +1,5 @@
-"""Do not retry tasks after errors that every retry would meet again, such as a wrong argument."""
+"""Prevent retries of tasks after permanent errors. Every retry would meet such an error again, for example a wrong
+argument."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 def no_retry_of_permanent_errors() -> Iterator[None]:
     """Fail the task without a retry if the ``with`` block, or the decorated method, raises a permanent error.
 
-    A wrong argument, wrong data and a request for more than the pool has are permanent. All other errors are raised
-    unchanged: a lost worker, a pool that is down, or resources that did not become free in time.
+    Permanent errors are a wrong argument, wrong data, and a request for more than the pool has. All other errors are
+    raised unchanged, such as a lost worker, a pool that is down, or resources that did not become free in time.
 
     :raises AirflowFailException: The error is permanent. The original error is the cause.
     """
@@ -40,7 +41,7 @@ def no_retry_of_permanent_errors() -> Iterator[None]:
 class FailOnPermanentErrors(RetryPolicy):
     """Retry policy for your own tasks that call shoal: a permanent error fails the task at once.
 
-    The operators of shoal do not need it. It needs Airflow 3.3: ``@task(retries=3,
+    shoal's own operators do not need this policy. The policy needs Airflow 3.3 or later: ``@task(retries=3,
     retry_policy=FailOnPermanentErrors())``.
     """
 

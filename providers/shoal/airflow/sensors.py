@@ -27,14 +27,14 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
     """Sensor that waits until a given number of a pool's nodes are ready, and renews the DAG run's lease during the
     wait.
 
-    The sensor fails without waiting if fewer nodes are requested than it waits for, for example because the request was
+    The sensor fails at once if fewer than `expected_nodes` nodes are requested, for example because the request was
     rolled back. The error message contains the reason.
 
     :param expected_nodes: Number of nodes, including the head node. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease the
-        sensor waits for. ``pool_for_run`` sets it for the tasks of its block.
+    :param lease: Id of the task that leases the nodes. In a DAG with several leases, this argument selects the lease
+        that the sensor waits for. ``pool_for_run`` sets the argument for the tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     :param deferrable: Whether the sensor waits in Airflow's triggerer, without a worker. By default, Airflow's setting
         ``[operators] default_deferrable`` decides.
@@ -78,7 +78,8 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()
         try:
             self._ready_or_deferred(context, time.time() + min(self.timeout, limit))
-        # Airflow does the same for a sensor that is not deferred, and after the deferral.
+        # With `soft_fail` or `never_fail`, an error skips the sensor. Airflow itself skips only a sensor that is not
+        # deferred, or that continues after a deferral.
         except AirflowFailException as error:
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(str(error)) from error
@@ -86,7 +87,8 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         return None
 
     def execute_complete(self, context: Context, event: Mapping[str, Any], deadline: float) -> None:
-        """Continue after the deferral: return if the nodes are ready, or raise the reason why they never will be."""
+        """Continue after the deferral: return if the nodes are ready, raise an error if they cannot become ready, or
+        defer the sensor again."""
         if event["timed_out"] and not self.poke(context):
             raise AirflowSensorTimeout(f"the nodes were not ready after the timeout of {self.timeout:g} s")
         self._ready_or_deferred(context, deadline)

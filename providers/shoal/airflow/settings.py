@@ -1,7 +1,7 @@
 """The section ``[shoal]`` of Airflow's configuration: values of environment variables for all processes of Airflow.
 
-An option sets its variable if the variable is not set. So a setting has one meaning: shoal's command line and the
-processes of pools read the variables only.
+An option sets its environment variable unless the variable is set already. shoal itself, with its command line and the
+processes of pools, reads only the variables and not Airflow's configuration.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOA
 
 _OPTIONS = {
     "home": (
-        "Folder with the state of pools, with jobs and their logs. Default: ~/.shoal. All workers of a host need the "
-        "same.",
+        "Folder with the state of pools, with jobs and their logs. Default: ~/.shoal. All workers of a host must use "
+        "the same folder.",
         "/var/lib/shoal",
     ),
     "state_url": (
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 def config_section() -> dict[str, Any]:
-    """Return the description of the section, as Airflow reads it from a provider."""
+    """Return the description of the section ``[shoal]`` in the format that Airflow expects of a provider."""
     return {
         SECTION: {
             "description": "Settings of shoal. An option sets an environment variable for all processes of Airflow, "
@@ -64,8 +64,8 @@ def config_section() -> dict[str, Any]:
 
 
 def apply_settings() -> None:
-    """Set the environment variables of this process from the options that have a value. A variable that is set keeps
-    its value."""
+    """Set the environment variables of this process from the options that have a value. A variable that is set already
+    keeps its value."""
     from airflow.sdk.configuration import conf
 
     for option, variable in VARIABLES.items():

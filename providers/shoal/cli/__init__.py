@@ -27,7 +27,7 @@ _UsageError: type[BaseException] = next(
 
 
 def _other_commands() -> dict[str, EntryPoint]:
-    """Return the commands of adapters, such as ``check-dags`` of the Airflow provider, by name.
+    """Return the commands that adapters add to `shoal`, by name, such as ``check-dags`` of the Airflow provider.
 
     An entry point of the group ``shoal.commands`` names a `typer.Typer` with one command.
     """
@@ -35,7 +35,7 @@ def _other_commands() -> dict[str, EntryPoint]:
 
 
 class _ShoalGroup(TyperGroup):
-    """Root command. It converts each exception of a command to an error message and an exit code."""
+    """Root command, which converts each exception of a subcommand to an error message and an exit code."""
 
     def main(
         self,
@@ -59,8 +59,8 @@ class _ShoalGroup(TyperGroup):
             sys.exit(ExitCode.WRONG_ARGUMENT)
         except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
             sys.exit(ExitCode.INTERRUPTED)
-        # An exception that no clause above handles is a bug in shoal. It is raised again, because the user needs its
-        # traceback for a bug report.
+        # An exception that no clause above handles is a bug in shoal. Such an exception is raised again, because the
+        # user needs the traceback for a bug report.
         except Exception as error:
             if as_json:
                 print_error(error, as_json=True)
@@ -71,7 +71,8 @@ class _ShoalGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        # Only the help and the commands of adapters read the entry points, which takes as long as the whole import.
+        # Entry points are read only for the help and for the commands of adapters, because reading them takes as long
+        # as importing all of shoal's own commands.
         if command is None and (entry := _other_commands().get(cmd_name)) is not None:
             command = typer.main.get_command(entry.load())
             command.name = cmd_name

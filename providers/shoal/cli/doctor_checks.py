@@ -39,9 +39,9 @@ to disk, so a training may run out of memory."""
 
 _FILES_NEEDED = 1024
 _FILES_WANTED = 4096
-"""Number of open files that a process should be allowed to have. A raylet (Ray's main process of a node) needs several
-for each worker and connection. The checks compare these numbers with the hard limit, because Ray raises the soft limit
-to the hard limit."""
+"""Smallest and recommended number of files that a process may have open. A raylet (Ray's main process of a node) needs
+several open files for each worker and connection. The checks compare these numbers with the hard limit, because Ray
+raises the soft limit to the hard limit."""
 
 _PACKAGES = (
     ("data", ("pyarrow", "pandas", "numpy"), ("pyarrow",), "rows that this process reads or stages; nodes need it"),
@@ -53,8 +53,8 @@ _PACKAGES = (
     ("prefect", ("prefect",), ("prefect",), "the Prefect collection"),
     ("ui", ("fastapi", "jinja2", "plotly", "uvicorn"), ("plotly",), "the page of `shoal ui` and of Airflow's plugin"),
 )
-"""Optional packages: name of shoal's extra, import names of what it installs, names of the package on PyPI whose
-version is shown, and the part of shoal that needs it."""
+"""Optional packages, one tuple per extra of shoal: name of the extra, modules that the extra installs, PyPI names of
+the package whose version is shown, and the part of shoal that needs the extra."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Check:
 
     Attributes:
         name: Name of the check.
-        status: ``ok``; ``note`` if shoal works all the same; ``broken`` if local pools cannot work.
+        status: ``ok``; ``note`` if shoal works in spite of the finding; ``broken`` if local pools cannot work.
         found: Description of what the check found, for the user.
         advice: Instruction how to fix the problem. None if there is no problem.
     """
@@ -277,7 +277,7 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 def reconciler(pools: list[PoolStatus]) -> Check:
     """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
 
-    Only the reconciler of this `$SHOAL_HOME` counts.
+    Reconcilers of other folders `$SHOAL_HOME` are ignored.
 
     Args:
         pools: All pools in the store.
@@ -302,8 +302,8 @@ def _reconciler_process() -> tuple[int, bool] | None:
     """Return the pid of this `$SHOAL_HOME`'s reconciler and whether the reconciler is suspended, or None if no
     reconciler runs.
 
-    The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts at
-    this moment would find the lock taken, and exit.
+    The function searches all processes. The reconciler's lock is not tested, because a reconciler that starts at this
+    moment would find the lock taken, and exit.
     """
     import psutil
 

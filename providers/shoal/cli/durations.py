@@ -15,7 +15,7 @@ def duration(text: str) -> timedelta:
     """Parse a whole number of hours, days or weeks: `36h`, `90d`, `4w`.
 
     Raises:
-        InvalidArgumentError: The text is no such duration.
+        InvalidArgumentError: The text is not a duration of this form.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:

@@ -15,7 +15,7 @@ from shoal.errors import (
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the `shoal` command. Scripts may rely on them, so their numbers do not change."""
+    """Exit codes of the `shoal` command. Scripts may rely on these codes, so their numbers do not change."""
 
     DONE = 0
     FAILED = 1

@@ -24,13 +24,14 @@ def history(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List who scaled, leased, released, altered, cancelled, swept or promoted what, the newest first."""
+    """List actions on pools, jobs and models, the newest first: who acted, when, and with which outcome."""
     from shoal.history import read
 
     oldest = None if since is None else time.time() - duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
     if pool_name and not found:
-        # The name may be mistyped. The check comes last, because a deleted pool keeps its lines.
+        # No action was found, so the name of the pool may be mistyped. The pool is checked only in this case, because
+        # actions on a deleted pool are still listed.
         from shoal.pool.selection import which_pool
         from shoal.state import Store
 

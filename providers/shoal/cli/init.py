@@ -13,8 +13,8 @@ from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
 
 _GROUP = "shoal.init"
-"""Group of entry points. Each is a function that writes an engine's samples to a folder, and returns their paths. The
-CLI finds the functions this way, because it must not import the modules for the engines."""
+"""Group of entry points. Each entry point is a function that writes the samples of one workflow engine to a folder, and
+returns the paths of the files. The CLI uses entry points because it must not import the modules for the engines."""
 
 
 def init(

@@ -181,12 +181,13 @@ def prune(
 
 
 def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
-    """Return a context manager that yields the name of a job's pool. It may start a temporary pool for the job.
+    """Return a context manager that yields the name of a job's pool. The context manager may start a temporary pool for
+    the job.
 
     Raises:
         NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.
     """
-    from shoal.distributors.embedded_pool import pool_for_job
+    from shoal.distributors.call_pool import pool_for_job
     from shoal.pool.selection import which_pool
     from shoal.state import Store
 
@@ -203,8 +204,8 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains such
-        # lines, so `first_line_s=inf` turns them off.
+        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains lines
+        # about the progress, so `first_line_s=inf` turns the display's own lines off.
         with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:

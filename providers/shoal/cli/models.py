@@ -120,7 +120,7 @@ def history(
             entry.metric,
             entry.value,
             entry.holdout_digest and entry.holdout_digest[:8],
-            _happened(entry),
+            _promotion_text(entry),
             entry.job_id,
         )
         for entry in found
@@ -177,7 +177,7 @@ def _outcome(version: VersionStatus) -> str | None:
     return f"{what}: {version.reason.replace('_', ' ')}" if version.reason else what
 
 
-def _happened(entry: HistoryEntry) -> str | None:
+def _promotion_text(entry: HistoryEntry) -> str | None:
     if entry.promoted is None:
         return None
     if not entry.promoted:

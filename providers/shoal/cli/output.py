@@ -1,4 +1,5 @@
-"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout instead."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout instead of
+stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from shoal.redaction import redact
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
 
 _PIPE_WIDTH = 200
-"""Width in characters of the output to a file or a pipe. Without it, rich would cut tables at 80 characters."""
+"""Width in characters of the output to a file or a pipe. Without this constant, rich would cut tables at 80
+characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -53,7 +55,7 @@ def print_error(error: BaseException, *, as_json: bool, message: str | None = No
     """Print an error as ``error: …`` on stderr, or with `as_json` as ``{"error": {…}}`` on stdout."""
     text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
     # If a command line argument is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Streams
-    # refuse to write these, so they are escaped.
+    # refuse to write lone surrogates, so these characters are escaped.
     text = text.encode(errors="backslashreplace").decode()
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "

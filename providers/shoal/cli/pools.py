@@ -25,7 +25,8 @@ _MOST_JOBS = 10_000
 """Largest number of unfinished jobs that `shoal pool describe` reads and counts."""
 
 _MOST_HOLDERS = 20
-"""Largest number of holders whose use of nodes `shoal pool describe` prints. With --json, it prints all."""
+"""Largest number of holders whose use of nodes `shoal pool describe` prints. With --json, the command prints all
+holders."""
 
 _DEFAULT_POOL = "Default: $SHOAL_POOL, or the only pool that is up."
 
@@ -139,7 +140,8 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set a pool's number of nodes, and wait until they are ready. If this fails, restore the previous number."""
+    """Set a pool's number of nodes, and wait until the nodes are ready. If nodes do not become ready, restore the
+    previous number."""
     pool = _pool(pool_name)
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
     if block_until_min_cluster_size is not None:
@@ -171,7 +173,7 @@ def retire(
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
     as_json: Json = False,
 ) -> None:
-    """Announce that a node will end soon (spot notice). Its replacement is started before."""
+    """Announce that a node will end soon (spot notice), so that the pool starts a replacement before."""
     pool = _pool(pool_name)
     pool.retire_node(node, within_s=within)
     _show(pool.describe(), as_json)
@@ -219,7 +221,7 @@ def delete(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a pool that is down, with its token and logs. Its ended jobs stay in the list of jobs."""
+    """Remove a pool that is down, with its token and logs. The pool's ended jobs stay in the list of jobs."""
     pool = _pool(name)
     pool.delete(abandon=abandon)
     if as_json:

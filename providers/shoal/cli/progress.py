@@ -79,8 +79,8 @@ class PoolProgress:
     def _done(self, status: PoolStatus) -> tuple[int, int]:
         """Return the filled length and the full length of the progress bar, both as numbers of nodes.
 
-        While the pool grows, these are the numbers of active and of wanted nodes. While the pool shrinks, they are the
-        numbers of nodes that have ended and that have to end.
+        While the pool grows, the lengths are the numbers of active and of wanted nodes. While the pool shrinks, the
+        lengths are the numbers of nodes that have ended and of nodes that have to end.
         """
         there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
         self._most = max(self._most, there)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector, ShardedDataConnector
     from shoal.data.ingest import ArrowIngester, RayDataIngester
 
-# The module from which each public name is imported. The import happens when the name is used first, because Airflow
-# parses DAG files again and again, and checks the specs of datasets there.
+# Public name -> the module from which the name is imported at its first use. Without this, Airflow would import all
+# these modules each time it parses a DAG file that imports `shoal.data`.
 _HOMES = {
     "ArrowIngester": "shoal.data.ingest",
     "DataConnector": "shoal.data.connector",

@@ -20,15 +20,16 @@ Categories = Mapping[str, "pa.Array"]
 `category_type` returns. The code of a category is its index in this array, from 0."""
 
 MOST_CATEGORIES = 100_000
-"""Maximum number of categories in a column; a column with more is refused. Every worker and every model contains all
-categories (2 MB of text at this limit), and a column with more, such as customer ids, has too few rows per category to
-learn from."""
+"""Maximum number of categories in a column; a column with more categories is refused. Every worker and every model
+contains all categories (2 MB of text at this limit). If a column has more categories, such as customer ids, too few
+rows have the same category for the model to learn from them."""
 
 
 def category_type(type_: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type in which the categories of a column are compared.
 
-    Columns of the same kind get the same type, even if the files store them in different widths.
+    Columns of the same kind (text, integers or booleans) get the same type, even if the files store their values with
+    different widths.
 
     Args:
         type_: Type of the column.
@@ -93,7 +94,7 @@ def encoded(table: pa.Table, categories: Categories) -> pa.Table:
 
     Args:
         table: The rows to encode.
-        categories: Result of `find_categories`. All other columns of the table stay unchanged.
+        categories: Result of `find_categories`. Columns that are not in this dict stay unchanged.
 
     Returns:
         A table whose categorical columns are int32. The code is null if the value is null or an unknown category.
@@ -124,8 +125,8 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
         Column -> its categories as an Arrow array.
 
     Raises:
-        DataError: If the categories have a type that `find_categories` never returns; another program may have written
-            such a model.
+        DataError: If the categories have a type that `find_categories` never returns. A model that another program has
+            written may contain such categories.
     """
     import pyarrow as pa
 

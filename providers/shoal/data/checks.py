@@ -342,13 +342,13 @@ def _check_like_reference(
 def _check_any_row(source: ParquetSource) -> None:
     if source.num_rows() == 0:
         files = source.footers()
-        where = source.reference().path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
+        place = source.reference().path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
         if source.filters is not None:
             raise DataError(
                 f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
                 "filters, and check whether the files with these rows have been written yet"
             )
-        raise DataError(f"the dataset has no rows: {where}")
+        raise DataError(f"the dataset has no rows: {place}")
 
 
 def _check_any_value(source: ParquetSource, name: str) -> None:

@@ -13,12 +13,12 @@ from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.groups import plan_groups
+from shoal.data.planning.group_assignment import plan_groups
 from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
-from shoal.data.time_range import TimeRange
+from shoal.data.time_range import TimeRange, time_column
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class DataConnector:
     Args:
         source: The Parquet files.
         ingestor_class: Class that reads the rows in the workers.
-        staging: Directory of a staged copy, which is removed when no connector and no job uses it any more; None if
-            the files belong to the user.
+        staging: Directory of a staged copy (Parquet files that shoal wrote for the workers), which is removed when no
+            connector and no job uses it any more; None if the files belong to the user.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -136,7 +136,8 @@ class DataConnector:
 
         Args:
             query: SQL text or a SQLAlchemy selectable.
-            connection: SQLAlchemy URL, Engine or Connection. Only this process uses it, and it is never stored.
+            connection: SQLAlchemy URL, Engine or Connection. Only this process uses the connection, and the connection
+                is never stored.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
@@ -244,7 +245,7 @@ class DataConnector:
             A `ShardedDataConnector` if ``spec.sharded`` is true, else a `DataConnector`.
 
         Raises:
-            InvalidArgumentError: If the spec is wrong, or has a query whose rows no job has staged.
+            InvalidArgumentError: If the spec is wrong, or has a query whose rows were not staged by a job.
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
@@ -292,8 +293,8 @@ class DataConnector:
     def num_rows(self) -> int:
         """Return the number of rows, from the Parquet footers.
 
-        With filters, the filter columns of those row groups are read for which the footers do not show how many rows
-        match.
+        If the dataset has filters and the footers do not show how many rows of a row group match, the filter columns of
+        this row group are read.
         """
         return self.source.num_rows()
 
@@ -306,10 +307,10 @@ class DataConnector:
         return self.source.digest()
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return when the files were written, in nanoseconds since the epoch; empty if `digest` reads the rows.
+        """Return when the files were written, in nanoseconds since the epoch; empty if :meth:`digest` reads the rows.
 
-        A digest that is computed from the footers may stay the same when values in the rows change. These times then
-        change. A time is None if the filesystem does not tell it.
+        When values in the rows change, a digest that is computed from the footers may stay the same, but the write
+        times change. The write time of a file is None if the filesystem does not report it.
         """
         return self.source.write_times()
 
@@ -322,7 +323,8 @@ class DataConnector:
             without: Canonical paths of files whose rows are left out.
 
         Returns:
-            The range; None if there is no such column, or it has only nulls.
+            The range; None if `column` is None and the filters do not name exactly one date or timestamp column, or if
+            the column has only nulls.
 
         Raises:
             DataError: If there is no column of this name, or its values have no order.
@@ -331,11 +333,9 @@ class DataConnector:
         import pyarrow.compute as pc
 
         schema = self.schema()
+        column = column or time_column(columns_of(self.source.filters or ()), schema)
         if column is None:
-            times = [name for name in columns_of(self.source.filters or ()) if _is_time(schema.field(name).type)]
-            if len(times) != 1:
-                return None
-            column = times[0]
+            return None
         check_present(self.source.reference().path, column, schema.names)
         ends: list[Any] = []
         ranges = [rows for rows in self.source.ranges() if rows.path not in without]
@@ -362,7 +362,8 @@ class DataConnector:
             Number of rows by value, in order of the first row; the key None is for nulls.
 
         Raises:
-            DataError: If there is no column of this name, or its values cannot be compared, such as those of a list.
+            DataError: If there is no column of this name, or its values cannot be compared, such as the values of a
+                list column.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -394,7 +395,7 @@ class DataConnector:
             num_workers: Number of shards.
             seed: Seed of the shuffle.
             group_col: Column with the group of each row; a group is never split between workers. The whole column is
-                read for the plan; see :mod:`shoal.data.planning.groups`.
+                read for the plan; see :mod:`shoal.data.planning.group_assignment`.
 
         Returns:
             One shard per worker, by rank.
@@ -467,7 +468,8 @@ class DataConnector:
             columns: Columns to return, in this order; all by default.
 
         Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
+            dataset directly.
 
         Raises:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
@@ -488,7 +490,7 @@ class DataConnector:
         from shoal.data.ray_data import ranges_dataset
 
         # Ray's tasks read the staged files later, when this connector may be gone, and Ray's dataset does not refer to
-        # it. So the staged copy stays until this process exits.
+        # the connector. So the staged copy stays until this process exits.
         if self.source.staged_copy is not None:
             self.source.staged_copy.keep()
         return ranges_dataset(self.source, self.source.ranges(), None)
@@ -535,19 +537,14 @@ class DataConnector:
         return take_rows(self.source.read(ranges), limit) if ranges else schema.empty_table()
 
 
-def _is_time(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
-
-
 class ShardedDataConnector(DataConnector):
     """A dataset that is divided among the workers of one training, so that each worker reads only its own rows."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """Return the rows that this worker of a training reads. A process that is not such a worker gets all rows.
+        """Return the rows that this worker of a training reads. A process that is not a worker of a training gets all
+        rows.
 
         Returns:
             The shard of this process's rank. All ranks compute the same plan, because they use the same footers.

@@ -47,8 +47,8 @@ def parse_filters(given: Any) -> Filters:
         raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
     if isinstance(given[0], str):
         raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
-    # The user may give one list of terms (comparisons), or a list of such lists. In the first case `given[0][0]` is the
-    # name of a column, in the second case it is a term.
+    # The user may give one list of terms (comparisons), or a list of such lists. In a list of terms, `given[0][0]` is
+    # the name of a column. In a list of lists, `given[0][0]` is a term.
     flat = _is_list(given[0]) and bool(given[0]) and isinstance(given[0][0], str)
     alternatives = [given] if flat else given
     parsed = []

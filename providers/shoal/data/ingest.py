@@ -36,8 +36,8 @@ class ArrowIngester:
     """
 
     name: ClassVar[str] = "arrow"
-    # Fraction of a worker's CPUs that its process requests from Ray. Arrow reads the rows in that process, so no CPUs
-    # have to be left for other processes that read.
+    # Fraction of a worker's CPUs that the worker process requests from Ray. Arrow reads the rows in the worker process,
+    # so no CPUs have to stay free for other processes.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
@@ -64,8 +64,8 @@ class RayDataIngester:
     """Ingester that reads row groups in Ray Data tasks, outside the worker's process.
 
     The rows of each worker and the tables are the same as with `ArrowIngester`. Each worker runs one Ray Data stream
-    over the row ranges of its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used, because it drops
-    rows.
+    over the row ranges of its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used, because Ray's
+    sharding drops rows.
 
     Args:
         source: The dataset.

@@ -1,4 +1,5 @@
-"""Say which extra to install where the libraries that read rows are missing, as on an orchestrator."""
+"""Raise an error that names the extra to install if the libraries that read rows are missing, for example on a host
+that only runs Airflow."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def need(*packages: str) -> None:
         packages: Import names of libraries that the extra ``data`` installs.
 
     Raises:
-        MissingExtraError: One of them is not installed.
+        MissingExtraError: If one of the libraries is not installed.
     """
     for package in packages:
         if find_spec(package) is None:

@@ -18,7 +18,7 @@ _BLOCK_ROWS = 4_096
 def to_matrix(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
     """Copy columns into a dense float32 matrix, with a single copy per value.
 
-    Integers above 2**24 are rounded to the nearest float32. XGBoost rounds in the same way.
+    Integers above 2**24 are rounded to the nearest float32. XGBoost itself rounds such integers in the same way.
 
     Args:
         table: The rows.
@@ -75,8 +75,8 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
     if pa.types.is_boolean(column.type):
-        # Booleans are converted to bytes first. Arrow stores them as bits, which NumPy cannot view, and a boolean
-        # column with nulls would become an array of Python objects.
+        # Booleans are converted to bytes first. Arrow stores booleans as bits, which NumPy cannot view. Without the
+        # conversion, a boolean column with nulls would become an array of Python objects.
         column = column.cast(pa.uint8())
     if column.null_count == 0:
         whole = column.to_numpy(zero_copy_only=True)

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
 _EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
 _ROWS = "shoal_rows"
-"""Name of a query's rows in another query that selects from them."""
+"""Alias of a query that is a subquery in the FROM clause of another query."""
 
 _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
@@ -24,7 +24,7 @@ def check_connection_name(name: str) -> None:
     """Check that the text is the name of a connection and not a URL, which could contain a password.
 
     Raises:
-        InvalidArgumentError: If it is not a legal name.
+        InvalidArgumentError: If the text is not a legal name.
     """
     if not _NAME.fullmatch(name):
         # The message does not show the value, because the value may be a URL with a password.
@@ -37,7 +37,7 @@ def check_connection_name(name: str) -> None:
 def check_query(sql: str, params: Mapping[str, Any]) -> None:
     """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
 
-    This check only finds mistakes. Writes are prevented by a read-only transaction or connection; see
+    This check finds mistakes, but does not prevent writes: a read-only transaction or connection does; see
     :func:`shoal.data.staging.sql.stage_select`.
 
     Args:
@@ -87,7 +87,7 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 def narrowed_query(
     sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
 ) -> tuple[str, dict[str, Any]]:
-    """Return a query for those rows of another query in which a column has a given value.
+    """Return a query that selects those rows of the given query in which a column has a given value.
 
     Args:
         sql: The query: one SELECT, with parameters as ``:name``.

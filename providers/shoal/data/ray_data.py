@@ -38,8 +38,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
 
     Raises:
         InvalidArgumentError: If this process is not connected to Ray.
-        DataError: If :meth:`ParquetSource.read` raises it in a task, or Ray Data returns more or fewer rows than
-            were requested.
+        DataError: If :meth:`ParquetSource.read` raises a DataError in a task, or Ray Data returns more or fewer rows
+            than were requested.
     """
     import pyarrow as pa
 
@@ -84,7 +84,7 @@ def ranges_dataset(
         source: The dataset.
         ranges: Row ranges to read; at least one.
         columns: Columns to read; all by default.
-        concurrency: Number of read tasks that run at the same time; None leaves it to Ray.
+        concurrency: Number of read tasks that run at the same time; None lets Ray choose the number.
         errors_as_rows: Whether a read task returns a DataError as a row instead of raising it. Ray wraps an exception
             of a task in another one, and loses the cause when it pickles the wrapper.
 

@@ -86,7 +86,8 @@ class DataShard:
                 rank that has more rows waits forever in a collective operation for a rank that has none left.
 
         Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass it to a DataLoader or iterate over it directly.
+            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
+            dataset directly.
 
         Raises:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if

@@ -20,7 +20,7 @@ from shoal.settings import Settings, without_defaults
 
 
 class SplitSpec(Settings):
-    """Description of one part of a random split: weights, index and seed. It contains no row numbers."""
+    """Description of one part of a random split: weights, index and seed. The description contains no row numbers."""
 
     weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all parts of the split.")
     index: int = Field(ge=0, description="Index of this part among the parts, from 0.")
@@ -80,8 +80,9 @@ class DatasetSpec(Settings):
     )
     staging: str | None = Field(
         default=None,
-        description="Directory of a staged copy of the rows. When the job ends, the directory is removed, unless the "
-        "process that has staged the rows still holds them, or another job uses them.",
+        description="Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "
+        "the directory is removed, unless the process that has staged the rows still holds them, or another job uses "
+        "them.",
     )
     _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 
@@ -116,17 +117,20 @@ class DatasetSpec(Settings):
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def located(self) -> Self:
-        """Return a copy in which relative paths are absolute, seen from the working folder of this process."""
+        """Return a copy of the spec with absolute paths. Relative paths are resolved against the working folder of this
+        process."""
         paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
         return self.model_copy(update={"paths": paths})
 
     @property
     def staged_copy(self) -> StagedCopy | None:
-        """The object that keeps the staged copy as long as this spec exists; None if this process does not hold it."""
+        """Return the object that prevents the removal of the staged copy (the Parquet files that shoal wrote for the
+        workers) while this spec exists; None if this process does not hold such files."""
         return self._staged_copy
 
     def holding(self, staged_copy: StagedCopy | None) -> Self:
-        """Let this spec keep a staged copy of the data from being removed while the spec exists. Return the spec."""
+        """Prevent the removal of a staged copy of the data (the Parquet files that shoal wrote for the workers) while
+        this spec exists. Return this spec."""
         self._staged_copy = staged_copy
         return self
 
@@ -142,14 +146,16 @@ class DatasetSpec(Settings):
 
 
 def is_relative(path: str) -> bool:
-    """Return whether a path depends on the working folder; a URI, and a path in a home folder (``~``), do not."""
+    """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
     return "://" not in path and not path.startswith(("/", "~"))
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that earlier versions of shoal did not have. They are left out of the stored spec while they are unset."""
+"""Options that earlier versions of shoal did not have. An option in this list is left out of the stored spec while it
+is unset."""
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """If the value is a `DataConnector`, return its spec. Return any other value unchanged: pydantic then checks it."""
+    """If the value is a `DataConnector`, return its spec. Return any other value unchanged, so that pydantic checks
+    it."""
     return value.to_spec() if hasattr(value, "to_spec") else value

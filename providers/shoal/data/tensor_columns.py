@@ -30,9 +30,9 @@ def dtype_of(type_: pa.DataType) -> str | None:
         type_: Type of the column. For a dictionary type, the type of its values is used.
 
     Returns:
-        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 and uint32 become the next wider
-        signed type, uint64 becomes int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if
-        torch does not support the type.
+        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 becomes int32, uint32 and uint64
+        become int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if torch does not support the
+        type.
     """
     import pyarrow as pa
 
@@ -75,10 +75,10 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     type_ = column.type
-    where = f'{part.path}, row group {part.row_group}: column "{name}" of type {type_}'
+    place = f'{part.path}, row group {part.row_group}: column "{name}" of type {type_}'
     if column.null_count and not (pa.types.is_floating(type_) or pa.types.is_decimal(type_)):
         raise DataError(
-            f"{where} is null in {column.null_count} of {len(column)} rows, but only float columns can hold nulls (as "
+            f"{place} is null in {column.null_count} of {len(column)} rows, but only float columns can hold nulls (as "
             "NaN): fill in these values, leave these rows out, or write the column as floats"
         )
     if dtype == OBJECTS:
@@ -95,7 +95,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise DataError(
-            f"{where} holds {values.max()}, which is above the largest int64 ({np.iinfo(np.int64).max}), the widest "
+            f"{place} holds {values.max()}, which is above the largest int64 ({np.iinfo(np.int64).max}), the widest "
             "integer that torch computes with: write the column as text, or split it into two columns"
         )
     return values.astype(dtype, copy=False)
@@ -109,7 +109,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
         order: Index ``[rows]`` into the joined array: the row to put at each position. None keeps the order.
 
     Returns:
-        An array ``[rows]``. A single piece without `order` is returned without a copy.
+        An array ``[rows]``. If there is only one array and `order` is None, this array is returned without a copy.
     """
     import numpy as np
     import pyarrow as pa

@@ -1,12 +1,16 @@
-"""Describe the time range of a dataset's rows, and check whether the ranges of two datasets overlap."""
+"""Choose the time column of a dataset, describe the time range of its rows, and check whether two ranges overlap."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _DAY = timedelta(days=1)
@@ -29,8 +33,7 @@ class TimeRange:
 
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
-        """Create a time range from the smallest and the largest value of a column. Both values are given as Python
-        objects."""
+        """Create a time range from the smallest and the largest value of a column, given as Python objects."""
         first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
         return cls(column, first, last)
 
@@ -52,9 +55,23 @@ class TimeRange:
         return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
 
 
+def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
+    """Return the only date or timestamp column among some columns of a dataset; None if there are none or several.
+
+    Args:
+        candidates: Names of the columns, such as those of the dataset's filters.
+        schema: Names and types of all columns of the dataset.
+    """
+    import pyarrow as pa
+
+    kinds = ((name, schema.field(name).type) for name in candidates)
+    times = [name for name, kind in kinds if pa.types.is_date(kind) or pa.types.is_timestamp(kind)]
+    return times[0] if len(times) == 1 else None
+
+
 def _moments(text: str) -> tuple[str, Any, Any]:
     """Return the kind of a time that is given as text ("number", "time" or "text"), and the first and the last moment
-    of this time. For a date, these are the beginning and the end of the day."""
+    of this time. The first and the last moment of a date are the beginning and the end of the day."""
     try:
         number = Decimal(text)
         return ("number", number, number) if number.is_finite() else ("text", text, text)
@@ -65,5 +82,5 @@ def _moments(text: str) -> tuple[str, Any, Any]:
         utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
         return "time", utc, utc + _DAY - _STEP if _DATE.fullmatch(text) else utc
     except (ValueError, OverflowError):
-        # OverflowError is raised for a moment outside the years 1 to 9999, because datetime cannot hold it.
+        # datetime raises OverflowError for a moment outside the years 1 to 9999.
         return "text", text, text

@@ -1,7 +1,8 @@
 """Run a training, a function or a prediction as a job on a pool.
 
-If no pool is named and none is up, an embedded pool is used: a pool with one node that belongs to this process and
-ends with it, or that belongs to the job and ends with it if the call does not wait for the job.
+If no pool is named and none is up, the call uses an embedded pool with one node. If the call waits for the job, the
+embedded pool belongs to this process and ends with this process. If the call does not wait, the embedded pool belongs
+to the job and ends with the job.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import call_values
+from shoal.distributors.call_pool import pool_for_job
 from shoal.distributors.call_values import Returns
-from shoal.distributors.embedded_pool import pool_for_job
 from shoal.distributors.submitted_call import SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
-from shoal.training.mlflow.tracking import Caller, Tracking
+from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PoolOf = Callable[[str | None], AbstractContextManager[str]]
-"""Type of a function that finds or starts the pool of a call. Its argument is the id of the job as long as which an
-embedded pool, or leased nodes, last; None: as long as the block. It returns a context manager that yields the name of
-the pool."""
+"""Type of a function that finds or starts the pool of a call, and returns a context manager that yields the pool's
+name. The argument is the id of a job: an embedded pool, or leased nodes, then last until this job ends. If the argument
+is None, the pool or the nodes last until the ``with`` block ends."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ class JobCall(Generic[T]):
     Args:
         config: Pool and limits of the run.
         framework: First part of the id of the job.
-        spec: Builds the job's spec; its argument is the name of the pool.
-        read: Reads the value of the call from the result of the job.
-        pool: Finds the pool, and starts an embedded one if necessary.
-        returns_model: Whether the value is a model, whose library this process needs in the same version.
+        spec: Function that builds the job's spec from the name of the pool.
+        read: Function that reads the value of the call from the result of the job.
+        pool: Function that finds the pool, and starts an embedded pool if necessary.
+        returns_model: Whether the value of the call is a model. To load the model, this process needs the same version
+            of the model's library as the job.
     """
 
     config: RunConfig
@@ -72,16 +74,17 @@ class JobCall(Generic[T]):
             call = SubmittedCall(submit(self.spec(pool_name), returns_model=self.returns_model), self.read)
             try:
                 if self.returns_model:
-                    # The model is loaded with its library, whose import takes 1.6 s of CPU time. The job starts
-                    # meanwhile. If the library is missing, `read` reports it.
+                    # The model's library is imported while the job starts, because the import takes 1.6 s of CPU time.
+                    # If the library is missing, `read` reports this later.
                     with suppress(ImportError):
                         importlib.import_module(self.framework)
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
-                # contains such lines, so `first_line_s=math.inf` turns them off.
+                # contains lines about the progress, so `first_line_s=math.inf` turns the display's own lines off.
                 with ProgressDisplay(first_line_s=math.inf) as display:
                     return call.result(on_log=say, on_progress=display.show)
             except KeyboardInterrupt:
-                # `result` cancels the job if Ctrl-C interrupts the wait, but Ctrl-C may have come before.
+                # `result` cancels the job if Ctrl-C interrupts the wait, but Ctrl-C may have come before the wait
+                # began.
                 call.cancel("the process that waited for the job was interrupted")
                 raise
 
@@ -106,7 +109,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     Args:
         request: Description of the training.
         user_code: Callbacks, objective and metrics of the user.
-        returned: Converts the result of the training to the value of the call.
+        returned: Function that converts the result of the training to the value of the call.
 
     Raises:
         DataError: The footers of the Parquet files show that the data cannot be used.
@@ -119,14 +122,14 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 
     config = request.run_config
     location = config.artifact_location
-    # The job makes the following checks, too. They are also made here, before a pool is started, so that no pool is
-    # started in vain if the name of a column or folder is misspelt.
+    # The job repeats the following checks. The checks here find errors, such as a misspelt column or folder, before a
+    # pool is started.
     checked_data(request)
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> JobSpec:
-        along = code_store.store_user_code(user_code) if user_code else None
-        return JobSpec(**_on_pool(request, pool_name), user_code=along)
+        stored = code_store.store_user_code(user_code) if user_code else None
+        return JobSpec(**_on_pool(request, pool_name), user_code=stored)
 
     def read(result: JobResult) -> T:
         return returned(load_training(result, location))
@@ -142,8 +145,8 @@ def function(
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        pool: Finds the pool; by default the pool in `run_config`, or an embedded one.
-        returns: Kind of the call's value.
+        pool: Function that finds the pool. By default, the pool in `run_config` or an embedded pool is used.
+        returns: Value that the call returns; see `Returns`.
 
     Raises:
         InvalidArgumentError: The folder for the results cannot be written.
@@ -168,8 +171,8 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
     """Return the call that predicts the rows of a dataset as a job.
 
     Args:
-        spec: Spec of the prediction. If it names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or an
-            embedded one is used.
+        spec: Spec of the prediction. If the spec names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or
+            an embedded pool is used.
     """
     read = partial(call_values.prediction, output_path=spec.output_path)
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
@@ -178,9 +181,9 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
     """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
-    Unless the caller has said otherwise in `RunConfig.tracking`, a training records an MLflow run only if the caller
-    uses MLflow. A function always has a run, because its own MLflow calls need one: without it, each rank would create
-    a database in its current folder.
+    If `RunConfig.tracking` is not set, a training records an MLflow run only if the caller uses MLflow. A function
+    always gets an MLflow run for its own MLflow calls, because without a run each rank would create a database in its
+    current folder.
     """
     config = request.run_config
     fields = {**dict(request), "run_config": config.model_copy(update={"pool_name": pool_name})}

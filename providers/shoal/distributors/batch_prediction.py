@@ -39,14 +39,14 @@ def predict(
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
             XGBoost and LightGBM models are called directly, all other models through MLflow's pyfunc.
         dataset: Dataset with the rows to predict.
-        output_path: Directory or URI for the Parquet files. All nodes of the pool must be able to reach it.
+        output_path: Directory or URI for the Parquet files, which all nodes of the pool must be able to reach.
         keep_cols: Columns of the dataset that are copied into the output beside the predictions; by default all.
         prediction_col: Name of the output column with the predictions. If the model returns several values per row,
             the columns are ``NAME_0``, ``NAME_1`` and so on.
-        input_cols: Names of the input columns, in order. Only a model whose signature is a tensor needs them, because
+        input_cols: Names of the input columns, in order. Needed only for a model whose signature is a tensor, because
             such a signature has no column names.
         overwrite: Whether to replace other predictions that shoal has written to `output_path` before. If False, the
-            call fails if there are any.
+            call fails if `output_path` contains other predictions.
         scaling_config: Number of the workers and CPUs of each worker; by default one worker per node.
         run_config: Pool to run on, and the limits of the run.
 
@@ -91,8 +91,8 @@ def submit_predict(
         Handle of the call, whose ``result()`` returns the same as `predict`.
 
     Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls are
-            no jobs.
+        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls
+            do not run as jobs.
     """
     spec = _spec(
         model, dataset, output_path, keep_cols, prediction_col, input_cols, overwrite, scaling_config, run_config

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult, PredictResult
 
 Returns = Literal["ranks", "rank-0"] | None
-"""Value that a call of a function returns: the return values of all ranks, that of rank 0, or (None) a `Response`."""
+"""Value that the call of a function returns: ``ranks`` for the return values of all ranks, ``rank-0`` for the return
+value of rank 0, None for a `Response`."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Response:
     """Result of `PyTorchDistributor.run`: the model's location, the metrics and the return values.
 
     Args:
-        result: The training engine's result, from which the methods read.
+        result: The training engine's result. The methods return parts of this result.
     """
 
     result: FunctionResult
@@ -46,8 +47,8 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
     """Return the function that reads the value of a call from the result of its job.
 
     Args:
-        spec: Spec of the job, from the store. The function does not keep it, so that data that were staged for the job
-            are not kept.
+        spec: Spec of the job, from the store. The returned function holds no reference to the spec, so that data that
+            were staged for the job can be removed.
         job_id: Id of the job, for messages.
         artifact_location: The job's `artifact_location` with its credentials, which the store does not keep.
 
@@ -67,7 +68,7 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
 
 
 def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
-    """Return a job's `artifact_location` with its credentials, as far as they are known.
+    """Return a job's `artifact_location`, with its credentials if the user has given them.
 
     Args:
         stored: The location in the store, without credentials.
@@ -89,13 +90,13 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
 
 
 def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
-    """Read the value of a call from a URI; if this fails, add a note about the credentials, which may be missing."""
+    """Read the value of a call from a URI. If this fails, add a note to the error that credentials may be missing."""
     try:
         return read(result)
     except Exception as error:
         error.add_note(
-            f"The store keeps no credentials: if the artifact_location of job {result.job_id} contains some, call "
-            f'attach("{result.job_id}", artifact_location=...) with it'
+            f"The store keeps no credentials: if the artifact_location of job {result.job_id} contains credentials, "
+            f'pass this location to attach("{result.job_id}", artifact_location=...)'
         )
         raise
 
@@ -105,7 +106,7 @@ def prediction(result: JobResult, *, output_path: str) -> PredictResult:
 
     Args:
         result: Result of the job.
-        output_path: The job's `output_path`, with its credentials, which the result does not keep.
+        output_path: The job's `output_path`, with its credentials, which the result does not contain.
     """
     from shoal.jobs import PredictResult
     from shoal.jobs.files import storage
@@ -124,12 +125,12 @@ def prediction(result: JobResult, *, output_path: str) -> PredictResult:
 
 
 def function_value(result: JobResult, *, location: str | None, returns: Returns) -> Any:
-    """Read the value of a function's call.
+    """Read the value of the call of a function from the result of its job.
 
     Args:
         result: Result of the job.
         location: The job's `artifact_location`.
-        returns: Kind of the value.
+        returns: Value to return; see `Returns`.
     """
     from shoal.jobs import load_results
 

@@ -42,14 +42,14 @@ class Site:
     """Settings that determine where a decorated function runs, and with which resources.
 
     Args:
-        claim: Number of workers, and the resources that each of them reserves.
+        requested: Number of workers, and the resources that each of them reserves.
         remote: Whether the function runs on a pool, which grows for the call, instead of on this node.
         run_config: Pool and limits of the run.
-        one_per_gpu: Whether the user gave no number of workers, so that a function that runs on this node without a
-            number of GPUs is called once for each GPU of the node.
+        one_per_gpu: Whether a function that runs on this node, without a given number of GPUs, is called once for each
+            GPU of the node. True if the user gave no number of workers.
     """
 
-    claim: SpreadScalingConfig
+    requested: SpreadScalingConfig
     remote: bool
     run_config: RunConfig
     one_per_gpu: bool = False
@@ -64,16 +64,16 @@ class Site:
         once: bool = False,
         returns: Returns = None,
     ) -> Call[Any]:
-        """Return the call of a function in every worker.
+        """Create the call that runs a function in every worker.
 
         Args:
             function: The function.
             args: Positional arguments of the function.
             kwargs: Keyword arguments of the function.
             scaling: Workers that call the function.
-            once: Whether the resources in `claim` are for the Ray tasks and actors that the function starts itself,
+            once: Whether the resources in `requested` are for the Ray tasks and actors that the function starts itself,
                 instead of for the workers that call the function.
-            returns: Kind of the value of a call that is submitted. A call that waits returns a `Response`.
+            returns: Value of a call that is submitted; see `Returns`. A call that waits returns a `Response`.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
@@ -82,7 +82,7 @@ class Site:
         request = FunctionRequest(
             name=name_of(function),
             scaling_config=scaling,
-            room_for=self.claim if once else None,
+            room_for=self.requested if once else None,
             run_config=self.run_config,
         )
         return dispatch.function(request, program, pool=self._pool, returns=returns)
@@ -90,20 +90,21 @@ class Site:
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
 
-        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used.
-        Otherwise nodes of the pool are leased. A pool that is named and down is started for the call.
+        If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
+        all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.
 
         Args:
-            job_id: Id of the job to which nodes and pool belong; None: they belong to the block.
+            job_id: Id of the job to which the leased nodes, or the embedded pool, belong. None: they belong to the
+                ``with`` block.
 
         Raises:
             InvalidArgumentError: A worker needs more CPUs or GPUs than one node has, or the call needs more nodes than
                 the pool's MAX_NODES.
         """
-        from shoal.distributors.embedded_pool import embedded_pool, pool_for
+        from shoal.distributors.call_pool import embedded_pool, pool_for
 
         timeout_s = self.run_config.timeout
-        each, workers = self.claim.resource_requirements_per_worker, self.claim.num_workers
+        each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
         if not self.remote:
             return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
         return pool_for(
@@ -122,17 +123,17 @@ class Site:
         spec = PoolSpec.parse(pool.uri)
         gpus = spec.gpus_per_node
         if gpus == ALL:
-            # An active node has claimed all GPUs, so a further node gets none. If no node is active, the GPUs are
-            # counted, but only if the workers need any, because counting may take seconds.
-            wanted = self.claim.resource_requirements_per_worker.num_gpus
+            # An active node has claimed all GPUs of the machine, so another node gets none. If no node is active, the
+            # GPUs are counted, but only if the workers need GPUs, because counting may take seconds.
+            wanted = self.requested.resource_requirements_per_worker.num_gpus
             gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
         size = nodes_needed(
-            self.claim,
+            self.requested,
             [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in pool.active],
             Node(name=pool.name, cpus=spec.cpus_per_node, gpus=gpus),
         )
         if size is None:
-            each = self.claim.resource_requirements_per_worker
+            each = self.requested.resource_requirements_per_worker
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
                 f'"{pool.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer for '
@@ -164,7 +165,8 @@ class _Decorated(Generic[P, T]):
 class DistributedFunction(_Decorated[P, T]):
     """Function that was decorated with `@distributed`.
 
-    A call of `.distributed` runs the function in every worker of a group. A plain call runs it in this process.
+    A call of `.distributed` runs the function in every worker of a group. A plain call runs the function in this
+    process.
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
@@ -192,16 +194,16 @@ class DistributedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this
-                process is connected to a Ray cluster, where calls are no jobs.
+                process is connected to a Ray cluster, where calls do not run as jobs.
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
         """
         return self._call(args, kwargs, returns="ranks").submit()
 
     def _call(self, args: Any, kwargs: Any, returns: Returns = None) -> Call[Any]:
-        claim = self._site.claim
-        all_gpus = not claim.resource_requirements_per_worker.num_gpus
-        here = on_one_node(claim, all_gpus=all_gpus, per_gpu=all_gpus and self._site.one_per_gpu)
-        scaling = claim if self._site.remote else here
+        requested = self._site.requested
+        all_gpus = not requested.resource_requirements_per_worker.num_gpus
+        here = on_one_node(requested, all_gpus=all_gpus, per_gpu=all_gpus and self._site.one_per_gpu)
+        scaling = requested if self._site.remote else here
         return self._site.call(self._function, args, kwargs, scaling, returns=returns)
 
 
@@ -213,8 +215,8 @@ class LaunchedFunction(_Decorated[P, T]):
     """
 
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the decorated function once, in a process that is connected to Ray. There the function can use Ray tasks
-        and actors, Ray Train and Ray Tune.
+        """Call the decorated function once, in a process that is connected to Ray, so that the function can use Ray
+        tasks and actors, Ray Train and Ray Tune.
 
         The process of the function reserves no CPUs and no GPUs, so that all of them are free for the tasks and actors
         that the function starts.
@@ -241,7 +243,7 @@ class LaunchedFunction(_Decorated[P, T]):
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this
-                process is connected to a Ray cluster, where calls are no jobs.
+                process is connected to a Ray cluster, where calls do not run as jobs.
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
         """
         return self._call(args, kwargs, returns="rank-0").submit()
@@ -258,9 +260,10 @@ def distributed(
     remote: bool = False,
     run_config: RunConfig | None = None,
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Decorate a function `f`: ``f.distributed(...)`` then calls it in several workers, ``f(...)`` in this process.
+    """Decorate a function `f`: ``f.distributed(...)`` calls `f` in several workers, and ``f(...)`` calls `f` in this
+    process.
 
-    ``f.submit(...)`` calls it in several workers, too, but returns a handle instead of waiting for the results.
+    ``f.submit(...)`` also calls `f` in several workers, but returns a handle instead of waiting for the results.
 
     Args:
         gpus: Number of GPUs of all workers together. 0: all GPUs of this node, if it has any; none with `remote`.
@@ -285,8 +288,8 @@ def distributed(
     """
     if callable(gpus):
         raise InvalidArgumentError("@distributed needs parentheses: write @distributed()")
-    claim = spread(gpus, num_workers, num_cpus, gpu_type)
-    site = Site(claim, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)
+    requested = spread(gpus, num_workers, num_cpus, gpu_type)
+    site = Site(requested, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)
     return lambda function: DistributedFunction(function, site)
 
 
@@ -301,12 +304,13 @@ def ray_launch(
     """Decorate a function `f` so that ``f.distributed(...)`` calls `f` once, in a process that is connected to Ray.
 
     A plain call ``f(...)`` still runs the function in this process. ``f.submit(...)`` returns a handle instead of
-    waiting for the result. The options tell how many resources the Ray tasks and actors need that the function starts.
+    waiting for the result. The arguments say how many resources the Ray tasks and actors of the function need.
 
     Args:
         gpus: Number of GPUs that the function's own tasks and actors need together.
         num_workers: Number of the function's own tasks and actors, each with `num_cpus` CPUs and an equal share of
-            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all of them.
+            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all these tasks and
+            actors.
         num_cpus: Number of CPUs for each of the tasks and actors.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in

@@ -29,9 +29,9 @@ __all__ = ["Call", "check_submit", "function", "is_connected", "prediction", "tr
 T = TypeVar("T")
 
 _NO_JOB = (
-    "submit needs a job on a pool, but this process is connected to a Ray cluster, where calls are no jobs: call fit, "
-    "run, distributed or predict instead (in a thread, if this process has other work to do), or submit from a process "
-    "that is not connected"
+    "submit needs a job on a pool, but this process is connected to a Ray cluster, where calls do not run as jobs: "
+    "call fit, run, distributed or predict instead (in a thread, if this process has other work to do), or submit from "
+    "a process that is not connected"
 )
 
 
@@ -50,7 +50,7 @@ class _ClusterCall(Generic[T]):
     """A call that runs in the Ray cluster that this process is connected to.
 
     Args:
-        function: Runs the call, and returns its value.
+        function: Function that runs the call and returns its value.
     """
 
     function: Callable[[], T]
@@ -63,7 +63,7 @@ class _ClusterCall(Generic[T]):
 
 
 def check_submit() -> None:
-    """Check that calls of this process are jobs, so that they can be submitted.
+    """Check that calls of this process run as jobs, so that they can be submitted.
 
     Raises:
         InvalidArgumentError: This process is connected to a Ray cluster.
@@ -78,7 +78,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     Args:
         request: Description of the training.
         user_code: The user's callbacks, objective and metrics.
-        returned: Converts the trained model and the statistics of the training to the value of the call.
+        returned: Function that converts the trained model and the statistics of the training to the value of the call.
     """
     if not is_connected():
         from shoal.distributors import as_job
@@ -101,9 +101,9 @@ def function(
     Args:
         request: Workers, datasets and settings of the run.
         program: The function and its arguments, pickled.
-        pool: Finds the pool; by default the pool in `run_config`, or an embedded one. It has no effect if this process
-            is connected to a Ray cluster.
-        returns: Kind of the value of a call that is submitted. A call that waits returns a `Response`.
+        pool: Function that finds the pool. By default, the pool in `run_config` or an embedded pool is used. The
+            argument has no effect if this process is connected to a Ray cluster.
+        returns: Value of a call that is submitted; see `Returns`. A call that waits returns a `Response`.
     """
     if not is_connected():
         from shoal.distributors import as_job
@@ -148,7 +148,8 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
     """Return the environment variables for the workers that a call of this process starts in the connected Ray cluster.
 
     Raises:
-        InvalidArgumentError: The run has packages or code, which only a job can bring with it; or a secret is not set.
+        InvalidArgumentError: The run has packages or code, which only a job can bring to its workers; or the variable
+            of a secret is not set.
     """
     if config.packages or config.code:
         raise InvalidArgumentError(
@@ -161,5 +162,5 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
 
 
 def _claim(config: RunConfig, framework: str) -> Claim:
-    """Return the claim on the folders of a run in the connected Ray cluster."""
+    """Return the `Claim` by which a run in the connected Ray cluster marks its folders as its own."""
     return Claim(config.job_id or f"{framework}-{secrets.token_hex(6)}", f"python:{os.getuid()}")

@@ -85,8 +85,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
         Args:
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
-            input_cols: Names of the feature columns. They must be numeric or boolean, except `categorical_cols`. Nulls
-                count as missing values.
+            input_cols: Names of the feature columns. Feature columns must be numeric or boolean, except
+                `categorical_cols`. Nulls count as missing values.
             label_col: Name of the label column, which must have no nulls.
             eval_set: Rows on which the model is evaluated after each round, with the name "eval". A dict gives several
                 such datasets by name.
@@ -95,7 +95,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             weight_col: Name of the column with the weight of each row. With XGBoost and `group_col`, all rows of a
                 group must have the same weight.
             group_col: Name of the column that assigns rows to groups, such as queries, for ranking. The rows of a group
-                must be adjacent in the dataset; all of them go to the same worker.
+                must be adjacent in the dataset; all rows of a group go to the same worker.
             base_margin_col: Name of the column with the margin (raw score) of each row from which boosting starts.
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
                 metric of the last eval set counts; a `custom_metric` comes after the library's own metrics.
@@ -109,7 +109,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
-            DataError: The data cannot be used. If they are known, the message names the file, column and row group.
+            DataError: The data cannot be used. The message names the file, column and row group, as far as they are
+                known.
             CapacityError: The active nodes have too few CPUs or GPUs.
             TrainingError: The library refuses a parameter, or the training failed. The message names the rank that
                 failed first.
@@ -157,12 +158,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         are kept until the job has ended.
 
         Returns:
-            Handle of the call, whose ``result()`` returns the same as `fit`. After that, this estimator's other methods
-            such as `get_booster` and `predict` use this model.
+            Handle of the call, whose ``result()`` returns the same as `fit`. When ``result()`` has returned, this
+            estimator's other methods, such as `get_booster` and `predict`, use the new model.
 
         Raises:
             InvalidArgumentError: An argument is not legal, as in `fit`; or this process is connected to a Ray cluster,
-                where calls are no jobs.
+                where calls do not run as jobs.
             DataError: The data cannot be used, as far as the footers of the files show this.
         """
         dispatch.check_submit()
@@ -188,10 +189,10 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             raise
 
     def get_booster(self) -> BoosterT:
-        """Return the model that the last call of `fit` has trained, or the last `submit` whose result was read.
+        """Return the model of the last call of `fit`, or of the last call of `submit` whose result was read.
 
         Raises:
-            InvalidArgumentError: There is no such call, or it has failed.
+            InvalidArgumentError: `fit` has not been called, or has failed.
         """
         if self._booster is None:
             self._require()
@@ -219,13 +220,13 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         """Predict every row of a dataset in this process, one row group at a time.
 
         Args:
-            dataset: Rows to predict. They must have the columns that the model was trained on, and also the column with
-                the margins if `fit` had a `base_margin_col`.
+            dataset: Rows to predict, with the columns that the model was trained on, and with the column of the margins
+                if `fit` had a `base_margin_col`.
 
         Returns:
             Predictions in the order of the rows: ``[rows]``, or ``[rows, classes]`` if the objective gives several
             values per row. If the objective is a function, the predictions are raw scores; if there are several scores
-            per row (``num_class``), XGBoost returns the index of the highest one instead.
+            per row (``num_class``), XGBoost returns the index of the highest score instead.
         """
         booster = self.get_booster()
         own: list[DataConnector] = []
@@ -238,7 +239,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _device(self) -> str | None:
-        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if they name none."""
+        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if the parameters name no
+        device."""
 
     @abstractmethod
     def _predict(
@@ -250,7 +252,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             booster: The model.
             connector: Dataset with the rows.
             input_cols: Names of the feature columns that the model was trained on.
-            base_margin_col: Name of the column with the margins that the training used; None: it used none.
+            base_margin_col: Name of the column with the margins that the training used. None: the training used no
+                margins.
         """
 
     def _call(
@@ -265,7 +268,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         Args:
             dataset: Rows to train on.
             eval_set: Rows to evaluate on.
-            own: List to which the connectors of DataFrames are added, which are copied to files here.
+            own: List to which this method adds the connectors of DataFrames, after it has copied the DataFrames to
+                files.
             options: Further fields of the request.
         """
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
@@ -284,7 +288,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         )
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_col: str | None, result: TrainResult) -> BoosterT:
-        """Take over a trained model, and return it."""
+        """Store a trained model in this estimator, and return the model."""
         self._result, self._booster = result, None
         self._input_cols, self._base_margin_col = input_cols, base_margin_col
         return self.get_booster()

@@ -44,7 +44,7 @@ class PyTorchDistributor:
 
     Args:
         train_func: The function, or the path of a script. The code itself is sent to the workers, so that it need not
-            be installed there; a function is sent together with the variables that it closes over.
+            be installed on the nodes; a function is sent together with the variables that it closes over.
         scaling_config: Number of nodes, workers per node, and resources of each worker; by default one worker with one
             CPU.
         run_config: Pool and limits of the run.
@@ -87,13 +87,13 @@ class PyTorchDistributor:
             dataset_map: Datasets by name, which the function gets from ``get_context().get_dataset_map()``. Every rank
                 reads all rows of a `DataConnector`, and its own share of the rows of a `ShardedDataConnector`.
             hyper_params: Plain data, which the function gets from ``get_context().get_hyper_params()``.
-            artifact_location: Directory or URI for the model; all nodes must be able to write there.
-            artifact_stage_location: Another name of `artifact_location`; only one of both may be given.
+            artifact_location: Directory or URI for the model, which all nodes must be able to write to.
+            artifact_stage_location: Alias of `artifact_location`; pass only one of the two.
             kwargs: Keyword arguments of the function.
 
         Raises:
-            InvalidArgumentError: The function does not accept the arguments, they cannot be pickled, or the script
-                cannot be read.
+            InvalidArgumentError: The function does not accept the arguments, the arguments cannot be pickled, or the
+                script cannot be read.
             DataError: A dataset cannot be used.
             CapacityError: The active nodes have no room for the workers.
             TrainingError: A rank raised an exception; the error describes the first one, with its traceback in the
@@ -122,7 +122,7 @@ class PyTorchDistributor:
 
         Raises:
             InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
-                where calls are no jobs.
+                where calls do not run as jobs.
         """
         location = _one_location(artifact_location, artifact_stage_location)
         return self._call(args, kwargs, dataset_map, hyper_params, location).submit()

@@ -1,6 +1,6 @@
 """Provide the rank of this process and the sizes of its run, under the names of Databricks' `serverless_gpu.runtime`.
 
-Outside a gang (the group of workers of one run), a process is rank 0 of 1.
+Outside a gang (the group of workers of one run), a process has rank 0, and the world size is 1.
 """
 
 from __future__ import annotations

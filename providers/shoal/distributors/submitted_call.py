@@ -1,4 +1,5 @@
-"""Provide `SubmittedCall`, the handle of a call that does not wait, and `attach`, which finds it from any process."""
+"""Provide `SubmittedCall`, the handle of a call that does not wait, and `attach`, which gets this handle in any
+process."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ T = TypeVar("T")
 
 
 class SubmittedCall(Generic[T]):
-    """Handle of a call that runs as a job, from `submit` of an estimator, a distributor or a decorated function.
+    """Handle of a call that runs as a job. The method `submit` of an estimator, a distributor or a decorated function
+    returns such a handle.
 
-    The job goes on when this process ends. Any process can get another handle of it with
+    The job goes on when this process ends. Any process can get another handle of the call with
     ``shoal.distributors.attach(call.job_id)``.
 
     In an event loop, ``await call`` returns the same as :meth:`result`, and other tasks go on meanwhile. If the task
@@ -25,7 +27,7 @@ class SubmittedCall(Generic[T]):
 
     Args:
         job: Handle of the job.
-        read: Reads the value of the call from the result of the job.
+        read: Function that reads the value of the call from the result of the job.
 
     Attributes:
         job: Handle of the job.
@@ -50,8 +52,8 @@ class SubmittedCall(Generic[T]):
         on_log: Callable[[str], Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> T:
-        """Wait until the call has ended, and return what the call without `submit` returns. Ctrl-C ends the wait, and
-        the job goes on.
+        """Wait until the call has ended, and return the same value as a call without `submit`. Ctrl-C ends the wait,
+        and the job goes on.
 
         Args:
             timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.
@@ -61,7 +63,7 @@ class SubmittedCall(Generic[T]):
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
             JobCancelledError: The job was cancelled.
-            JobTimeoutError: The call has not ended within `timeout` seconds. It is a `TimeoutError`.
+            JobTimeoutError: The call has not ended within `timeout` seconds. The error is also a `TimeoutError`.
             FileNotFoundError: The files of the result are gone, or cannot be reached from this machine.
         """
         return self._read(self.job.wait(timeout, on_log, on_progress))
@@ -74,7 +76,7 @@ class SubmittedCall(Generic[T]):
         """Cancel the job and end its workers; return False if the job had ended already.
 
         Args:
-            reason: Stored as the job's error.
+            reason: Reason of the cancellation, which is stored as the job's error.
         """
         return self.job.cancel(reason)
 
@@ -83,7 +85,7 @@ class SubmittedCall(Generic[T]):
 
         Args:
             follow: Whether to wait for further lines until the job has ended, instead of returning only the present
-                ones.
+                lines.
         """
         return self.job.logs(follow=follow)
 
@@ -97,17 +99,17 @@ class SubmittedCall(Generic[T]):
 
 
 def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCall[Any]:
-    """Return the handle of a call that was submitted before, by this process or another one.
+    """Return the handle of a call that was submitted before, by this process or another process.
 
-    Its :meth:`~SubmittedCall.result` is the same as that of the handle that `submit` returned: the booster of an
-    estimator, the `Response` of a `PyTorchDistributor`, the value of a decorated function or a `TorchDistributor`, or
-    the `PredictResult` of a prediction. Jobs that were submitted in another way have a result by the kind of their
-    spec.
+    The handle's :meth:`~SubmittedCall.result` returns the same value as that of the handle from `submit`: the booster
+    of an estimator, the `Response` of a `PyTorchDistributor`, the value of a decorated function or a
+    `TorchDistributor`, or the `PredictResult` of a prediction. For a job that was submitted in another way, the kind of
+    the job's spec determines the value.
 
     Args:
         job_id: Id of the job.
-        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
-            store does not keep them.
+        artifact_location: The job's `artifact_location`. Needed only if the location contains credentials, because the
+            store keeps no credentials.
 
     Raises:
         JobNotFoundError: There is no such job.

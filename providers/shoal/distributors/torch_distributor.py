@@ -29,11 +29,11 @@ class TorchDistributor:
 
     Args:
         num_processes: Number of processes. If `local_mode` and `use_gpu` are both True and the node has too few GPUs
-            for the processes, the number is reduced to as many processes as the GPUs suffice for, with a warning.
+            for the processes, the number of processes is reduced to fit the GPUs, with a warning.
         local_mode: Whether to run all processes on one node instead of spreading them over the pool.
         use_gpu: Whether each process gets GPUs; pass False on nodes without GPUs.
-        gpus_per_process: Number of GPUs that each process reserves, which Spark takes from
-            `spark.task.resource.gpu.amount`. More than 1 requires ``use_gpu=True``.
+        gpus_per_process: Number of GPUs that each process reserves. In Spark, the setting
+            `spark.task.resource.gpu.amount` is this number. More than 1 requires ``use_gpu=True``.
         run_config: Pool and limits of the run.
 
     Raises:
@@ -101,7 +101,7 @@ class TorchDistributor:
 
         Raises:
             InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
-                where calls are no jobs.
+                where calls do not run as jobs.
         """
         return self._call(main, args, kwargs, returns="rank-0").submit()
 

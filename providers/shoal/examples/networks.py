@@ -20,7 +20,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class DigitNet(nn.Module):  # type: ignore[misc]
     """Small convolutional network that classifies images of 8 x 8 pixels as one of ten digits.
 
-    Its input is the pixels ``[rows, 64]`` with values from 0 to 16, and its output the logits ``[rows, 10]``.
+    The input is the pixels ``[rows, 64]`` with values from 0 to 16, and the output is the logits ``[rows, 10]``.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class DigitNet(nn.Module):  # type: ignore[misc]
 class DelayNet(nn.Module):  # type: ignore[misc]
     """Perceptron that predicts the arrival delay of flights.
 
-    Its input is the features ``[rows, features]``, and its output the delays in minutes ``[rows]``.
+    The input is the features ``[rows, features]``, and the output is the delays in minutes ``[rows]``.
 
     Args:
         numbers: Indices of the numeric columns.
@@ -50,8 +50,9 @@ class DelayNet(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.numbers = list(numbers)
         self.codes = list(codes)
-        # This layer scales numeric features by their mean and variance. With momentum=None these are averages over all
-        # batches so far. Averages over only the last batches would depend on a few flights with a very large delay.
+        # This layer scales numeric features by their mean and variance. With momentum=None, mean and variance are
+        # averages over all batches so far. Averages over only the last batches would depend on a few flights with a
+        # very large delay.
         self.scale = nn.BatchNorm1d(len(self.numbers), momentum=None, affine=False)
         self.embeddings = nn.ModuleList(nn.Embedding(values, 4) for values in codes.values())
         self.layers = nn.Sequential(

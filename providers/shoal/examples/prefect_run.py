@@ -34,8 +34,8 @@ _SERVER_PATIENCE_S = 120.0
 machine with two cores, and several times as long on a busy machine."""
 
 _STOP_PATIENCE_S = 90.0
-"""Maximum time in seconds for the flow to cancel its job and release its nodes. This usually takes a few seconds, but
-ComputePool.down may take 60 s."""
+"""Maximum time in seconds for the flow to cancel its job and release its nodes. Cancelling and releasing usually take a
+few seconds, but ComputePool.down may take 60 s."""
 
 _LOOK_S = 0.3
 """Seconds between checks of the pool and of the flow."""
@@ -45,8 +45,9 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Program that makes the kernel send it SIGTERM when its parent process is killed, and then executes its arguments. A
-`preexec_fn` is not used: Python would then run its fork handlers, and a Ctrl-C during such a handler is lost."""
+"""Program that asks the kernel for a SIGTERM when its parent process is killed, and then executes its arguments as a
+command. A `preexec_fn` is not used: Python would then run its fork handlers, and a Ctrl-C during such a handler is
+lost."""
 
 _CHILD = """
 import json, sys

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.training import JobSpec
     from shoal.jobs.submission import attach, cancel, list_jobs, submit
     from shoal.jobs.task_spec import check_spec, skipping_if_unchanged, spec_of
-    from shoal.training.mlflow.tracking import Tracking
+    from shoal.training.mlflow.options import Tracking
 
 _NAMES = {
     "shoal.jobs.cleanup": ("CleanupReport", "clean_up", "retain", "sweep"),
@@ -63,10 +63,10 @@ _NAMES = {
     "shoal.jobs.specs.training": ("JobSpec",),
     "shoal.jobs.submission": ("attach", "cancel", "list_jobs", "submit"),
     "shoal.jobs.task_spec": ("check_spec", "skipping_if_unchanged", "spec_of"),
-    "shoal.training.mlflow.tracking": ("Tracking",),
+    "shoal.training.mlflow.options": ("Tracking",),
 }
-"""The public names by the module from which they are imported. A module is imported when one of its names is used
-first: Airflow checks specs each time that it loads a DAG file, and needs only few of the modules."""
+"""Public names of this package, by the module that defines them. A module is imported only when a program first uses
+one of its names, because Airflow loads DAG files often, and a DAG file needs only few of the modules."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,12 +1,12 @@
-"""How many jobs a pool has room for at a time: what each job needs, and what the pool has.
+"""Compute how many jobs a pool has room for at the same time, from the needs of the jobs and the size of the pool.
 
 There is room for a job if both conditions hold:
 
 - Drivers: a quarter of the head's memory is for drivers, and each driver counts as 400 MB (`drivers_in`).
 - CPUs and GPUs: the workers of the running jobs and of the new job together need no more than the ready nodes have in
   total. A job that needs more than all nodes counts as needing all nodes: such a job starts when no other job runs, and
-  its driver then refuses the job or uses fewer workers, as it would without a queue. Nodes that are still starting do
-  not count. A job whose training is over needs none: its driver only saves, logs and registers the model.
+  its driver then refuses the job or uses fewer workers. Nodes that are still starting do not count. A job whose
+  training is over needs no CPUs and GPUs, because its driver only saves, logs and registers the model.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
 
 _DRIVERS_SHARE = 4
-"""The drivers may use one part in this number of the head's memory, that is, a quarter of it. The other parts are for
-the workers on the head, the object store and Ray."""
+"""All drivers together may use the head's memory divided by this number. The rest of the head's memory is for the
+workers on the head, the object store and Ray."""
 
 
 class NodeSize(NamedTuple):
@@ -47,8 +47,8 @@ class Gang:
     Attributes:
         workers: Number of workers; a negative number -n means n workers on each node.
         cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
-        gpus: GPUs of each worker; -1: one if every node has one.
-        per_gpu: Whether a negative `workers` means one worker on each GPU where workers use GPUs.
+        gpus: GPUs of each worker; -1: one GPU if every node has a GPU.
+        per_gpu: Whether a negative `workers` means one worker per GPU if the workers use GPUs.
     """
 
     workers: int = -1
@@ -58,7 +58,7 @@ class Gang:
 
     @classmethod
     def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
-        """Return the group of workers that a job's spec, or the request from which it is built, asks for."""
+        """Return the group of workers that the spec of a job or the request of a training asks for."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
         # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
@@ -74,9 +74,9 @@ class Gang:
 
     @classmethod
     def _of_function(cls, spec: FunctionRequest) -> Self:
-        # If the function starts further workers itself, the spec's `room_for` gives their number and size. Only these
-        # further workers are counted then, because the workers that call the function need almost no resources: they
-        # only wait for the further workers.
+        # If the function starts further workers itself, the spec's `room_for` gives their number and size. In that case
+        # only the further workers are counted, because the workers that call the function only wait for them and need
+        # almost no resources.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
         if not isinstance(config, PyTorchScalingConfig):
@@ -89,18 +89,18 @@ class Gang:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Build the gang from the result of :meth:`to_json`.
+        """Build a group of workers from the result of :meth:`to_json`.
 
-        Rows that an older version wrote have no gang: the default counts as needing all CPUs of the pool.
+        A row from an older version of shoal has no group, and gets the default group, which needs all CPUs of the pool.
         """
         return cls(**fields) if fields else cls()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the gang's fields as plain data, which the job's row stores."""
+        """Return the fields of the group of workers as plain data, which the job's row stores."""
         return asdict(self)
 
     def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return how many CPUs and GPUs the gang needs in total, but at most as many as the given nodes have."""
+        """Return how many CPUs and GPUs the workers need in total, but at most as many as the given nodes have."""
         total = total_size(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers
@@ -113,8 +113,8 @@ class Gang:
 def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
     """Return whether a job can run only on a pool with Ray.
 
-    Functions may call Ray themselves. Ray brings packages and code to the workers, divides a node's GPUs among them,
-    and reads rows with Ray Data.
+    A training function needs Ray because it may call Ray itself. Other jobs need Ray for packages and code of their
+    own, for GPUs, and to read rows with Ray Data.
     """
     if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
         return True
@@ -153,7 +153,7 @@ def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
 
 
 def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
-    """Raise CapacityError if a job's workers do not fit on some nodes."""
+    """Raise CapacityError if a job's workers do not fit on the given nodes."""
     if isinstance(spec, FunctionRequest):
         for config in (spec.scaling_config, spec.room_for):
             if config is not None:
@@ -177,7 +177,7 @@ class Room:
 
 
 def drivers_in(memory_bytes: int) -> int:
-    """Return how many drivers may run at the same time on a head with this much memory; at least 1."""
+    """Return how many drivers may run at the same time on a head with the given memory; at least 1."""
     return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
 
 

@@ -1,6 +1,6 @@
-"""Cancel the jobs of a workflow run on a pool, release its leases of nodes, record lost jobs, and delete old ones.
+"""Clean up: cancel a run's jobs, release its leases of nodes, record lost jobs, and delete old jobs and models.
 
-A job is lost if its driver or its submitter died before it could record the end of the job.
+A job is lost if its driver or its submitter died before the end of the job was recorded.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _QUEUE_PERIOD_S = 1.0
 """Seconds between two checks of the queues by the process that starts waiting jobs."""
 
 _SETTLE_EVERY = 30
-"""Number of checks of the queues after which all unfinished jobs are checked once. That check ends the jobs that must
-not wait any more, for example because their timeout is over."""
+"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
+any more, for example after their timeout."""
 
 _AT_ONCE = 1000
 """Largest number of running jobs, and of pending jobs, that one sweep checks."""
@@ -73,13 +73,13 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
     """Cancel a workflow run's jobs on a pool, release its lease of nodes, and tidy up this host with `sweep`.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
-    the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes; the report mentions
-    that.
+    the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes, and the report lists
+    these actions as `left`.
 
     Args:
         pool_name: Name of the pool; a pool that is gone or down has nothing to clean up.
         holder: Name of the run that holds the jobs and the lease.
-        reason: Stored as the error of the cancelled jobs.
+        reason: Text that is stored as the error of the cancelled jobs.
     """
     holder = storable(holder)
     active = list_jobs(pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
@@ -100,7 +100,8 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove their files.
+    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove the jobs'
+    files.
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 
@@ -126,8 +127,9 @@ def retain(
 ) -> list[str]:
     """Delete old versions of registered models that no alias needs, and old ended attempts of jobs.
 
-    `prune_models` and `prune_jobs` do this; their documentation says what is kept. If MLflow is not installed, only
-    attempts are deleted. The function may be called at any time and repeatedly, for example once a day by a janitor.
+    `prune_models` deletes the versions and `prune_jobs` the attempts; their documentation says what they keep. If
+    MLflow is not installed, only attempts are deleted. The function may be called at any time and repeatedly, for
+    example once a day by a janitor.
 
     Args:
         versions_older_than: Age from which versions are deleted, at least one day.
@@ -142,7 +144,7 @@ def retain(
 
     Raises:
         InvalidArgumentError: An argument is not legal.
-        RegistryError: The model registry cannot be used. The attempts of jobs are deleted nevertheless.
+        RegistryError: The model registry cannot be used; old attempts of jobs are deleted nevertheless.
     """
     verb = "would delete" if dry_run else "deleted"
     did = []
@@ -177,7 +179,8 @@ def settle_jobs(store: Store | None = None) -> list[str]:
         try:
             lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
         except ShoalError as error:
-            # Such an error is expected, for example if the job's pool is on another host; that host checks the job.
+            # An error of shoal is expected here, for example if the job's pool is on another host, which checks the job
+            # itself.
             log.info("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
@@ -215,7 +218,7 @@ def start_next(store: Store, pool: str) -> None:
     """Start the waiting jobs for which a pool has room now; do nothing if no job waits.
 
     A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
-    another process checks the queue. If the driver is killed meanwhile, the other processes start the next job.
+    another process checks the queue. If the driver is killed before this call, another process starts the next job.
 
     Args:
         store: Store that has the jobs' rows.
@@ -224,7 +227,7 @@ def start_next(store: Store, pool: str) -> None:
     for key in job_queue.look(store, pool).free_for:
         try:
             JobHandle(store, attempts.load(store, key)).start_if_room()
-        except ShoalError as error:  # this is expected, for example if the pool was deleted
+        except ShoalError as error:  # an error is expected here, for example if the pool was deleted
             log.info("job %s was not started: %s", key.job_id, error)
 
 
@@ -242,19 +245,21 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
     Args:
         holder: Name of the run.
-        reason: Stored as the error of the cancelled jobs.
+        reason: Text that is stored as the error of the cancelled jobs.
 
     Returns:
         The actions that were taken, one sentence each.
     """
     done: list[str] = []
     holder = storable(holder)
-    for pool in sorted(pool for pool, of in _claims() if of == holder):
+    for pool in sorted(pool for pool, of in _pools_and_holders() if of == holder):
         try:
             report = clean_up(pool, holder, reason=reason)
         except Exception as error:
-            log.exception("pool %s could not be cleaned up after %s", pool, holder)
-            done.append(f"{pool}: could not be cleaned up after {holder}: {type(error).__name__}: {error}")
+            log.exception("the jobs and leases of %s on pool %s could not be cleaned up", holder, pool)
+            done.append(
+                f"{pool}: the jobs and leases of {holder} could not be cleaned up: {type(error).__name__}: {error}"
+            )
             continue
         done += [f"{pool}: cancelled job {job_id}: {reason}" for job_id in report.cancelled]
         done += [f"{pool}: released the lease of {holder}: {reason}"] if report.released else []
@@ -269,14 +274,14 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
 
     Args:
         engine: First part of the holder names of the engine's runs: ``airflow`` or ``prefect``.
-        why_ended: Function that gets the rest of a holder's name, and returns how that run ended, as text. It returns
-            None for a run that goes on, and for an unknown run, which may belong to another server.
+        why_ended: Function that gets the rest of a holder's name, and returns how that run ended, as text. The function
+            returns None for a run that goes on, and for an unknown run, which may belong to another server.
 
     Returns:
         The actions that were taken, one sentence each.
     """
     done = []
-    for holder in sorted({of for _, of in _claims() if of.startswith(f"{engine}:")}):
+    for holder in sorted({of for _, of in _pools_and_holders() if of.startswith(f"{engine}:")}):
         reason = why_ended(holder.removeprefix(f"{engine}:"))
         if reason:
             with acting_as(f"{engine}:janitor"):
@@ -289,13 +294,15 @@ def end_in_store(
 ) -> list[str]:
     """Record in the store that jobs and leases of a failed run have ended, without contacting a cluster.
 
-    The driver of a running job reads within 2 s that it has to end. The leases expire, and the reconciler of the pool's
-    host ends the nodes that nothing else needs. `clean_up` does the same and waits for it.
+    The driver of a running job reads this record within 2 s, and ends. The leases expire, and the reconciler of the
+    pool's host ends the nodes that nothing else needs. Unlike this function, `clean_up` also waits until the drivers
+    have ended.
 
     Args:
-        reason: Stored as the error of the cancelled jobs.
-        owns_lease: Returns whether the lease of a holder ends.
-        owns_job: Returns whether an unfinished job ends, from its holder and the name of its task.
+        reason: Text that is stored as the error of the cancelled jobs.
+        owns_lease: Function that gets the holder of a lease, and returns whether the lease belongs to the failed run.
+        owns_job: Function that gets the holder of an unfinished job and the name of its task, and returns whether the
+            job belongs to the failed run.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -330,7 +337,7 @@ def end_in_store(
     return did
 
 
-def _claims() -> set[tuple[str, str]]:
+def _pools_and_holders() -> set[tuple[str, str]]:
     """Return the pairs (name of the pool, name of the run) of all leases of nodes and all unfinished jobs."""
     with Store().reading() as session:
         leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}

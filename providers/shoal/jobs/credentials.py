@@ -2,7 +2,7 @@
 
 The store and Ray's history keep a job's spec, and every user who may list jobs can read the spec there. Credentials are
 therefore passed in a file of mode 0600, which the driver deletes as soon as it has read the file. On pools that others
-run, they are sealed instead (`shoal.jobs.remote.handover`).
+run, the credentials are encrypted instead (`shoal.jobs.remote.handover`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _ENVIRONMENT = re.compile(
     r"|SNOWFLAKE_(ACCOUNT|HOST|USER|PASSWORD|TOKEN|AUTHENTICATOR|PRIVATE_KEY\w*|ROLE|WAREHOUSE|DATABASE|SCHEMA)"
     r"|OTEL_(METRICS?_[A-Z_]+|EXPORTER_OTLP_[A-Z_]+|SERVICE_NAME|RESOURCE_ATTRIBUTES|SDK_DISABLED)"
 )
-"""Names of the environment variables that are passed from the submitter to the driver. They are only settings for
-storage, databases, tracking servers and metrics. Others that begin with DATABRICKS_ are left out, because they describe
-the machine (DATABRICKS_RUNTIME_VERSION), and libraries would take the node for that machine."""
+"""Names of the environment variables that are passed from the submitter to the driver. These variables are settings for
+storage, databases, tracking servers and metrics. Other variables of Databricks, such as DATABRICKS_RUNTIME_VERSION, are
+not passed: they describe the submitter's machine, and libraries on a node would take them for a description of the
+node."""
 
 _SECRET_NAME = re.compile("PASSWORD|TOKEN|SECRET|KEY|CONNECTION_STRING|SAS")
 """Pattern that matches the names of variables whose values are secret. A variable such as AWS_REGION does not match, so
@@ -48,7 +49,7 @@ _REFUSED = re.compile(
 """Pattern that matches the messages with which storages, databases and tracking servers refuse credentials."""
 
 _SHORTEST_SESSION_S = 900.0
-"""Seconds for which credentials are certainly valid: the shortest time that a session of AWS can be given."""
+"""Seconds for which credentials are certainly valid: the shortest lifetime that a session of AWS can have."""
 
 _SHORTEST_SECRET = 6
 """Smallest number of characters of a secret that is replaced in texts. A shorter secret would also match inside
@@ -66,7 +67,7 @@ class Secrets:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    uris: Mapping[str, str] = field(default_factory=dict)  # values removed from the spec, by their JSON pointers
+    uris: Mapping[str, str] = field(default_factory=dict)
     named: frozenset[str] = frozenset()
 
     def redact(self, text: str) -> str:
@@ -81,7 +82,7 @@ class Secrets:
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
         # If shoal recognises no credential in a value, the value was removed from the spec because of its key, such as
-        # "password". The whole value is then a secret.
+        # "password", and the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
@@ -102,11 +103,11 @@ class Secrets:
 
     @classmethod
     def loads(cls, content: str | bytes) -> Self:
-        """Return the credentials from their JSON; shoal 0.1 wrote no ``named``."""
+        """Build the credentials from the result of :meth:`dumps`. JSON from shoal 0.1 lacks ``named``."""
         found = json.loads(content)
         return cls(found["environment"], found["uris"], frozenset(found.get("named", ())))
 
-    # A traceback may print the result of `__repr__`, so it contains no values.
+    # A traceback may print the result of `__repr__`, so the result contains no values.
     def __repr__(self) -> str:
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
 
@@ -138,7 +139,7 @@ def connections(
 
     Args:
         names: Names of the connections.
-        environment: Environment of the submitter. It has precedence over `url_of`.
+        environment: Environment of the submitter, which has precedence over `url_of`.
         url_of: Finds the SQLAlchemy URL of a connection in the workflow engine; returns None if there is none.
 
     Returns:
@@ -208,7 +209,7 @@ def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", n
 
     Args:
         value: The document.
-        leaf: Returns the new value for the name, old value and JSON pointer of a plain value.
+        leaf: Function that gets the name, the value and the JSON pointer of a plain value, and returns the new value.
         place: JSON pointer of the document itself.
         name: Name of the document in its parent; empty for an item of a list.
     """
@@ -223,7 +224,7 @@ def _step(key: str) -> str:
     """Escape the characters "~" and "/" in a key, so that the key can be a part of a JSON pointer.
 
     Raises:
-        InvalidArgumentError: The name contains credentials, which would get into the store.
+        InvalidArgumentError: The key contains credentials, which would get into the store.
     """
     if redaction.has_credentials(key):
         raise InvalidArgumentError(
@@ -244,7 +245,7 @@ def expiry_hint(error: str, waited_s: float) -> str:
         return ""
     return (
         f". The job waited {waited_s / 60:.0f} minutes for room with the credentials of its submission, which may have "
-        "expired meanwhile: submit it again with new ones"
+        "expired meanwhile: submit the job again with new credentials"
     )
 
 

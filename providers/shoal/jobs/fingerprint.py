@@ -17,16 +17,16 @@ def fingerprint(spec: AnySpec) -> str:
         spec: Spec as `AnySpec.identifying` returns it.
 
     Raises:
-        DataError: Staged data are gone, because a job that used them has ended and removed them.
+        DataError: Staged data do not exist any more, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
     # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
     # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
     document["run_config"].pop("priority", None)
-    # The name of a code archive is the digest of its content. Its folder may be another one on another host.
+    # The name of a code archive is the digest of its content. The folder of the archive may differ between hosts.
     if archives := document["run_config"].get("code"):
         document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
-    # These options do not change what the job computes.
+    # The options `parent_run_id`, `system_metrics` and `skip_if_unchanged` do not change what the job computes.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

@@ -26,10 +26,10 @@ from shoal.errors import (
     StoreUnreachableError,
 )
 from shoal.jobs import credentials
-from shoal.jobs.client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staging, working_folder
 from shoal.jobs.files.logs import LogFollower
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.job_queue import Admission
@@ -67,16 +67,16 @@ from shoal.training.progress import OnProgress, Progress
 log = logging.getLogger(__name__)
 
 _ORPHAN_GRACE_S = 60.0
-"""Seconds after the end of `orphan_after` until a process other than the driver ends the job. The driver's watchdog, a
-thread that checks every 2 s, normally ends the job before that time."""
+"""Seconds for which a process other than the driver still waits, after a job's `orphan_after` has passed, before it
+ends the job. The driver's watchdog, a thread that checks every 2 s, normally ends the job before that time."""
 
 _TURN_PATIENCE_S = 4.0
-"""Seconds for which there has been room for another waiting job before this process starts that job. If a process waits
-for the job, that process starts it within 2 s; but no process waits for a detached job."""
+"""Seconds for which the pool must have had room for a waiting job of another process before this process starts that
+job. A process that waits for its job starts the job within 2 s, but no process waits for a detached job."""
 
 _STOP_PATIENCE_S = 15.0
-"""Seconds for which `cancel` waits for the driver's end. Ray kills a driver 3 s after SIGTERM, so that the time is
-normally sufficient."""
+"""Seconds for which `cancel` waits for the driver's end. The head kills a driver 3 s after SIGTERM, so 15 s are
+normally enough."""
 
 _CLEAN_UP_PATIENCE_S = 5.0
 """Seconds for which `wait` lets a driver clean up after it has stored the result. The clean-up took 0.1 s when
@@ -155,17 +155,17 @@ class JobStatus:
 class JobHandle:
     """Handle of one attempt of a job, returned by :func:`shoal.jobs.submit` and :func:`shoal.jobs.attach`.
 
-    In an event loop, ``await handle`` waits for the job as :meth:`wait` does, without its log, and other tasks go on
-    meanwhile. If the task that awaits the handle is cancelled, the job goes on.
+    In an event loop, ``await handle`` waits for the job while other tasks go on. Unlike :meth:`wait`, ``await`` does
+    not print the job's log. If the task that awaits the handle is cancelled, the job goes on.
 
     Args:
         store: Store that has the attempt's row.
         job: The attempt's row.
-        secrets: Credentials for the driver; None unless this process submitted the job.
-        package: Code that travels with the job; None unless this process submitted it to a pool that others run.
+        secrets: Credentials for the driver; given only if this process submits the job.
+        package: Code that travels with the job; given only if this process submits the job to a pool that others run.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
-        submissions: Number of submissions from which this handle goes on, if another process had a handle before. None:
-            the present number.
+        submissions: Value of `submissions` of the handle in another process that this handle replaces. None: the
+            present number of submissions of the attempt.
         actor: Holder that is recorded if this handle cancels the job. None: this process.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
@@ -254,14 +254,15 @@ class JobHandle:
         return self._left
 
     def deliver_credentials(self, secrets: Secrets | None = None, *, while_queued: bool = True) -> bool:
-        """Wait until the driver has the job's credentials, which this process then need not send any more.
+        """Send the job's credentials to its driver, and wait until the driver has them.
 
-        Only a process that has the credentials can send them: one that has submitted the job, also if it has attached
-        to the job of an earlier call. On local pools, and for jobs without credentials, the call returns at once.
+        Only a process that has called `submit` for the job can send the credentials, also if that call has attached to
+        an existing job. On local pools, and for jobs without credentials, the call returns at once.
 
         Args:
             secrets: The credentials; by default those with which this handle was created.
-            while_queued: Whether to wait also while the job is in its pool's queue. False: return False then.
+            while_queued: Whether to wait also while the job is in its pool's queue. False: return False if the job is
+                in the queue.
 
         Returns:
             Whether the driver has its credentials, needs none, or the job has ended.
@@ -297,8 +298,8 @@ class JobHandle:
     ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
-        Ctrl-C cancels the job if plain Python or the CLI submitted it, unless `outlive_interrupts` was called. Any
-        other job goes on.
+        Ctrl-C cancels the job if plain Python or the CLI submitted it, unless `outlive_interrupts` was called. A job
+        that a workflow engine submitted goes on.
 
         Args:
             timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.
@@ -335,8 +336,8 @@ class JobHandle:
         import asyncio
 
         steps = self._watch(None, with_log=False)
-        # A thread is taken for each look at the job only, not for the pauses. So hundreds of handles can be awaited at
-        # once, although asyncio has few threads.
+        # A thread is used only while the job's row is read, and not during the pauses. So hundreds of handles can be
+        # awaited at the same time, although asyncio has few threads.
         while (pause := await asyncio.to_thread(next, steps, None)) is not None:
             await asyncio.sleep(float(pause))
         return await asyncio.to_thread(self._outcome)
@@ -364,10 +365,10 @@ class JobHandle:
         """Cancel the job and end its driver and workers; return False if the job had ended already.
 
         If the pool is on another host, the driver reads the cancellation from the job's row and ends by itself. This
-        method does not wait for that; :attr:`left` then has a sentence about it.
+        method does not wait for the driver's end in that case, and :attr:`left` then says so.
 
         Args:
-            reason: Stored as the job's error.
+            reason: Text that is stored as the job's error.
             unless_resubmitted: Leave the job alone, and return False, if the job was submitted again since this handle
                 was created: a newer try of the same task then waits for the job.
         """
@@ -380,8 +381,8 @@ class JobHandle:
         Args:
             job: The attempt's row, as the caller has read it.
             seen: States in which the attempt may be cancelled.
-            reason: Stored as the attempt's error.
-            most_submissions: Number of submissions up to which the attempt may be cancelled. None: any.
+            reason: Text that is stored as the attempt's error.
+            most_submissions: Largest number of submissions with which the attempt may be cancelled. None: any number.
         """
         if not attempts.end(
             self._store,
@@ -409,9 +410,9 @@ class JobHandle:
         return True
 
     def _see_driver_end(self, job: Job) -> None:
-        """Stop the driver through Ray and wait up to 15 s until it has ended.
+        """Stop the driver through the head's Job API, and wait up to 15 s until the driver has ended.
 
-        If that does not succeed, the driver's watchdog (a thread that reads the job's row) ends the driver a little
+        If the driver has not ended by then, its watchdog (a thread that reads the job's row) ends the driver a little
         later.
 
         Raises:
@@ -494,8 +495,8 @@ class JobHandle:
         try:
             return self._submit(head)
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
-            # The head may have received this submission in spite of the error. In that case the head starts the driver,
-            # which runs as usual.
+            # The head may have received this submission in spite of the error, and then starts the driver, which runs
+            # as usual.
             job_queue.put_back(self._store, self._key)
             log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
             return False
@@ -556,8 +557,8 @@ class JobHandle:
     def _take_turn(self, job: Job) -> Job:
         """Start this waiting attempt if its pool has room for it now; return the attempt's row.
 
-        Other attempts are also started if there has been room for them for some seconds: apparently no process waits
-        for them, and so no other process starts them.
+        Other waiting attempts are also started if the pool has had room for them for some seconds, because no other
+        process seems to wait for these attempts.
         """
         line = job_queue.look(self._store, self._pool)
         self._place = line.places.get(self._key)
@@ -570,7 +571,7 @@ class JobHandle:
                 job = attempts.load(self._store, self._key)
             for key in overdue:
                 if key != self._key:
-                    self._of(key).start_if_room()
+                    self._handle_of(key).start_if_room()
         except PoolElsewhereError:  # the pool is on another host, and a process there starts the attempt
             pass
         except StoreError as error:
@@ -578,7 +579,7 @@ class JobHandle:
             log.warning("the queue of pool %s could not be changed: %s", self._pool, error)
         return job
 
-    def _of(self, key: Key) -> JobHandle:
+    def _handle_of(self, key: Key) -> JobHandle:
         """Return a handle of another attempt on the same pool, so that this process can start that attempt."""
         return JobHandle(
             self._store,
@@ -593,12 +594,12 @@ class JobHandle:
         """Record the end of the attempt if its driver or submitter has died, or if the attempt must not wait any more.
 
         The clean-up of a host calls this method for all unfinished jobs. The call does not poll the job, so that a job
-        with `orphan_after` still ends if no process asks for it.
+        with `orphan_after` still ends if no other process polls the job.
 
         Returns:
-            Whether this call ended the attempt. Reasons for that: the driver died without recording the end, the
-            submitter died before the attempt joined the queue, the attempt has waited for longer than its timeout, the
-            pool went down, or no process has polled the job for longer than `orphan_after`.
+            Whether this call ended the attempt. Reasons to end the attempt: the driver died without recording the end,
+            the submitter died before the attempt joined the queue, the attempt has waited for longer than its timeout,
+            the pool went down, or no process has polled the job for longer than `orphan_after`.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -614,7 +615,7 @@ class JobHandle:
         missing = verdict is Missing.SUBMISSION
         if missing and job.admitted_at is None and submitter_is_gone(job, self._clock()):
             pid = job.submitter and job.submitter["pid"]
-            why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit it again"
+            why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
             return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, _ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
@@ -646,7 +647,7 @@ class JobHandle:
         Args:
             job: The attempt's row.
             state: Final state of the attempt.
-            why: Stored as the attempt's error.
+            why: Text that is stored as the attempt's error.
         """
         seen = {JobState.PENDING}
         if not attempts.end(self._store, self._key, state, self._clock(), seen=seen, error=why, actor=self._actor):
@@ -688,7 +689,7 @@ class JobHandle:
         return job
 
     def _renew_lease(self, job: Job) -> None:
-        """Renew the lease of nodes when a third of it has passed, so that it does not expire before the job starts."""
+        """Renew the lease of nodes of a waiting job when a third of the lease's time has passed."""
         with self._store.reading(snapshot=False) as session:
             held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
         if held is None or held.expires_at - self._clock() > held.ttl * 2 / 3:
@@ -701,7 +702,7 @@ class JobHandle:
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
         now = self._monotonic()
-        # A driver whose heartbeats arrive in the store runs, also if its head cannot be reached from here.
+        # A driver whose heartbeats arrive in the store runs, even if this process cannot reach the pool's head.
         has_heartbeat = job.heartbeat_at != self._heartbeat_at
         self._heartbeat_at = job.heartbeat_at
         if view.silence not in PATIENCE_S or has_heartbeat:
@@ -746,9 +747,9 @@ class JobHandle:
         on_progress: OnProgress | None = None,
         log_position: int = 0,
     ) -> Iterator[str | float]:
-        """Look at the job until it has ended. Yield each new line of its log, and the seconds to pause between looks.
+        """Look at the job until it has ended; yield new lines of its log, and the seconds to pause between the looks.
 
-        The caller makes the pauses: by sleeping, or in an event loop.
+        Between the looks, the caller pauses by sleeping or in an event loop.
         """
         follower = self.log_follower(log_position)
         started = self._monotonic()
@@ -782,7 +783,8 @@ class JobHandle:
                 waited = self._monotonic() - started
                 pause = bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
             except StoreUnreachableError as error:
-                # The job goes on without this process, and its driver waits for the store just as long.
+                # The job goes on while this process cannot reach the store, and the driver waits for the store for the
+                # same time.
                 if away_since is None:
                     away_since = self._monotonic()
                     log.warning("job %s goes on, and this process waits for the store: %s", self.job_id, error)
@@ -810,15 +812,15 @@ class JobHandle:
             raise JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
         self._await_clean_up(job)
         result = JobResult.model_validate(job.result)
-        # The last step marks the result as collected. If this process cannot read the result, or is killed before that,
-        # the result is still found when the same job is submitted again.
+        # The result is marked as collected only in this last step. If this process is killed before, a new submission
+        # of the same job still finds the result.
         attempts.collect(self._store, self._key, self._clock())
         return result
 
     def _await_clean_up(self, job: Job) -> None:
         """Wait until the job's driver has ended the MLflow run and exited, if the driver runs on this host.
 
-        Without this wait, the caller could take the pool down before that.
+        Without this wait, the caller could take the pool down before the driver has ended the MLflow run.
         """
         until = self._monotonic() + _CLEAN_UP_PATIENCE_S
         while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:

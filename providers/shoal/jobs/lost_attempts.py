@@ -1,4 +1,4 @@
-"""Find out whether an unfinished attempt was lost: a driver that was killed cannot record that its attempt ended."""
+"""Find out whether an unfinished attempt was lost, that is, whether its driver died without recording the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.jobs.client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
@@ -16,21 +16,22 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 HEAD_PATIENCE_S = 45.0
-"""Seconds without an answer from the head after which its jobs count as lost. The replacement of a head took 8 to 20 s
-on 2 busy cores and must not end the jobs too early."""
+"""Seconds without an answer from a pool's head after which the pool's jobs count as lost. The limit is longer than the
+8 to 20 s that the replacement of a head took on 2 busy cores."""
 
 FAR_HEAD_PATIENCE_S = 300.0
-"""Same as `HEAD_PATIENCE_S`, for a head on another machine that cannot be reached. A link that is down ends no job, and
-this is the time that people and switches need to repair one."""
+"""Same limit as `HEAD_PATIENCE_S`, for a head on another machine that the network does not reach. Jobs go on while a
+network link is down, and its repair may take minutes."""
 
 SUBMISSION_GRACE_S = 20.0
-"""Seconds for which a job may be pending and unknown to its head before another waiting process sends it. The time is
-longer than the 15 s for which the submitter retries, because only the submitter has the credentials from the spec's
-URIs."""
+"""Seconds for which a pending job may be unknown to the pool's head. After that time, another process that waits for
+the job sends the job to the head. The time is longer than the 15 s for which the submitter retries, because only the
+submitter has the credentials from the spec's URIs."""
 
 FAR_SUBMISSION_GRACE_S = 300.0
-"""Same as `SUBMISSION_GRACE_S`, for a submitter on another host: this host cannot check whether that process lives.
-The time is far above the 15 s for which the submitter retries, and above the difference between two hosts' clocks."""
+"""Same limit as `SUBMISSION_GRACE_S`, for a submitter on another host, because this host cannot check whether a process
+on another host lives. The limit is far above the 15 s for which the submitter retries, and above the difference between
+two hosts' clocks."""
 
 _SIGKILLED = (-9, 137)
 """Exit codes of a process that SIGKILL ended: -9 as Python reports it, 137 as a shell reports it."""
@@ -44,14 +45,14 @@ class Silence(Enum):
     HEAD_REPLACED = auto()
     """The pool has a new head, which does not know the jobs that were submitted to the old one."""
     NO_ANSWER = auto()
-    """The head does not answer, or is being replaced; it may answer later."""
+    """The head does not answer, or is being replaced; the head may answer later."""
     NO_CONNECTION = auto()
-    """The network does not lead to the head, which is on another machine; the head and its jobs may run."""
+    """The network does not reach the machine of the head; the head and its jobs may still run."""
 
 
 PATIENCE_S = {Silence.NO_ANSWER: HEAD_PATIENCE_S, Silence.NO_CONNECTION: FAR_HEAD_PATIENCE_S}
-"""Seconds without an answer from the head and without a heartbeat of the driver after which a job counts as lost, for
-each silence that may pass."""
+"""Seconds after which a job counts as lost if neither the head has answered nor the driver has sent a heartbeat, by the
+reason why the head gives no answer."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,22 @@ class Lost:
 
 
 class Missing(Enum):
-    """Result of `judge` for a pending attempt that the pool's head does not know, because it was not sent to the head.
+    """Result of `judge` for a pending attempt that no process has sent to the pool's head.
 
-    The process that submits the attempt has died, or has not sent the attempt yet.
+    The submitting process has died, or has not sent the attempt yet.
     """
 
     SUBMISSION = auto()
 
 
 def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], str]) -> Lost | Missing | None:
-    """Decide whether an attempt was lost or never reached the head; return None if it runs, or if that is uncertain.
+    """Decide whether an attempt was lost or was never sent to the pool's head; return None if neither is certain.
 
     Args:
         job: The attempt's row, pending or running.
         view: The head's answer, or the reason why there is none.
-        silent_for: Seconds for which the head has not answered, and no heartbeat of the driver has come.
-        last_words: Reads the last line of the attempt's log.
+        silent_for: Seconds for which neither the head has answered nor the driver has sent a heartbeat.
+        last_words: Function that returns the last line of the attempt's log.
     """
     match view:
         case View(silence=Silence.POOL_GONE):
@@ -167,7 +168,7 @@ def find_head(store: Store, pool_name: str, endpoint_of: Callable[[str], Endpoin
 
 
 def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View:
-    """Ask the pool's head about an attempt, and return its answer or the reason why there is none.
+    """Ask the pool's head about an attempt, and return the head's answer or the reason why there is no answer.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine, whose head cannot be asked from here.
@@ -181,7 +182,7 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
         client = JobClient.at(endpoint)
         return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
     except HeadUnreachableError:
-        # No link can be down between two processes of one machine: a head that does not answer there hangs.
+        # A head on this machine needs no network link, so a head on this machine that does not answer hangs.
         return View(silence=Silence.NO_ANSWER if endpoint.is_on_loopback else Silence.NO_CONNECTION)
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)
@@ -190,9 +191,9 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
 def submitter_is_gone(job: Job, now: float) -> bool:
     """Return whether the process that has to send the attempt to the head seems to be dead.
 
-    That process is the submitter, or the process that has taken the attempt out of the queue. It counts as dead if
-    it does not run any more, or runs on another host and cannot be checked, and the job was not polled for some
-    time (20 s, or 300 s on another host).
+    The submitter sends the attempt, or the process that has taken the attempt out of the queue. This process counts as
+    dead if it has ended and no process has polled the job for 20 s. A process on another host cannot be checked, and
+    counts as dead if no process has polled the job for 300 s.
 
     Args:
         job: The attempt's row.

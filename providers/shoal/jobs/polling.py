@@ -10,27 +10,29 @@ from shoal.state.schema import Job
 
 SHORTEST_PAUSE_S = 0.1
 """Shortest pause in seconds between two reads of a job's row. From 1 s of waiting on, the pause is a tenth of the time
-waited, up to `_LONGEST_PAUSE_S`. So the wait ends at most a tenth later than the job."""
+waited, up to `_LONGEST_PAUSE_S`. So a waiting process notices the end of its job after at most a tenth of the time
+waited."""
 
 _LONGEST_PAUSE_S = 2.0
-"""Longest pause in seconds between two reads of a job's row. It is not shorter because 200 processes that read every
-second made `shoal jobs list` take three times as long."""
+"""Longest pause in seconds between two reads of a job's row. The pause is not shorter because 200 processes that read
+every second made `shoal jobs list` take three times as long."""
 
 HEAD_CHECK_S = 3.0
-"""Seconds between two requests to the head that ask whether the driver still runs. They are necessary only because a
+"""Seconds between two requests to the head that ask whether the driver still runs. The requests are necessary because a
 killed driver cannot record its end."""
 
 _TURN_CHECK_S = 0.5
-"""Base of the time in seconds between two checks by which a waiting process finds out whether its job may start."""
+"""Seconds between two checks whether a waiting job may start, before the seconds for the job's place in the queue are
+added."""
 
 _TURN_CHECK_PER_PLACE_S = 0.2
 """Seconds to add to `_TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
-processes make 13 checks a second together, and 200 make 20. The first ones in the queue, which start next, check most
+processes make 13 checks a second together, and 200 make 20. The processes of the jobs that start next check most
 often."""
 
 _PERIOD_S = 30.0
-"""Seconds between two updates of `last_polled_at`. This is far below the default `orphan_after` of 15 minutes, so that
-no job ends by mistake, and causes little load even with hundreds of waiting processes."""
+"""Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
+that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
 
 _PER_ORPHAN_AFTER = 3
 """Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
@@ -65,8 +67,8 @@ class PollTimer:
 
     No update is due while another process that waits for the same job makes the updates. The timer measures with this
     process's clock how long `last_polled_at` has stayed unchanged; it does not compare the value with the clock,
-    because another host with a different clock may have written the value. Only the first call makes that comparison,
-    because no earlier value is known then.
+    because another host with a different clock may have written the value. Only the first call compares the value with
+    the clock, because no earlier value is known then.
     """
 
     def __init__(self) -> None:
@@ -85,5 +87,5 @@ class PollTimer:
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
         # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
-        # `last_polled_at`. The age of the last update is then not known, so a new update is due.
+        # `last_polled_at`. If it is negative, the age of the last update is not known, so a new update is due.
         return not 0 <= now - self._since < period

@@ -3,11 +3,11 @@
 The functions only compute: they read and write no store.
 
 A pool runs as many jobs at a time as it has room for (`shoal.jobs.capacity`). The first waiting job always starts if no
-other job runs, whatever these estimates say. No job overtakes the first waiting job, so that small jobs cannot keep a
-large one waiting for ever.
+other job runs, even if the job needs more than the pool has. No job overtakes the first waiting job, so that small jobs
+cannot keep a large one waiting for ever.
 
 Jobs with higher priority come first. Among equal priorities, the holder (the run that submitted the job) with the
-fewest running jobs comes first, and among equal holders the oldest job.
+fewest running jobs comes first, and among the jobs of one holder the oldest job.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
 
     Args:
         equals: Waiting attempts of equal priority.
-        running: Number of running jobs by holder; each yielded attempt is added to it.
+        running: Number of running jobs by holder; the function adds each attempt that it yields.
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):

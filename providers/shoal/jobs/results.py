@@ -29,7 +29,7 @@ PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_compa
 
 
 DATA_TAGS = "shoal.data_"
-"""Begin of the names of a registered version's tags that describe its training rows."""
+"""Prefix of the names of those tags of a registered version that describe its training rows."""
 
 
 _NEWER = ("peak_usage_per_worker", "node_seconds", "times")
@@ -49,8 +49,8 @@ class PlainResult(_Stored):
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for an XCom.
 
-        An XCom is strict JSON, which has no NaN and no infinity: they become the texts "NaN" and "Infinity". The method
-        ``model_validate`` converts both back to floats.
+        NaN and infinity become the texts "NaN" and "Infinity", because an XCom is strict JSON. The method
+        ``model_validate`` converts these texts back to floats.
         """
         plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
         return plain
@@ -69,7 +69,7 @@ class RecentVersion(_Stored):
     version: str = Field(description="Version number in MLflow's registry.")
     value: float | None = Field(
         description="Value of the deciding metric that the version reached on its own holdout when it was registered. "
-        "None: it is not recorded."
+        "None: the value is not recorded."
     )
     promoted: bool = Field(description="Whether the version became the champion.")
 
@@ -97,7 +97,9 @@ class DataResult(_Stored):
     time_from: str | None = Field(
         default=None, description="Smallest value of the time column. None: there is no such column."
     )
-    time_to: str | None = Field(default=None, description="Largest value of the time column; None like `time_from`.")
+    time_to: str | None = Field(
+        default=None, description="Largest value of the time column. None: there is no such column."
+    )
 
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that describe the training rows of the registered version."""
@@ -105,10 +107,10 @@ class DataResult(_Stored):
 
 
 class JobTimes(_Stored):
-    """Seconds that each step of a job took. Together they are the time from the submission to the result.
+    """Seconds that each step of a job took. The steps together take the time from the submission to the result.
 
-    Steps that workers take at the same time count with the slowest worker. Work that was lost with a worker counts as
-    `start`.
+    A step that the workers take at the same time counts with the seconds of the slowest worker. Work that was lost with
+    a worker counts as `start`.
     """
 
     queue: float = Field(description="Seconds in the pool's queue.")
@@ -117,12 +119,13 @@ class JobTimes(_Stored):
         "and checks of the data."
     )
     read: float | None = Field(
-        description="Seconds in which the workers read rows and built their matrices. None: a function or a "
-        "prediction, whose reading is part of `train`."
+        description="Seconds in which the workers read rows and built their matrices. None: the job ran a function "
+        "or a prediction, and the reading is part of `train`."
     )
     train: float = Field(description="Seconds in which the workers trained, ran the function, or predicted.")
     score: float | None = Field(
-        description="Seconds of the comparison with the champion and of the registration. None: there was none."
+        description="Seconds of the comparison with the champion and of the registration. None: the job registered no "
+        "model."
     )
     upload: float = Field(description="Seconds in which the model, its metrics and its results were saved and logged.")
 

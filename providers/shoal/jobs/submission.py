@@ -1,4 +1,4 @@
-"""Submit jobs, reattach to them and list them; no Ray is needed, only the HTTP endpoint of the pool's head."""
+"""Submit jobs, reattach to them and list them, through the HTTP endpoint of the pool's head and without Ray."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def submit(
     get a new job with every call, unless ``run_config.job_id`` is set.
 
     A try of a workflow engine's task (`task`) also finds the unfinished job of an earlier try if the spec has changed
-    since then, for example because a template contains the present time. The try then waits for that job.
+    since that try, for example because a template contains the present time. The try then waits for the job of the
+    earlier try.
 
     Args:
         spec: Spec of the job.
@@ -82,20 +83,23 @@ def submit(
             ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
-        returns_model: Whether this process loads the trained model, and so needs the same version of its library.
-        job_id: Id of the job if ``run_config.job_id`` is not set. None: an id is made. Unlike ``run_config.job_id``,
-            this id is no part of the stored spec, so that `prune_jobs` may remove all attempts of the job.
-        detached: Whether the job goes on without a process that polls it, unless the spec sets ``orphan_after``. The
-            stored spec does not change, so that the job is the same with and without it. On a ``ray://`` pool, the
-            call then returns when the job's driver has the credentials, which only this process can send.
+        returns_model: Whether this process loads the trained model, and so needs the same version of the model's
+            library as the pool.
+        job_id: Id of the job if ``run_config.job_id`` is not set. None: shoal makes an id. Unlike
+            ``run_config.job_id``, this id is no part of the stored spec, so that `prune_jobs` may remove all attempts
+            of the job.
+        detached: Whether the job goes on if no process polls it. If the spec sets ``orphan_after``, that value counts
+            instead. The stored spec does not change, so that submissions with and without `detached` are the same job.
+            On a ``ray://`` pool, a detached call returns only when the job's driver has the credentials, which only
+            this process can send.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
         InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
-            ``run_config.job_id`` differ; or a path in `code` does not exist. Only for a new attempt: a database
-            connection or a secret variable is not known, the pool runs another version of Python or shoal, or its
-            nodes cannot reach a file or folder that the job names.
+            ``run_config.job_id`` differ; or a path in `code` does not exist. For a new attempt only: a database
+            connection or a secret variable is not known, the pool runs another version of Python or shoal, or its nodes
+            cannot reach a file or folder that the job names.
         BudgetError: The attempts of the job have used up its budget of node-hours.
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
@@ -141,8 +145,8 @@ def submit(
             endpoint = endpoint_of(pool)
             refusal = _refusal(store, spec, job_id, pool_spec, endpoint, library, clock())
             secrets: Secrets | None = None
-            # Only a new attempt is refused. The driver of an attempt that was submitted before may still wait for its
-            # credentials, so they are read also if a check has failed.
+            # A check that fails only refuses a new attempt. The driver of an attempt that was submitted before may
+            # still wait for its credentials, so they are read also if a check has failed.
             try:
                 secrets = _secrets(spec, connection_url, uris)
             except InvalidArgumentError as error:
@@ -173,10 +177,11 @@ def submit(
             with _naming_job_that_goes_on(store, job):
                 if _is_usable(handle, job, order, spec.staged()):
                     if orphan_after is None and secrets is not None:
-                        # After this call no process may be left that could send the credentials.
+                        # A detached job gets its credentials now, because after this call perhaps no process is left
+                        # that has them.
                         handle.deliver_credentials()
                     return handle
-            # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new one.
+            # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new attempt.
 
 
 @contextmanager
@@ -218,7 +223,7 @@ def _of_earlier_try(
         digest: Fingerprint of the spec of this try.
         endpoint_of: Finds the head of a pool.
         clock: Returns seconds since the epoch.
-        secrets_of: Returns the credentials of this try, which it sends to a driver that waits for them.
+        secrets_of: Function that returns the credentials of this try, which are sent to a driver that waits for them.
         detach: Whether a job that this try takes over goes on if no process polls it.
 
     Raises:
@@ -231,21 +236,23 @@ def _of_earlier_try(
         if not is_ended and task.is_older_than(job):
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
-            # `collect`: the task was cleared, or is not durable, so its old result must not be found by the job's id.
+            # A result of an earlier try that is not taken over is marked as collected, so that no later submission
+            # finds it.
             if is_ended:
                 attempts.collect(store, Key(job.id, job.attempt), clock())
             else:
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
-        # The credentials of a job that is not in the queue yet are known only to the process that submits it.
+        # A job that is not in the queue yet is left to the process that submits it, which alone has its credentials; a
+        # job with another spec is ended.
         if job.state is JobState.PENDING and job.queued_at is None:
-            why = "another try of the task submitted another spec before"
+            why = "another try of the task submits the task's job with another spec"
             if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
-                handle.cancel(why)  # its driver has started meanwhile
+                handle.cancel(why)  # a driver has started the job meanwhile, so the job is not pending any more
             continue
         joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task, detach=detach)
         if joined is None:
-            # The job has ended since its row was read. If it has succeeded, its result is still there.
+            # The job has ended since its row was read. If the job has succeeded, its result is in the row.
             joined = attempts.load(store, Key(job.id, job.attempt))
         if joined.state not in JOB_ENDED:
             needed = joined.state is JobState.PENDING and joined.needs_credentials
@@ -296,7 +303,8 @@ def _secrets(
     Args:
         spec: Spec of the job.
         connection_url: Finds the URL of a database connection by its name.
-        uris: The spec's URIs with credentials, by their places in the spec. None: they are searched.
+        uris: The spec's URIs with credentials, by their places in the spec. None: this function searches the spec for
+            them.
 
     Raises:
         InvalidArgumentError: A database connection or a secret variable is not known.
@@ -319,7 +327,7 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
         staging.claim(Key(job.id, job.attempt), locations)
     except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
-        # If another process has started the attempt meanwhile, that process has claimed the data.
+        # If another process has started the attempt meanwhile, that process has noted its use of the data.
         if handle.end_pending(job, JobState.FAILED, why):
             raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 
@@ -342,8 +350,8 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
     if job.state is JobState.PENDING:
-        # If the job was submitted before, its attempt uses the data that were staged for that submission. The data that
-        # were staged for this submission are then not used, so the attempt does not claim them.
+        # If the job was submitted before, its attempt uses the data that were staged for the earlier submission, so
+        # that a use of this submission's data is not noted.
         _claim(handle, job, parse_spec(job.spec).staged().intersection(staged))
         if job.endpoint == order.endpoint and handle.send():
             return True
@@ -363,14 +371,14 @@ def attach(
     Args:
         job_id: Id of the job.
         attempt: Number of the attempt, from 1; the newest if not given.
-        submissions: Value of `JobHandle.submissions` of the handle of another process, for which this one goes on.
+        submissions: Value of `JobHandle.submissions` of the handle in another process that the new handle replaces.
         actor: Holder that is recorded if the handle cancels the job (`shoal.history`). None: this process.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Raises:
         JobError: There is no such job, or no such attempt.
     """
-    # An id that is not legal is not looked up, because databases refuse some texts, such as texts with a NUL character.
+    # An illegal id is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if not ids.is_legal(job_id):
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = store or Store()
@@ -400,7 +408,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_LISTED:
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: use a whole number from 1 to {MOST_LISTED}")
-    # A name that is not legal is not looked up, because databases refuse some texts, such as texts with NUL.
+    # An illegal name is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if pool_name is not None and not is_pool_name(pool_name):
         return []
     store = Store()

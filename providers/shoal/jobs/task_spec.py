@@ -36,7 +36,7 @@ def spec_of(
         kwargs: Keyword arguments of the function.
 
     Raises:
-        InvalidArgumentError: Fields are wrong, or the function or its arguments cannot be pickled. The message names
+        InvalidArgumentError: Fields are wrong, or the function or its arguments cannot be pickled; the message names
             them.
     """
     check_train_func(train_func, args, kwargs, framework=framework, fields=given)
@@ -80,7 +80,7 @@ def check_spec(
         The spec, without the code of a function; None if not all fields are known.
 
     Raises:
-        InvalidArgumentError: A field is unknown or missing, or a known value is wrong. The message names it.
+        InvalidArgumentError: A field is unknown or missing, or a known value is wrong; the message names it.
     """
     if isinstance(given, AnySpec):
         return given
@@ -101,7 +101,7 @@ def _fields(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the fields of the spec that a task's arguments describe. The code of a function is not stored yet."""
+    """Return the fields of the spec that a task's arguments describe, with a placeholder for a function's code."""
     if given is None and train_func is None:
         raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
     if not isinstance(given, Mapping | None):
@@ -119,22 +119,22 @@ def _fields(
 
 
 def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJobSpec:
-    """Return the spec of a task's job with its option `skip_if_unchanged`, which skips a training without new rows.
+    """Set the option `skip_if_unchanged`, which skips a training without new rows, in the spec of a task's job.
 
     Args:
         spec: Spec of the job.
-        wanted: Whether to skip such a training, also as text, which a template gives. None: as the spec's
-            ``register.skip_if_unchanged`` says. If that is not set either, a training that registers a boosting model
-            and has no code of the user is skipped.
+        wanted: Whether to skip a training without new rows; may be a text, because Airflow renders templates to texts.
+            None: the spec's ``register.skip_if_unchanged`` decides. If the spec does not set that option, the training
+            is skipped only if it registers a boosting model and has no code of the user.
 
     Raises:
-        InvalidArgumentError: `wanted` is true, but the job cannot be skipped; or `wanted` is no truth value.
+        InvalidArgumentError: `wanted` is true, but the job cannot be skipped; or `wanted` is neither true nor false.
     """
     register = spec.register_as
     if register is None:
         if wanted is True:
             raise InvalidArgumentError(
-                "skip_if_unchanged=True needs register: the rows are compared with those of a registered version"
+                "skip_if_unchanged=True needs register, because the job is compared with the newest registered version"
             )
         return spec
     if wanted is None and register.skip_if_unchanged is None:
@@ -147,7 +147,8 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return the digest of a function's arguments, by which the same job is recognised when it is submitted again.
 
-    None: the arguments are not plain data, and their pickled bytes may differ between two submissions of the same job.
+    The result is None if the arguments are not plain data, because their pickled bytes may differ between two
+    submissions of the same job.
     """
     try:
         return ids.digest([list(args), dict(kwargs)])

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.pool")
 
 _ASKED_AT_ONCE = 16
-"""Largest number of pools that `report_pools` asks at the same time."""
+"""Largest number of pools whose heads `report_pools` asks for their state at the same time."""
 
 
 class ComputePool:
@@ -62,7 +62,8 @@ class ComputePool:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
-        team: Team to which this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no team.
+        team: Team to whose quota this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no
+            team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass another function, to simulate hours in an
             instant.
@@ -108,12 +109,12 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         owner: ProcessId | None = None,
     ) -> ComputePool:
-        """Start the pool with MIN_NODES nodes and wait until they are ready.
+        """Start the pool with MIN_NODES nodes and wait until these nodes are ready.
 
         If the pool is already up, only wait until MIN_NODES nodes are ready.
 
-        For a `ray://` pool, the call also checks the cluster's nodes (`preflight`), until nothing is broken there. It
-        logs a warning for each problem.
+        For a `ray://` pool, the method also checks the cluster's nodes (see :meth:`check_nodes`), and logs a warning
+        for each problem.
 
         Args:
             rollback_after_seconds: Seconds until the deadline. If MIN_NODES nodes are not ready then, all started nodes
@@ -148,7 +149,7 @@ class ComputePool:
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
         """End every node of the pool and wait until all their processes are gone.
 
-        The jobs on the pool end too. Does nothing if the pool is already down.
+        The jobs on the pool end, too. If the pool is already down, the method does nothing.
 
         Args:
             abandon: Mark a `ray://` pool as down without contacting its Ray cluster. Use this only for a cluster that
@@ -244,11 +245,11 @@ class ComputePool:
         """Request nodes for this holder (the name under which this object makes requests) until the lease is released.
 
         Shared leases use the same nodes, and the nodes of exclusive leases are added to them. The pool gets as many
-        nodes as the largest shared lease and all exclusive leases need together, or as its base demand if that is
-        larger. No node is reserved: a lease makes the pool large enough, and Ray places the work.
+        nodes as the largest shared lease and all exclusive leases need together, or as many as its base demand if the
+        base demand is larger. No node is reserved: a lease makes the pool large enough, and Ray places the work.
 
-        Leases are granted in the order of their requests. If a lease does not fit into MAX_NODES beside the leases
-        before it, it waits, and takes no nodes until it is granted. While this method waits, it renews the lease.
+        Leases are granted in the order of their requests. A lease that does not fit into MAX_NODES beside the earlier
+        leases waits, and takes no nodes until it is granted. While this method waits, it renews the lease.
 
         Each holder has at most one lease on a pool. A second request renews that lease with the new size. If the nodes
         are not ready at the deadline, the lease is rolled back, and a pool that was started for the lease goes down
@@ -259,21 +260,21 @@ class ComputePool:
             exclusive: Add these nodes to those of all other leases, instead of sharing them.
             ttl: Seconds after which a lease that is not renewed expires.
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
-                `scale_cluster` or `up` has set a base demand in the meantime. No effect on a pool that is up.
+                `scale_cluster` or `up` has set a base demand in the meantime.
             is_async: Return as soon as the request is written to the database.
-            options: The same options as for `scale_cluster`, and two limits. ``max_lifetime`` is the number of seconds
-                from the grant, and ``budget_node_hours`` the number of node-hours of the run's leases on this pool,
-                after which the lease and its jobs are ended, also if the holder is dead.
+            options: The same options as for `scale_cluster`, and two limits, after which the lease and its jobs are
+                ended, even if the holder is dead. ``max_lifetime`` is the number of seconds after the grant.
+                ``budget_node_hours`` is the number of node-hours that the holder's leases on this pool may use.
             on_progress: Function called with the pool's status while waiting.
             owner: Process to which a started pool belongs (an embedded pool). The pool is removed when this process has
                 ended and no job has a lease on it (`shoal.pool.holder.job_holder`).
 
         Returns:
-            The lease. As a context manager it is renewed inside the block and always released at its end.
+            The lease. In a ``with`` block, the lease is renewed until the end of the block, and then released.
 
         Raises:
-            InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder has a lease of the
-                other kind.
+            InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder requests a shared
+                lease and has an exclusive one, or the other way round.
             PoolDownError: The pool is not up, and `bring_up` is False.
             BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
             ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
@@ -299,8 +300,8 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                # If the store does not answer, the lease's place in the queue is not logged. The wait below tries again
-                # until the store answers.
+                # If the store does not answer, only this log line about the place in the queue is left out. The wait
+                # below tries again until the store answers.
                 with suppress(StoreError):
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
@@ -341,11 +342,11 @@ class ComputePool:
         return handle()
 
     def release(self) -> bool:
-        """Release this holder's lease. Its nodes are ended, unless another lease or the base demand (the size that `up`
-        or `scale` has set) needs them.
+        """Release this holder's lease. The lease's nodes are ended, unless another lease or the base demand (the size
+        that `up` or `scale` has set) needs them.
 
         A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
-        that host's reconciler ends the nodes later, and this method does not wait for it.
+        that host's reconciler ends the nodes later, and this method does not wait for their end.
 
         Returns:
             False if this holder had no lease.
@@ -387,7 +388,7 @@ class ComputePool:
 
     @property
     def operation_id(self) -> str | None:
-        """Return the id of the operation (a request to change the pool's size) that this object has made last."""
+        """Return the id of the last operation (a request to change the pool's size) that this object has made."""
         return self._operation_id
 
     def wait_for_operation(
@@ -427,10 +428,10 @@ class ComputePool:
 
         Args:
             operation_id: Id of the operation, from :attr:`operation_id`.
-            reason: Stored as the operation's error.
+            reason: Text that is stored as the operation's error.
 
         Returns:
-            False if the operation had ended, for example because a newer operation has replaced it.
+            False if the operation had already ended, for example because a newer operation has replaced it.
         """
         with transaction(self._store, JournalStep.WITHDRAW) as session:
             withdrawn = withdraw(session, operation_id, reason, self._clock())
@@ -445,11 +446,11 @@ class ComputePool:
 
         Args:
             size: Number of nodes, including the head.
-            snapshot: The pool's rows, if the caller has just read them. None: they are read now.
+            snapshot: The pool's rows, if the caller has just read them. With None, this method reads the rows.
 
         Raises:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
-                operation was rolled back, the message contains its error.
+                operation was rolled back, the message contains the operation's error.
         """
         snapshot = snapshot or self._snapshot()
         status = status_of(snapshot, self._clock())
@@ -512,10 +513,11 @@ class ComputePool:
         return status_of(self._snapshot(), self._clock())
 
     def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
-        """Announce that a node of a local pool will end soon, for example because of a spot notice.
+        """Announce that a node of a local pool will end soon, for example because the cloud provider ends the machine.
 
-        A replacement is started beside the node. When it is ready, the node gets no new work, and is ended when it is
-        idle or `within_s` is over. At MAX_NODES, the replacement is started when the node has gone.
+        A replacement node is started beside the node. When the replacement is ready, the node gets no new work, and is
+        ended when it is idle or `within_s` seconds are over. If the pool has MAX_NODES nodes, the replacement is
+        started only after the node has ended.
 
         Args:
             node: Name of the node, as `get_nodes` returns it. It must not be the head.
@@ -524,7 +526,8 @@ class ComputePool:
         Raises:
             PoolNotFoundError: No pool has this name.
             PoolDownError: The pool is not up, or is bound to another machine.
-            InvalidArgumentError: There is no such ready node, it is the head, or the pool is not local.
+            InvalidArgumentError: The pool has no ready node with this name, the node is the head, or the pool is not
+                local.
         """
         if not 0 < within_s < math.inf:
             raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
@@ -535,13 +538,14 @@ class ComputePool:
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
-        """Limit what the leases of a team may take. Without any limit, the team's quota is removed.
+        """Set the quota of a team: limits of the nodes and node-hours that the team's leases may take. If both limits
+        are None, remove the quota.
 
         A lease that would exceed `max_nodes` together with the team's other leases waits in the queue. A lease of a
-        team that has used up `node_hours` is refused. Leases that are granted already go on.
+        team that has used up `node_hours` is refused. Leases that are already granted are not affected.
 
         Args:
-            team: Name of the team, as the team's leases give it.
+            team: Name of the team, as given in `team` when the leases are requested.
             max_nodes: Largest number of nodes that the team's leases may take together.
             node_hours: Node-hours that the team's leases may use within 30 days.
 
@@ -568,7 +572,7 @@ class ComputePool:
         """Return how many node-seconds the leases and the jobs of each holder have used, the largest number first.
 
         Args:
-            days: Number of past days that count.
+            days: Number of past days whose use is counted.
 
         Raises:
             PoolNotFoundError: No pool has this name.
@@ -591,16 +595,18 @@ class ComputePool:
         return head_endpoint(snapshot)
 
     def preflight(self, artifact_location: str | None = None) -> list[Finding]:
-        """Check on the nodes of a `ray://` pool whether they have what jobs need, with a small job (some seconds).
+        """Check whether the nodes of a `ray://` pool have everything that jobs need, such as Python packages.
+
+        The check runs a small job on the cluster, which takes some seconds.
 
         Args:
-            artifact_location: URI or path whose use from the nodes is checked, too.
+            artifact_location: URI or path. The job checks, too, whether the nodes can read and write there.
 
         Returns:
-            The findings of the head and of one other node.
+            The findings about the head and about one other node.
 
         Raises:
-            InvalidArgumentError: The pool is no `ray://` pool.
+            InvalidArgumentError: The pool is not a `ray://` pool.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
         spec = self._known_spec()
@@ -612,13 +618,13 @@ class ComputePool:
         return preflight(spec, artifact_location)
 
     def check_nodes(self) -> list[Finding]:
-        """Run `preflight` unless an earlier call has found nothing broken for this pool and this environment.
+        """Run :meth:`preflight`, unless an earlier run has shown that jobs of this environment can run on this pool.
 
-        Problems are logged as warnings. For other pools than `ray://` ones, and if the cluster does not answer, nothing
-        is checked.
+        Problems are logged as warnings. Pools that are not `ray://` pools are not checked, and neither is a cluster
+        that does not answer.
 
         Returns:
-            The findings without which no job can run.
+            The problems because of which no job can run on the pool.
         """
         spec = self._known_spec()
         if spec.backend != "ray":
@@ -656,7 +662,7 @@ class ComputePool:
 
         Args:
             request: Function that writes the operation in the given transaction and returns its id.
-            bring_up: Whether to start the pool in the same transaction if it is down.
+            bring_up: Whether to start the pool in the same transaction if the pool is down.
             owner: Process to which a started pool belongs. The pool is removed when this process has ended and no job
                 has a lease on it.
             block_until_min_cluster_size: Number of ready nodes that ends the wait; all nodes by default.
@@ -716,7 +722,8 @@ class ComputePool:
         subject: str | None = None,
         operation_id: str | None = None,
     ) -> None:
-        """Add a line to the record of actions; see `shoal.history.record`. The subject is the pool by default."""
+        """Add a line to the record of actions; see `shoal.history.record`. By default, the line's subject is the
+        pool."""
         history.record(
             session,
             kind,
@@ -753,10 +760,10 @@ class ComputePool:
         return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Raise an error if the backend can never reach a size, such as more nodes than a Ray cluster can have.
+        """Raise an error if the pool's backend can never reach a size, such as more nodes than a Ray cluster can have.
 
-        All other checks are made by `shoal.pool.journal.commands`, when the request is written. Among them is whether
-        the pool belongs to another machine, whose nodes this machine cannot judge.
+        A pool that is bound to another machine is not checked here. `shoal.pool.journal.commands` makes all other
+        checks when the request is written.
         """
         with self._store.reading() as session:
             pool = session.get(Pool, self.name)
@@ -864,8 +871,8 @@ def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[Po
 
 
 def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolReport]:
-    """Return the status and the operations of every pool in the store. The number of queries does not depend on the
-    number of pools.
+    """Return the status and the operations of every pool in the store. The number of database queries does not depend
+    on the number of pools.
 
     Args:
         store: The state store.
@@ -890,8 +897,8 @@ def sweep(store: Store | None = None) -> list[str]:
 
 
 def sweep_nodes(store: Store) -> list[str]:
-    """End the nodes on this host that no pool needs any more, as `sweep` does, but add no line to the record of
-    actions. Return one sentence for each action."""
+    """End the nodes on this host that no pool needs any more, and return one sentence for each action. Unlike `sweep`,
+    add no line to the record of actions."""
     did = _sweep.sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))

@@ -1,4 +1,4 @@
-"""Addresses of a pool's head, and the token that its API needs."""
+"""Addresses of a pool's head node, and the token for requests to the head's API."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from shoal.errors import InvalidArgumentError, PoolDownError
 from shoal.pool.spec import is_loopback
 
 NO_GCS = ""
-"""Address of the GCS (Ray's control service) of a head without Ray."""
+"""Value of `Endpoint.gcs`, the address of the GCS (Ray's control service), for a head without Ray."""
 
 _DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
-"""Command for `sh` on the head. It runs the driver with the Python of the variable SHOAL_PYTHON if the pool sets it,
-else with the path of the submitter's Python. A head that has no such file runs the `python` on its PATH."""
+"""Command for `sh` on the head that runs the driver. The Python interpreter is that of the variable SHOAL_PYTHON if it
+is set on the head, else the path of the submitter's Python. If the head has no such file, the command uses the `python`
+on the head's PATH."""
 
 
 def driver_command(python: str, *arguments: str) -> list[str]:
@@ -31,10 +32,11 @@ def driver_command(python: str, *arguments: str) -> list[str]:
 
 
 def driver_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return the arguments that were given to :func:`driver_command`.
+    """Return the driver's command line arguments from a command that :func:`driver_command` has built.
 
     Returns:
-        None if the command is another one, or runs the driver in another environment than this process's.
+        The arguments. None for a command that `driver_command` has not built, or that runs the driver in another Python
+        environment than that of this process.
     """
     if list(command[:3]) != ["sh", "-c", _DRIVER]:
         return None
@@ -51,7 +53,8 @@ class Endpoint:
         gcs: ``host:port`` to which drivers connect; `NO_GCS` if the head runs without Ray.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
-        ca_path: File with the certificates of the authorities that an https URL may have; None: those of this machine.
+        ca_path: File with the certificates of the authorities that are trusted for an https URL; None: the authorities
+            that this machine trusts.
     """
 
     api: str
@@ -62,11 +65,11 @@ class Endpoint:
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether the head is on this machine, at an address that no other machine can reach."""
+        """Return whether the head is on this machine, at an address that no other machine can reach."""
         return is_loopback(urlsplit(self.api).hostname or "")
 
     def token(self) -> str:
-        """Read the bearer token. Return an empty string if the head needs none.
+        """Read the bearer token. Return an empty string if the head needs no token.
 
         Raises:
             PoolDownError: The token file is gone because the pool went down.
@@ -113,8 +116,8 @@ def ray_environment(token: Path) -> dict[str, str]:
         # connection would fail, because the head listens only on 127.0.0.1.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Anybody could read Ray's metrics, because the metrics ports need no token. So the next two settings turn these
-        # ports off. For the dashboard's port there is no such setting, but an invalid number turns the port off.
+        # Anybody could read Ray's metrics, because the metrics ports need no token. The next two settings turn these
+        # ports off. Ray has no switch for the dashboard's metrics port, but an invalid number turns it off.
         "RAY_enable_metrics_collection": "0",
         "DASHBOARD_METRIC_PORT": "-1",
         # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of

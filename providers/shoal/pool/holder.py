@@ -54,7 +54,7 @@ def job_holder(job_id: str) -> str:
 
 
 def job_of(holder: str) -> str | None:
-    """Return the id of the job to which a holder's lease belongs; None if the holder is no job."""
+    """Return the id of the job that a holder's name contains; None if the holder is not a job."""
     return holder.removeprefix(_JOB) if holder.startswith(_JOB) else None
 
 

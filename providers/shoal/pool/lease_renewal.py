@@ -17,7 +17,7 @@ from shoal.state import Store
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_TTL = 3
-"""Number of renewals within the lease's time to live. With 3, a lease stays valid if two renewals in a row fail."""
+"""Number of renewals within a lease's time to live. With 3, a lease stays valid even if two renewals in a row fail."""
 
 
 class PoolLease:
@@ -64,10 +64,11 @@ class PoolLease:
             commands.renew(session, self.id, self.epoch, self._clock())
 
     def leave_to_job(self) -> None:
-        """Leave the lease to the job that holds it (`shoal.pool.holder.job_holder`), which was submitted: from now on,
-        the lease is not renewed, and ends with the job.
+        """Let the lease of a submitted job (`shoal.pool.holder.job_holder`) end together with the job. From now on,
+        this process does not renew the lease.
 
-        Does nothing if the same job was submitted again meanwhile, because the newest submission leaves the lease.
+        If the same job was submitted again in the meantime, this method does nothing, because the newest submission
+        calls it, too.
         """
         try:
             with transaction(self._store, JournalStep.REQUEST) as session:
@@ -76,10 +77,10 @@ class PoolLease:
             log.warning("the lease stays for up to %.0f s after the end of its job: %s", self.ttl, error)
 
     def release(self) -> None:
-        """Release the lease. Its nodes are ended, unless another lease or the base demand (the size that `up` or
-        `scale` has set) needs them.
+        """Release the lease. The lease's nodes are ended, unless another lease or the base demand (the size that `up`
+        or `scale` has set) needs them.
 
-        Does nothing if the lease was already released or has expired.
+        If the lease was already released or has expired, this method does nothing.
         """
         self._released.set()
         self._release()

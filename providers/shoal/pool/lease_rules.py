@@ -12,13 +12,13 @@ from shoal.state.schema import Lease, PoolState
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take. Shared leases use the same nodes, so only the largest of them
-    counts. The sizes of all exclusive leases are added to it."""
-    return _together(_claims(_granted(snapshot)))
+    """Return how many nodes the granted leases take: the size of the largest shared lease (shared leases use the same
+    nodes) plus the sizes of all exclusive leases."""
+    return _together(_sizes(_granted(snapshot)))
 
 
 def queue(snapshot: Snapshot) -> list[Lease]:
-    """Return the leases that wait for nodes, in the order in which they are granted."""
+    """Return the leases that wait for nodes, in the order in which they will be granted."""
     return sorted((lease for lease in snapshot.leases if lease.waiting), key=lambda lease: lease.queue_number)
 
 
@@ -40,7 +40,7 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
             held_back.add(lease.team)
             continue
         granted.append(lease)
-        if _together(_claims(granted)) > snapshot.pool.max_nodes:
+        if _together(_sizes(granted)) > snapshot.pool.max_nodes:
             break
         fitting.append(lease)
     return fitting
@@ -53,36 +53,38 @@ def quota_of(snapshot: Snapshot, team: str | None) -> int | None:
 
 
 def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
-    """Describe the quota for which a waiting lease waits; None if it waits for room in the pool."""
+    """Return a text about the team's quota because of which a lease waits; None if it does not wait for a quota."""
     granted = _granted(snapshot)
     if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
         return None
-    taken = _together(_claims(granted, lease.team))
+    taken = _together(_sizes(granted, lease.team))
     return f'waiting for the quota of team "{lease.team}", {taken} of {quota_of(snapshot, lease.team)} nodes are taken'
 
 
 def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None) -> bool:
     most = quota_of(snapshot, team)
-    return most is not None and _together(_claims(leases, team)) > most
+    return most is not None and _together(_sizes(leases, team)) > most
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
-    """Return whether the size of a granted lease may be changed to `size` now. It may if all leases together then take
-    no more nodes than before, or if they fit into MAX_NODES and no lease waits. A larger size has to fit into the quota
-    of the lease's team, too."""
+    """Return whether the size of a granted lease may be changed to `size` now.
+
+    The change is allowed if all leases together then take no more nodes than before, or if they fit into MAX_NODES and
+    no lease waits. A larger size also has to fit into the quota of the lease's team.
+    """
     rest = [one for one in _granted(snapshot) if one.id != lease.id]
     resized = (size, lease.exclusive)
     quota = quota_of(snapshot, lease.team)
-    if size > lease.size and quota is not None and _together([*_claims(rest, lease.team), resized]) > quota:
+    if size > lease.size and quota is not None and _together([*_sizes(rest, lease.team), resized]) > quota:
         return False
-    total = _together([*_claims(rest), resized])
+    total = _together([*_sizes(rest), resized])
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 
 def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
     """Return how many of a pool's nodes a lease may use. `nodes` is the number of nodes in the pool.
 
-    The nodes that earlier leases take from this lease are subtracted. A waiting lease may use no node.
+    The nodes that belong to earlier leases are subtracted. A waiting lease may use no node.
     """
     return 0 if lease.waiting else max(0, nodes - nodes_before(snapshot, lease))
 
@@ -94,11 +96,11 @@ def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
     leases.
     """
     earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
-    return _together(_claims(one for one in earlier if one.exclusive or lease.exclusive))
+    return _together(_sizes(one for one in earlier if one.exclusive or lease.exclusive))
 
 
 def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
-    """Describe a waiting lease's place in the queue.
+    """Return a text about a waiting lease's place in the queue.
 
     Args:
         ahead: Number of waiting leases that are granted before this one.
@@ -113,20 +115,21 @@ def _granted(snapshot: Snapshot) -> list[Lease]:
     return [lease for lease in snapshot.leases if not lease.waiting]
 
 
-def _claims(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, bool]]:
-    """Return size and kind of each lease, for `_together`; with `team`, only of the leases of this team."""
+def _sizes(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, bool]]:
+    """Return, for each lease, its size and whether it is exclusive. If `team` is given, return only this team's
+    leases."""
     return [(lease.size, lease.exclusive) for lease in leases if team is None or lease.team == team]
 
 
-def _together(claims: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes the given leases take together. Shared leases use the same nodes, so only the largest of
-    them counts. The sizes of all exclusive leases are added to it.
+def _together(sizes: Iterable[tuple[int, bool]]) -> int:
+    """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
+    same nodes) plus the sizes of all exclusive leases.
 
     Args:
-        claims: For each lease, its size and whether it is exclusive.
+        sizes: For each lease, its size and whether it is exclusive.
     """
     shared, exclusive = 0, 0
-    for size, is_exclusive in claims:
+    for size, is_exclusive in sizes:
         if is_exclusive:
             exclusive += size
         else:

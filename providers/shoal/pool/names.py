@@ -1,4 +1,4 @@
-"""Check the names of pools, and make a pool name of any text."""
+"""Check the names of pools, and derive a valid pool name from any text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
-"""The rule for names of pools, for error messages and help texts."""
+"""Description of the valid names of pools, for error messages and help texts."""
 
 
 def is_pool_name(text: str) -> bool:
@@ -18,9 +18,9 @@ def is_pool_name(text: str) -> bool:
 def pool_name_of(text: str) -> str:
     """Derive a valid pool name from any text, such as the name of a notebook in quotation marks.
 
-    The text is converted to lower case, and everything between its letters a-z and digits becomes one hyphen:
-    ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is longer than 40
-    characters, or empty, its end is replaced by a hash of the text: 8 hexadecimal digits.
+    The text is converted to lower case, and each sequence of characters that are neither letters a-z nor digits becomes
+    one hyphen: ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is empty or
+    longer than 40 characters, its end is replaced by a hash of the text (8 hexadecimal digits).
     """
     if is_pool_name(text):
         return text

@@ -45,8 +45,8 @@ _SILENCE_PERIOD_S = 10.0
 """Seconds between two checks for jobs that give no sign of life."""
 
 _SETTLE_PERIOD_S = 60.0
-"""Seconds between two starts of the command `_SETTLE`. A head that does not answer may need a while to recover, so
-asking more often would be useless."""
+"""Shortest time in seconds between two starts of the command `_SETTLE`. A head that does not answer may need a while to
+recover, so asking the head more often would be useless."""
 
 _MOST_AT_ONCE = 32
 """Number of pools that are reconciled at the same time, each in its own thread. So a cluster that does not answer does
@@ -70,7 +70,7 @@ def _lock_path() -> Path:
 
 
 def _lock_path_of_0_1() -> Path:
-    """Return the lock file by which supervisors of shoal 0.1 check whether a reconciler runs.
+    """Return the path of the lock file that tells supervisor processes of shoal 0.1 whether a reconciler runs.
 
     The reconciler locks this file, too. Otherwise each supervisor of shoal 0.1 would start a reconciler every 5 s.
     """
@@ -104,7 +104,7 @@ def run() -> None:
 
 
 class _Ended(Exception):
-    """Raised if this reconciler has to end, although pools may still need a reconciler. The message says why."""
+    """Raised if this reconciler has to end although pools may still need a reconciler. The message is the reason."""
 
 
 def _reconcile_all(store: Store, lock: Path) -> None:
@@ -127,8 +127,8 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
         while store.exists() and (names := _active_pools(store)) != []:
             if not _is_file(lock, locked):
-                # Usually, somebody has removed $SHOAL_HOME. This process still holds the lock of the removed file, but
-                # that no longer keeps another reconciler from starting. So this one ends.
+                # Usually, a user has removed $SHOAL_HOME. This process still holds the lock of the removed file, but
+                # this lock no longer keeps another reconciler from starting. So this reconciler ends.
                 raise _Ended(f"{lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()
@@ -147,8 +147,8 @@ def _reconcile_all(store: Store, lock: Path) -> None:
 
 
 class _Settling:
-    """Periodic check for jobs that may be lost. If there are such jobs, it starts the command `_SETTLE`, which asks the
-    pools' heads about them.
+    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the command `_SETTLE`, which
+    asks the pools' heads about these jobs.
 
     Args:
         store: The state store.
@@ -228,7 +228,7 @@ def _node_counts(store: Store) -> dict[tuple[str, str], int]:
 
 
 def _is_file(path: Path, file: os.stat_result) -> bool:
-    """Return whether a path is still the given file: it was neither removed nor replaced."""
+    """Return whether a path still leads to the given file, which means that the file was not removed or replaced."""
     try:
         return os.path.samestat(path.stat(), file)
     except OSError:

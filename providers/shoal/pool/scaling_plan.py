@@ -29,15 +29,15 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision to end one operation (request to change the pool's size), with the operation's final state and the
+    """A decision to end one operation (a request to change the pool's size): the operation's final state, and the
     reason that the user sees."""
 
     operation_id: str
     state: OperationState
     reason: str | None = None
     settle_at: int | None = None
-    """Number of nodes to which the demand is set, because the operation reached its minimum size but not its full size.
-    None if the demand is not changed in this way."""
+    """Number of nodes to which the demand is set if the operation reached its minimum size but not its full size. None
+    otherwise."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class NodePlan:
 def wanted(snapshot: Snapshot) -> int:
     """Return how many nodes, including the head, the pool should have.
 
-    This is the base demand or the nodes of the granted leases, whichever is larger, limited to MIN_NODES and MAX_NODES.
-    The result is 0 for a pool that is not up, and for a pool that has no base demand, no lease and no job. A pool
+    The result is the base demand or the nodes of the granted leases, whichever is larger, limited to MIN_NODES and
+    MAX_NODES. It is 0 for a pool that is not up, and for a pool that has no base demand, no lease and no job. A pool
     without a base demand was started by a lease, so it goes down after its last lease and job.
     """
     pool, demand = snapshot.pool, snapshot.demand
@@ -69,8 +69,8 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
     """Return the unfinished operation (request to change the pool's size) for which nodes are started now, or None if
     there is no such operation.
 
-    Operations whose lease waits in the queue do not count. Of the others, the operation that needs most nodes is
-    returned.
+    Operations whose lease waits in the queue are ignored. Among the others, this is the operation that needs the most
+    nodes.
     """
 
     def needed(operation: Operation) -> int:
@@ -138,7 +138,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
             keep.append(node)
     leaving = [node for node in keep if node.leaving_at is not None]
     staying = [node for node in keep if node.leaving_at is None]
-    # A node that will end soon goes as soon as the nodes that stay are enough and ready, or at its announced end.
+    # A node whose end was announced is ended as soon as enough other nodes are ready, or at its announced end.
     replaced = sum(node.state is NodeState.READY for node in staying) >= target
     gone = [node for node in leaving if replaced or now >= (node.leaving_at or 0.0)]
     drain: list[str] = []
@@ -152,8 +152,8 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     leaving = [node for node in leaving if node.id not in going]
     may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
     draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
-    # While a node leaves, its replacement is started beside it. At MAX_NODES there is no room for this, and the
-    # replacement is started when the node has gone.
+    # If a node is about to end, its replacement is already started. At MAX_NODES there is no room for both nodes, so
+    # the replacement is started when the node has ended.
     room = pool.max_nodes - len(have) - len(leaving) - len(draining)
     missing = min(target - len(have), room) if may_start else 0
     # An old head that is still being ended keeps its files and its row. So a new head is started only after the old
@@ -174,7 +174,7 @@ def idle_timeout(pool: Pool) -> float | None:
 
 
 def in_use(snapshot: Snapshot) -> bool:
-    """Return whether the pool has a lease, a job, or a busy node, so that its idle timeout does not apply."""
+    """Return whether the pool has a lease, a job, or a busy node. The idle timeout does not apply to such a pool."""
     return bool(snapshot.leases) or snapshot.works or any(node.busy for node in snapshot.nodes)
 
 
@@ -192,8 +192,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether `touched_at` (the time of last use) in the pool's row must be updated. This is so if the pool is
-    in use, and the stored time is older than a tenth of the idle timeout.
+    """Return whether `touched_at` (the time of last use) in the pool's row must be updated: the pool is in use, and the
+    stored time is older than a tenth of the idle timeout.
 
     Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
@@ -202,8 +202,8 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether the pool's count of failed nodes must be set to 0. This is so if nodes have failed, but now all
-    wanted nodes are ready and were planned at least START_TIMEOUT seconds ago."""
+    """Return whether the pool's count of failed nodes must be set to 0: nodes have failed, but now all wanted nodes are
+    ready and were planned at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
@@ -221,8 +221,8 @@ def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
 
 
 def is_due(snapshot: Snapshot, now: float) -> bool:
-    """Return whether anything in the pool has to change now, for example whether a node has to be started. If not,
-    reconciling the pool needs no write transaction.
+    """Return whether anything in the pool has to change now, such as a node that has to be started. If nothing has to
+    change, reconciling the pool needs no write transaction.
 
     Changes are: an operation ends, a lease is granted, a node is started, drained, ended or removed, the pool goes
     down, or a count or time in the pool's row is updated.
@@ -254,7 +254,7 @@ def cooldown(failures: int) -> float:
 def has_settled(snapshot: Snapshot, now: float) -> bool:
     """Return whether all wanted nodes are ready, and were planned at least START_TIMEOUT seconds ago.
 
-    Earlier failed starts then no longer count, because the nodes evidently start and stay up.
+    If they are, earlier failed starts no longer count, because nodes evidently start and keep running.
     """
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)

@@ -21,20 +21,21 @@ the pool that the job runs on."""
 def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) -> str:
     """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool that is up.
 
-    If no pool is up, the only pool in the store is used. A pool that is up on another host, which only that host can
-    use, does not count as up. Embedded pools (pools that belong to one process) are used only if they are named.
+    If no pool is up, the only pool in the store is used. A pool that is up on another host does not count as up,
+    because only that host can use it. Embedded pools (pools that belong to one process) are used only if they are
+    named.
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
     Args:
         store: The state store.
         name: Name given by the caller, if any.
-        only_up: Whether a pool that nobody named must be up.
+        only_up: Whether the pool must be up if neither `name` nor ``$SHOAL_POOL`` names one.
 
     Raises:
         PoolNotFoundError: No pool has this name.
         NoPoolError: No pool was named, and the pools in the store do not determine which one to use. The message lists
-            them.
+            these pools.
     """
     given = name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:

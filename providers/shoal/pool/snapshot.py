@@ -1,4 +1,4 @@
-"""Define the snapshot of a pool: all its rows at one instant, on which decisions about the pool are based."""
+"""Define the class `Snapshot`: all database rows of a pool at one instant, from which shoal decides what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.state.schema import Demand, Lease, Node, Operation, Pool
 class Snapshot:
     """The database rows of a pool at one instant.
 
-    Every lease in it counts, also an expired one: only `journal.advance` removes a lease, by deleting its row.
+    Every lease in a snapshot counts, even an expired one. A lease ends only when `journal.advance` deletes its row.
     """
 
     pool: Pool

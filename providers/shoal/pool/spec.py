@@ -25,7 +25,8 @@ from shoal.redaction import has_credentials, redact_value
 from shoal.settings import Settings, unknown_value, without_defaults
 
 _NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
-"""Options that did not exist in earlier versions of shoal, which refuse a stored spec with an unknown option."""
+"""Options that did not exist in earlier versions of shoal. A process of such a version refuses a stored spec that has
+one of these options."""
 
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
@@ -58,8 +59,8 @@ class PoolSpec(Settings):
         Field(
             ge=-1,
             le=64,
-            description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node has "
-            "claimed when the node starts; only for local:// pools.",
+            description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node uses "
+            "when the node starts; only for local:// pools.",
         ),
     ] = 0
     object_store_mb: Annotated[
@@ -79,9 +80,9 @@ class PoolSpec(Settings):
     ray: Annotated[
         bool,
         Field(
-            description="Whether the nodes of a local:// pool run Ray. Without Ray, a pool has one node and no GPUs, "
-            "starts in a second, and takes trainings with XGBoost and LightGBM, and predictions, whose workers it runs "
-            "as plain processes."
+            description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
+            "and starts in a second. It takes trainings with XGBoost and LightGBM, and predictions, whose workers are "
+            "plain processes."
         ),
     ] = True
 
@@ -89,7 +90,7 @@ class PoolSpec(Settings):
         bool,
         Field(
             description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
-            "They take memory and make the start slower, and shoal's jobs do not need them."
+            "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it."
         ),
     ] = False
 
@@ -119,16 +120,16 @@ class PoolSpec(Settings):
     ca_file: Annotated[
         str | None,
         Field(
-            description="Path of a file with the certificates (PEM) of the authorities that the certificate of an "
-            "https:// `address` may have. A relative path is relative to $SHOAL_HOME. Default: the authorities of this "
-            "machine. Allowed only for ray:// pools."
+            description="Path of a file with the certificates (PEM) of the authorities that are trusted for an "
+            "https:// `address`. A relative path is relative to $SHOAL_HOME. Default: the authorities that this "
+            "machine trusts. Allowed only for ray:// pools."
         ),
     ] = None
     token_over_http: Annotated[
         Literal["allow"] | None,
         Field(
-            description="`allow`: send the token also to an http:// `address` on another host, where others on the "
-            "network can read it. Default: such a pool is refused. Allowed only for ray:// pools."
+            description="`allow`: send the token even to an http:// `address` on another host, although other users of "
+            "the network can read it. Default: such a pool is refused. Allowed only for ray:// pools."
         ),
     ] = None
     shared_folders: Annotated[
@@ -142,7 +143,7 @@ class PoolSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict that lacks the unset options of `_NEWER`.
+        """Return the options as a dict, without the options in `_NEWER` that have their default values.
 
         A reconciler of an earlier version can then read the row of a pool that this version has started or altered.
         """
@@ -203,7 +204,7 @@ class PoolSpec(Settings):
         return self
 
     def _check_without_ray(self) -> None:
-        """Refuse options that a pool without Ray cannot have."""
+        """Refuse options that are not possible for a pool without Ray."""
         if self.backend == "ray":
             raise ValueError("ray=false is allowed only for local:// pools: remove it")
         if self.max_nodes > 1:
@@ -227,8 +228,8 @@ class PoolSpec(Settings):
     def check_size(self, size: int, name: str) -> None:
         """Check that the pool can have a number of nodes.
 
-        The limits of a pool that exists may differ from this spec (`shoal pool alter`). They are checked when the nodes
-        are requested.
+        The limits of an existing pool may differ from this spec, because `shoal pool alter` changes them. The actual
+        limits are checked when the nodes are requested.
 
         Args:
             size: Requested number of nodes.
@@ -244,14 +245,14 @@ class PoolSpec(Settings):
             )
 
     def shared(self) -> list[str]:
-        """Return the folders of `shared_folders`."""
+        """Return the folders in the option `shared_folders` as a list."""
         return [folder.strip() for folder in (self.shared_folders or "").split(",") if folder.strip()]
 
     def check_token_is_private(self) -> None:
         """Refuse to send a token without encryption to another host, unless `token_over_http` allows it.
 
         Raises:
-            InvalidArgumentError: Others on the network could read the token, with which they could run any code.
+            InvalidArgumentError: Other users of the network could read the token, and run any code with it.
         """
         parts = _url_parts(self.address or "")
         if self.token_file is None or self.token_over_http == "allow" or parts is None or parts.scheme != "http":
@@ -265,7 +266,7 @@ class PoolSpec(Settings):
 
     @property
     def uri(self) -> str:
-        """The URI from which :meth:`parse` builds this spec."""
+        """Return the URI from which :meth:`parse` builds this spec."""
         given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
         query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
@@ -309,7 +310,7 @@ class ScaleOptions(Settings):
 
 
 class LeaseOptions(ScaleOptions):
-    """The `options` of a lease: those of `scale_cluster`, and limits to its time and its node-hours."""
+    """The `options` of a lease: those of `scale_cluster`, and limits of the lease's lifetime and node-hours."""
 
     max_lifetime: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     budget_node_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -334,7 +335,7 @@ class LeaseOptions(ScaleOptions):
 
 
 def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
-    """Check that a value is a legal number of nodes, and return it.
+    """Check that a value is a legal number of nodes, and return the value.
 
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.
@@ -351,7 +352,7 @@ def is_uri(source: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address always leads to the machine itself."""
+    """Return whether a hostname or IP address is a loopback address, such as localhost or 127.0.0.1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

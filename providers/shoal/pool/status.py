@@ -65,8 +65,8 @@ class LeaseStatus:
             job, whose holder is ``job:<job_id>``, does not expire before the job has ended.
         exclusive: Whether the lease's nodes are added to those of other leases, instead of being shared.
         position: Place in the queue of waiting leases: 1 is granted next. None if the lease is granted.
-        team: Team to which the lease counts; None if it counts to no team.
-        quota_note: Text about the quota of the team for which the lease waits; None if it does not wait for one.
+        team: Team to whose quota the lease counts; None if the lease belongs to no team.
+        quota_note: Text about the team's quota, if the lease waits because of the quota; None otherwise.
     """
 
     id: str
@@ -111,14 +111,14 @@ class PoolStatus:
         active: Ready nodes, the head first.
         pending: Nodes that are planned or starting.
         failed: Nodes that failed and are not yet removed.
-        leaving: Nodes that are being ended, or that only finish their work before they are ended.
+        leaving: Nodes that are being ended, or that finish their last work before they are ended.
         leases: All leases that are neither released nor expired, granted and waiting.
         last_operation: The newest request to change the pool's size; None if there is none.
         reason: Reason why the pool does not have `target` nodes; None if no reason is known.
         leased: Number of nodes that the granted leases take: the largest shared lease plus all exclusive leases.
         quotas: Limits of each team: ``max_nodes``, and ``node_hours`` within 30 days; None where there is no limit.
-        embedded_in: The jobs or the process to which the pool belongs if it is embedded, such as ``job xgboost-1f`` or
-            ``process 4711``: the pool ends with them. None: the pool is not embedded.
+        embedded_in: The jobs or the process with which an embedded pool ends, such as ``job xgboost-1f`` or
+            ``process 4711``; None if the pool is not embedded.
     """
 
     name: str
@@ -144,7 +144,7 @@ class PoolStatus:
         """Return a text about the pool's active nodes, such as ``2 of 3 nodes active``.
 
         Args:
-            holder: Name of a holder. If its lease waits in the queue, the text contains the lease's place there.
+            holder: Name of a holder. If this holder's lease waits in the queue, the text contains its place there.
         """
         text = f"{len(self.active)} of {self.target} nodes active"
         note = self.queue_note(holder)
@@ -174,7 +174,7 @@ class PoolReport:
 
     Attributes:
         status: The pool's status.
-        operations: The requests to change the pool's size that the store still has, the newest first.
+        operations: The requests to change the pool's size, the newest first. The store deletes old ones.
         dashboard: Address of the Ray dashboard if a browser can open it without a token; None for local pools.
     """
 
@@ -272,8 +272,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool were lost since their rows were last written, and for which requested nodes the Ray
-    cluster has a node now.
+    """Check which nodes of a pool have been lost since their rows were last written, and which requested nodes have
+    joined the Ray cluster.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """

@@ -1,10 +1,10 @@
 """The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
 EPOCH is the pool's number of starts at the time when the node was planned.
 
-The supervisor claims its node's row (it writes its own process id there) before it starts the node. Then it reads the
-row every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
-`ending`. So no node keeps running that nobody manages, even if the process that planned the node was paused or killed
-before it acted. While the store cannot be reached, the node keeps running, for at most an hour (STORE_PATIENCE).
+The supervisor claims its node's row (writes its own process id there) before it starts the node. Then it reads the row
+every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
+`ending`. So a node without a valid row does not keep running, even if the process that planned the node was paused or
+killed. While the store cannot be reached, the node keeps running, for at most an hour (STORE_PATIENCE).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ log = logging.getLogger("shoal.supervisor")
 
 
 class Member(Protocol):
-    """A running node, as its supervisor sees it: a Ray node, a node without Ray, or a small substitute process in the
-    crash tests."""
+    """Interface through which a supervisor watches and ends its running node: a Ray node, a node without Ray, or a
+    small substitute process in the crash tests."""
 
     @property
     def endpoint(self) -> dict[str, str]:
@@ -62,8 +62,8 @@ class Member(Protocol):
         """Stop giving new work to the node.
 
         Args:
-            seconds: Time that the running work has to finish.
-            reason: Reason for Ray's messages.
+            seconds: Time in which the running work may finish.
+            reason: Text that Ray shows in its messages as the reason.
         """
 
     def stop(self) -> None:
@@ -75,8 +75,8 @@ Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 
 Load = Callable[[PoolSpec], Start]
 """Function that imports everything needed to start a node of a pool, and returns the function that starts the node.
-These are two functions because the imports of several nodes may run at the same time, but the number of concurrent
-starts is limited (`STARTS_AT_ONCE`)."""
+Importing and starting are separate, because any number of nodes may import at the same time, but the number of
+concurrent starts is limited (`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
@@ -120,7 +120,7 @@ class Supervisor:
         member: Member | None = None
         try:
             member = self._bring_up(node, spec, gcs, embedded=embedded)
-            self._checked_row()  # this call raises _Ended if the node became ready after its start deadline
+            self._checked_row()  # raises _Ended if the node became ready only after its start deadline
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
             log.info("%s is ready", node.name)
@@ -142,8 +142,8 @@ class Supervisor:
 
         Returns:
             The row, the pool's spec, the head's address (None if the node is the head), and whether the pool is
-            embedded. The whole result is None if the row is gone, already claimed or no longer planned, or if the head
-            is gone.
+            embedded. None instead of all these values if the row is gone, already claimed or no longer planned, or if
+            the head is gone.
         """
         with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
@@ -162,8 +162,8 @@ class Supervisor:
         """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
 
         The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
-        start holds one of `STARTS_AT_ONCE` lock files (a turn) until the node has joined the cluster. The imports are
-        done before, without a turn.
+        supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take
+        place before this, without a lock.
         """
         start = self._load(spec)
         self._claim_gpus(node, spec.gpus_per_node, embedded=embedded)
@@ -182,7 +182,8 @@ class Supervisor:
             time.sleep(0.05)
 
     def _claim_gpus(self, node: Node, wanted: int, *, embedded: bool) -> None:
-        """Claim the node's GPUs, and hide all others from its processes. Wait for a node that is just ending."""
+        """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
+        `GPU_PATIENCE` seconds, because another node may be about to release some."""
         until = time.monotonic() + GPU_PATIENCE
         while self._gpus is None:
             try:
@@ -206,8 +207,8 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                # If the store cannot be reached, `_report` fails, and `busy` stays unchanged. So the next round finds
-                # the difference again, and reports it.
+                # If the store cannot be reached, `_report` fails, and `busy` stays unchanged. So the next round reports
+                # the new value again.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
@@ -220,7 +221,7 @@ class Supervisor:
             self._pause()
 
     def _checked_row(self) -> Node | None:
-        """Return the node's row, or None while the store cannot be reached. Raise _Ended if the node has to end.
+        """Return the node's row, or None while the store cannot be reached.
 
         Raises:
             _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another

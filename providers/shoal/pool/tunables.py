@@ -5,34 +5,34 @@ from __future__ import annotations
 import os
 
 ROLLBACK_AFTER = 720.0
-"""Time from a scale operation's request to its deadline, by default. Snowflake's `scale_cluster` has the same default.
-Nodes in a cloud start within this time, too."""
+"""Default time from the request of a scale operation to its deadline. Snowflake's `scale_cluster` has the same default.
+The time is long enough for the start of cloud machines."""
 
 LEASE_TTL = 900.0
-"""Default time after which a lease expires if it is not renewed. It is long enough for an orchestrator that polls
-slowly to renew the lease several times. It is also the longest time for which a dead run keeps its nodes."""
+"""Default time after which a lease expires if it is not renewed. An orchestrator that polls slowly can still renew the
+lease several times within this time. A run that has died keeps its nodes for at most this time."""
 
 JOB_LEASE_TTL = 60.0
-"""Time after which the lease of a job expires if the job was not submitted. The process that submits the job renews the
-lease until then. The time is above the 30 s that a write to a busy SQLite store may take, so a renewal every 20 s is in
-time."""
+"""Time after which the lease of a job expires if the process that submits the job dies before the submission. This
+process renews the lease every 20 s until the job is submitted. A write to a busy SQLite store may take 30 s, so a
+shorter time would not be safe."""
 
 START_TIMEOUT = 120.0
 """Time that a local node may take to start. After this time its start counts as failed. On the test machine, a single
-node starts in 3 to 9 s. The rest of the time is for waiting, because only a few nodes may start at the same time."""
+node starts in 3 to 9 s. A node may have to wait before that, because only a few nodes may start at the same time."""
 
 SPAWN_GRACE = 20.0
-"""Time that a spawned supervisor has to write itself to its node's row. After this time another supervisor is spawned.
-On an idle host a supervisor needs about 1 s."""
+"""Time within which a spawned supervisor process has to write its identity to its node's row. After this time another
+supervisor is spawned. On an idle host a supervisor needs about 1 s."""
 
 MAX_START_FAILURES = 3
 """Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be
 chance. Three point to a cause that persists, so further starts would fail too."""
 
 REPLACE_COOLDOWN = 30.0
-"""Pause before the next start, after two nodes in a row have failed while no operation was open. The pause doubles with
-each further failure, so that a broken host does not start nodes in a loop. The first failed node is replaced without a
-pause, because a single failure is normal."""
+"""Pause before the next start of a node, after two nodes in a row have failed while no operation was open. The pause
+doubles with each further failure, so that a broken host does not start nodes in a loop. The first failed node is
+replaced without a pause, because a single failure is normal."""
 
 REPLACE_COOLDOWN_MOST = 900.0
 """Longest pause between starts after failures. After a person has fixed the cause, the next start is tried within this
@@ -65,8 +65,8 @@ DOWN_PATIENCE = 60.0
 about 1 s."""
 
 SUPERVISOR_PERIOD = 1.0
-"""Interval at which a supervisor reads its node's row, to see whether the node has to end, and checks whether the
-node's raylet (Ray's main process of a node) still runs."""
+"""Interval at which a supervisor reads its node's row to see whether the node has to end, and checks whether the node's
+raylet (Ray's main process on a node) still runs."""
 
 HEAD_PATIENCE = 15.0
 """Time for which a worker node keeps running after its head has left a request unanswered for 5 s. The sum is 20 s. The
@@ -77,8 +77,8 @@ REVIVE_PERIOD = 5.0
 died is replaced within seconds."""
 
 STORE_PATIENCE = 3600.0
-"""Time for which a supervisor keeps its node while the store cannot be reached. It is longer than a fail-over of the
-database, so a fail-over ends no nodes."""
+"""Time for which a supervisor keeps its node running while the store cannot be reached. A fail-over of the database is
+shorter, so it ends no nodes."""
 
 STORE_PERIOD = 2.0
 """Interval at which a blocking call, such as `scale_cluster`, tries again while the store cannot be reached."""
@@ -88,27 +88,27 @@ TERMINATE_PATIENCE = 5.0
 2 s."""
 
 KILL_PATIENCE = 10.0
-"""Time that a process has to end after SIGKILL. A process that takes longer hangs in the kernel. It cannot be ended, so
-it is named in an error message."""
+"""Time within which a process has to end after SIGKILL. A process that takes longer hangs in the kernel and cannot be
+ended, so an error message names it."""
 
 GPU_PATIENCE = 2.0
-"""Time for which a starting node waits for GPUs that another node has claimed, before its start fails. A node that ends
+"""Time for which a starting node waits for GPUs that another node uses, before the start fails. A node that ends
 releases its GPUs within 0.3 to 2 s."""
 
 RECONCILE_PERIOD = 1.0
-"""Interval at which the reconciler checks every pool. It has to be short because `describe_pool` and the sensors
-promise to show changes within seconds."""
+"""Interval at which the reconciler checks every pool. The interval has to be short, because `describe_pool` and the
+sensors promise to show changes within seconds."""
 
 WAIT_PERIOD = 0.25
-"""Shortest interval at which a blocking call checks whether its operation has ended. It is used at the beginning."""
+"""Interval at which a blocking call checks at first whether its operation has ended. Later the interval grows."""
 
 WAIT_PERIOD_MOST = 2.0
 """Longest interval at which a blocking call checks whether its operation has ended. The interval reaches this value
 after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `shoal jobs list`."""
 
 TURN_PATIENCE = 1.0
-"""Time after which a waiting process reconciles the pool itself, because the process whose turn it is was killed, is
-paused or is slow (see `shoal.pool.reconcile.election`). While there is no progress, all processes of one host that wait
+"""Time after which a waiting process takes over the reconciling of a pool from another waiting process that was killed,
+is paused or is slow (see `shoal.pool.reconcile.election`). While nothing changes, all processes of one host that wait
 for one pool together write only once per second."""
 
 CLUSTER_PATIENCE = 5.0
@@ -116,13 +116,13 @@ CLUSTER_PATIENCE = 5.0
 is short because `describe_pool` waits for the answer."""
 
 CLUSTER_JOB_PATIENCE = 45.0
-"""Timeout of a one-line job on an existing Ray cluster. Such a job takes 3 s on the test machine. It may take longer
-because the head may have to start its agents first, and other jobs may be queued before this job."""
+"""Timeout of a one-line job on an existing Ray cluster. Such a job takes 3 s on the test machine. It takes longer if
+the head has to start its agents first, or if other jobs are queued before it."""
 
 CLUSTER_START_TIMEOUT = 900.0
-"""Time within which a node that was requested from Ray's autoscaler has to join the cluster. It is enough to start a
-cloud machine and pull its image. By default, a lease expires after the same time."""
+"""Time within which a node that was requested from Ray's autoscaler has to join the cluster: enough to start a cloud
+machine and pull its image. By default, a lease expires after the same time."""
 
 STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at the same time on this host. A starting node keeps one core busy with the imports of
-its agents, but sometimes waits. So one node more than there are cores can start without slowing the others down."""
+"""Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
+one core busy with the imports of its agents, but sometimes waits, and then another node can use the core."""

@@ -123,7 +123,7 @@ class Waiting:
             ScaleError: A node could not be ended. The message names the remaining processes.
         """
         began = time.monotonic()
-        # The row of an embedded pool is removed when the pool is down.
+        # PoolNotFoundError is expected here, because the row of an embedded pool is removed when the pool is down.
         with self._turns(), suppress(PoolNotFoundError):
             while (status := self._status()).state == PoolState.STOPPING.value:
                 self._reconcile()
@@ -167,8 +167,8 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
-        """Return the pool's status, and the number of ready nodes that count for an operation. For a request for a
-        lease, the nodes that earlier leases take do not count."""
+        """Return the pool's status, and the number of ready nodes that an operation may use. If the operation is the
+        request of a lease, it may not use the nodes that earlier leases take."""
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

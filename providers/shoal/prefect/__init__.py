@@ -1,7 +1,7 @@
-"""Provide the Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease`, clean-up hooks.
+"""The Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease` and clean-up hooks.
 
-Each of these names is a thin wrapper around a function of shoal, such as `shoal.scale_cluster`, `shoal.jobs.submit` and
-`shoal.jobs.clean_up`.
+Each public name of this package is a thin wrapper around a function of shoal, such as `shoal.scale_cluster`,
+`shoal.jobs.submit` and `shoal.jobs.clean_up`.
 
 Example:
     >>> from prefect import flow

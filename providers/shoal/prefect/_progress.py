@@ -1,4 +1,4 @@
-"""Provide `NodeLog` and `TrainingProgress`, which show the progress of a pool or training that a task waits for."""
+"""Show the progress of a task that waits: `NodeLog` for a pool's nodes, `TrainingProgress` for a training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _link: Any = create_link_artifact
 
 
 def show_page(job_id: str) -> None:
-    """Create a link artifact of the task run that leads to the job's page, if ``SHOAL_UI_URL`` has the page's address.
+    """Create a Prefect link artifact to a job's page. Do nothing if ``SHOAL_UI_URL`` is not set.
 
     Args:
         job_id: Id of the job.
@@ -37,7 +37,7 @@ def show_page(job_id: str) -> None:
         return
     try:
         _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
-    except Exception as error:  # the job runs, so the task must not fail because of a link
+    except Exception as error:  # The job runs, so the task must not fail because of a link.
         get_run_logger().warning("the link to the job's page could not be stored: %s", error)
 
 
@@ -45,8 +45,8 @@ class NodeLog:
     """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for nodes.
 
     Args:
-        holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, its place is
-            logged, too. None if the run waits for no lease.
+        holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, the lease's
+            place is logged, too. None if the run does not wait for a lease.
     """
 
     def __init__(self, holder: str | None = None) -> None:
@@ -56,7 +56,8 @@ class NodeLog:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Make the next call of this object raise ScaleError, so that the wait for nodes is rolled back and ends.
+        """Make the next call of this object raise ScaleError, so that the wait ends and the request for nodes is rolled
+        back.
 
         This method may be called from any thread.
         """
@@ -88,7 +89,7 @@ class TrainingProgress:
         self._failed = False
 
     def __call__(self, progress: Progress) -> None:
-        """Create or update the progress artifact; after an error, log a warning, and do not update it again."""
+        """Create or update the progress artifact. After an error, log a warning and stop updating the artifact."""
         if progress.total is None or self._failed:
             return
         percent, text = 100.0 * progress.done / progress.total, str(progress)

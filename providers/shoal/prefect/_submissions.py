@@ -1,4 +1,4 @@
-"""Provide `Submissions`, which records the task runs that a block of code submits, and waits for their end."""
+"""`Submissions`: record the task runs that a block of code submits, and wait for their end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
 
 _recording: ContextVar[tuple[Submissions, ...]] = ContextVar("_recording", default=())
-"""The objects that record the task runs which the current code submits. Each coroutine of a flow has its own value, so
-that concurrent coroutines do not record each other's task runs."""
+"""The `Submissions` objects that record the task runs of the current code. Each coroutine of a flow has its own value,
+so that concurrent coroutines do not record each other's task runs."""
 
 
 class Submissions:
@@ -27,9 +27,9 @@ class Submissions:
         self._interrupted = False
 
     def begin(self) -> None:
-        """Start recording the task runs that the current flow or task submits. The method `end` stops the recording."""
+        """Start recording the task runs that the current flow or task submits. Call `end` to stop the recording."""
         flow = FlowRunContext.get()
-        if flow is not None:  # Without a flow run, code cannot submit tasks, so there is nothing to record.
+        if flow is not None:  # Only code in a flow run can submit tasks.
             _record_submissions_of(flow.task_runner)
             _recording.set((*_recording.get(), self))
 
@@ -69,10 +69,10 @@ class Submissions:
 
 
 def _record_submissions_of(runner: TaskRunner[Any]) -> None:
-    """Replace the method `submit` of a flow run's task runner by one that records each future.
+    """Replace the method `submit` of a flow run's task runner by a method that also records each future.
 
-    This is needed because Prefect keeps no list of submitted task runs. Each future is passed to all objects in
-    `_recording`.
+    The replacement is needed because Prefect keeps no list of submitted task runs. Each future is passed to all objects
+    in `_recording`.
     """
     if "submit" in vars(runner):
         return

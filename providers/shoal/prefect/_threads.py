@@ -19,7 +19,7 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
 
     Args:
         call: Function to run.
-        interrupt: Function that makes `call` end soon. It is called from another thread. None if `call` ends soon by
+        interrupt: Function that makes `call` end soon, and is called from another thread. None if `call` ends soon by
             itself.
     """
     running = asyncio.ensure_future(asyncio.to_thread(call))

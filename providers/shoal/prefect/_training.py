@@ -1,4 +1,5 @@
-"""Provide `Training`, which submits a job from a task, copies its log to the run's log, and cancels it with the run."""
+"""`Training`: submit a job from a Prefect task, copy the job's log to the run's log, and cancel the job if the run is
+cancelled."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Training:
 
     Args:
         spec: Spec of the job.
-        pool_name: Name, URI or block of the pool. None: the pool that `spec` names.
+        pool_name: Name, URI or block of the pool. None: `spec` names the pool.
     """
 
     def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
@@ -55,14 +56,15 @@ class Training:
                 self._handle.cancel(_CANCELLED)
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
-            raise  # After an error, such as a timeout of the task, the job continues, so that a retry can attach to it.
-        # Ctrl-C, or Prefect when it cancels the task, raises a BaseException here. So the job is cancelled, too.
+            raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
+        # Ctrl-C, and Prefect when it cancels the task, raise a BaseException that is not an Exception. After such an
+        # exception, the job is cancelled, too.
         except BaseException:
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Cancel the job, or if the job is not submitted yet, cancel it right after its submission.
+        """Cancel the job. A job that is not submitted yet is cancelled right after its submission.
 
         This method may be called from any thread.
         """
@@ -72,10 +74,10 @@ class Training:
 
 
 class TrainingTask(Task[..., Any]):
-    """Prefect task whose call returns the result as a dict, also if the task run ends in the state ``Skipped``.
+    """Prefect task whose call returns the result as a dict, even if the task run ends in the state ``Skipped``.
 
-    Prefect returns a state from the call of a task that returned a state, although ``.submit(...).result()`` returns
-    the value in it.
+    If a task's function returns a state, a call of a plain Prefect task returns this state, although
+    ``.submit(...).result()`` returns the value in the state.
     """
 
     @classmethod
@@ -96,7 +98,7 @@ class TrainingTask(Task[..., Any]):
 
     @classmethod
     def _from(cls, plain: Any) -> TrainingTask:
-        # `Task.with_options` always creates a plain `Task`, so the class of the task is changed afterwards.
+        # `Task.with_options` always creates a plain `Task`, so the class of the new task is changed afterwards.
         plain.__class__ = cls
         made: TrainingTask = plain
         return made
@@ -107,7 +109,7 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def _value(found: Any) -> Any:
-    """Return the value that a Prefect state contains. If `found` is no state, return it unchanged."""
+    """Return the value that a Prefect state contains. Return any other object unchanged."""
     if not isinstance(found, State):
         return found
     # Prefect may wrap the value of a state in a record, whose attribute `result` is the value.
@@ -117,8 +119,8 @@ def _value(found: Any) -> Any:
 def ended(result: JobResult) -> dict[str, Any]:
     """Convert a job's result to the value that a training task returns: a dict of JSON values.
 
-    If the job has skipped its training, this returns Prefect's state ``Skipped``, which contains the dict. Prefect has
-    no type of state for this; a state of the type Completed with another name is its way.
+    If the job has skipped its training, the function returns the Prefect state ``Skipped``, which contains the dict.
+    Prefect has no state type for skipped runs, so ``Skipped`` is a state of the type Completed with its own name.
 
     Args:
         result: Result of the job.
@@ -127,7 +129,7 @@ def ended(result: JobResult) -> dict[str, Any]:
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
-    # Prefect takes the state apart: callers of the task get the dict in its `data`.
+    # Callers of the task get the dict in the state's `data`, because Prefect unpacks the state.
     return cast(dict[str, Any], state)
 
 

@@ -1,4 +1,4 @@
-"""Provide the Prefect block `ComputePool`, which stores the definition of a pool on the Prefect server."""
+"""The Prefect block `ComputePool`, which stores the definition of a pool on the Prefect server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _as_in_spec(field: str) -> Any:
 
 
 class ComputePool(Block):
-    """A compute pool: a named set of nodes that training runs on.
+    """A compute pool: a named set of nodes on which trainings run.
 
     Raises:
         ValidationError: A field is invalid. The error contains the message of `PoolSpec.parse`.
@@ -63,7 +63,7 @@ class ComputePool(Block):
     token_over_http: Literal["allow"] | None = _as_in_spec("token_over_http")
     shared_folders: str | None = _as_in_spec("shared_folders")
     team: str | None = Field(
-        default=None, description="Team to which the leases of this block count (`shoal pool quota`)."
+        default=None, description="Team whose quota limits the leases of this block (`shoal pool quota`)."
     )
 
     @model_validator(mode="before")
@@ -71,8 +71,8 @@ class ComputePool(Block):
     def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds `block_type_slug` to the stored fields of a block. It is left out, because `PoolSpec` rejects
-        # unknown fields.
+        # Prefect adds `block_type_slug` to the stored fields of a block. This field is removed here, because `PoolSpec`
+        # rejects unknown fields.
         fields = {name: value for name, value in values.items() if name not in ("block_type_slug", "team")}
         return {**PoolSpec.parse(fields).model_dump(), "team": values.get("team")}
 
@@ -97,22 +97,22 @@ class ComputePool(Block):
 
 
 PoolSource = str | ComputePool | None
-"""Type of arguments that select a pool: its name, its URI, or a block. None selects ``$SHOAL_POOL`` or, if this is not
-set, the only pool that is up."""
+"""Type of arguments that select a pool: its name, its URI, or a block. None selects the pool that ``$SHOAL_POOL`` names
+or, if the variable is not set, the only pool that is up."""
 
 
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
     """Return a client for the pool that is given by its name, its URI or a `ComputePool` block.
 
     Args:
-        source: Name, URI or block. With None, the pool is ``$SHOAL_POOL`` or, if this is not set, the only pool
-            that is up.
+        source: Name, URI or block. None selects the pool that ``$SHOAL_POOL`` names or, if the variable is not set, the
+            only pool that is up.
         holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
             default, a name made from user, host and process id.
 
     Raises:
-        InvalidArgumentError: The URI is invalid, or neither `source` nor ``$SHOAL_POOL`` is set and the number of pools
-            is not one.
+        InvalidArgumentError: The URI is invalid; or neither `source` nor ``$SHOAL_POOL`` names a pool, and the pools in
+            the store do not determine which pool to use.
         PoolNotFoundError: No pool has this name.
     """
     return source.get_pool(holder=holder) if isinstance(source, ComputePool) else api.ComputePool(source, holder=holder)
@@ -134,8 +134,8 @@ def database_url(name: str) -> str | None:
 
 
 def defines(source: PoolSource) -> bool:
-    """Return whether `source` contains the pool's settings: a URI or a block does, a name does not.
+    """Return whether `source` contains the pool's settings: a URI or a block contains them, a name does not.
 
-    A pool that is down can be brought up only with these settings, not with its name alone.
+    A pool that is down can be brought up only with its settings, not with its name alone.
     """
     return isinstance(source, ComputePool) or (isinstance(source, str) and is_uri(source))

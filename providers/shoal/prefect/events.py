@@ -1,6 +1,6 @@
 """Send Prefect events about trained models, stale models and waiting jobs.
 
-Prefect's automations react to them: they send a notification, or run a deployment.
+Automations in Prefect can react to these events by sending a notification or running a deployment.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
 
 _EVENT = "shoal.model."
-"""Begin of the names of all events about models. The outcome of a training follows, such as ``promoted``."""
+"""Prefix of the names of all events about models, before the outcome of a training, such as ``promoted``."""
 
 _MODEL = "shoal.model."
-"""Begin of the resource ids of models. The name of the registered model follows."""
+"""Prefix of the resource ids of models, before the name of the registered model."""
 
 _JOB = "shoal.job."
-"""Begin of the resource ids of jobs. The id of the job follows."""
+"""Prefix of the resource ids of jobs, before the id of the job."""
 
 
 def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult | Exception) -> None:
-    """Send the event about a training: ``shoal.model.promoted``, ``.kept``, ``.trained``, ``.failed`` or ``.skipped``.
+    """Send the event about a training's outcome: ``shoal.model.promoted``, ``.kept``, ``.trained``, ``.failed`` or
+    ``.skipped``.
 
-    An error is logged and not raised, so that it neither fails a task whose training has succeeded, nor hides the cause
-    of a failure.
+    An error while sending is logged and not raised, because it must not fail a task whose training has succeeded, and
+    must not hide the cause of a failure.
 
     Args:
         spec: Spec of the job, or its fields if they could not be parsed.
@@ -51,7 +52,8 @@ def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult
 
 @contextmanager
 def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]:
-    """Send the event ``shoal.model.failed`` if the block raises an exception and Prefect does not retry the task.
+    """Send the event ``shoal.model.failed`` if the ``with`` block raises an exception and Prefect does not retry the
+    task.
 
     A run that is cancelled sends no event, because its end is not a failure of the training.
 
@@ -77,11 +79,11 @@ def emit_alerts(
 
     The events are ``shoal.model.stale`` and ``shoal.job.waiting``.
 
-    Call it in a flow that runs periodically. Each call sends the events again. To be told once a day, give the
-    automation's trigger ``within=timedelta(days=1)`` and ``for_each={"prefect.resource.id"}``.
+    Call this function in a flow that runs periodically. Each call sends the events again. To get one notification a
+    day, give the automation's trigger ``within=timedelta(days=1)`` and ``for_each={"prefect.resource.id"}``.
 
     Args:
-        promoted_within: Longest time since a model's last promotion. None: promotions are not checked.
+        promoted_within: Longest allowed time since a model's last promotion. None: promotions are not checked.
         started_within: Longest time that a job may wait in the queue of its pool. None: jobs are not checked.
         models: Names of the models to check; a model that was never trained is stale, too. None: all models that
             shoal's store knows.

@@ -22,8 +22,8 @@ def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Cancel a flow run's jobs and release its leases on all pools.
 
     Use this function as hook for `on_failure`, `on_crashed` and `on_cancellation`. Prefect calls a cancellation hook in
-    the process that serves the flow, so this process needs the same ``$SHOAL_HOME`` or ``$SHOAL_STATE_URL`` as the
-    flow.
+    the process that serves the flow, so the serving process needs the same ``$SHOAL_HOME`` or ``$SHOAL_STATE_URL`` as
+    the flow.
 
     Args:
         flow: The flow.
@@ -42,7 +42,8 @@ def clean_up_ended_runs() -> list[str]:
     """Cancel the jobs and release the leases of all flow runs that have ended.
 
     Call this function in a flow that runs periodically. A run that this Prefect server does not know may belong to
-    another server. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
+    another server. So the jobs and leases of an unknown run are not changed. The leases of an unknown run expire when
+    they are no longer renewed.
 
     Returns:
         One sentence for each action.

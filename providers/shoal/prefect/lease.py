@@ -1,4 +1,4 @@
-"""Provide `pool_lease`, a context manager that leases nodes of a pool for a block of code."""
+"""`pool_lease`: a context manager that leases nodes of a pool for a block of code."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ def pool_lease(
 ) -> PoolForTheDuration:
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
-    At the start of the block, this leases the nodes and waits until they are ready. If the pool is down and `pool_name`
-    defines it (URI or block), the pool is brought up. If the nodes do not become ready, the lease is rolled back, and a
-    pool that was brought up for it goes down again. During the block, the lease is renewed.
+    At the start of the block, the context manager leases the nodes and waits until they are ready. If the pool is down
+    and `pool_name` is a URI or block, the pool is brought up. If the nodes do not become ready, the lease is rolled
+    back, and a pool that was brought up for the lease goes down again. During the block, the lease is renewed.
 
     At the end of the block, the context manager waits for the task runs that the block started with ``.submit`` or
-    ``.map``. Then it cancels the jobs of the flow run that still run, releases the lease, and ends nodes on this host
-    that no lease and no base demand needs. After an exception in the block, it does the same, but does not wait for the
-    task runs. A pool that was brought up for a lease goes down when its last lease is released.
+    ``.map``. Then the context manager cancels the jobs of the flow run that still run, releases the lease, and ends
+    nodes on this host that no lease and no base demand needs. After an exception in the block, the context manager
+    cleans up in the same way, without waiting for the task runs. A pool that was brought up for a lease goes down when
+    its last lease is released.
 
-    A task run that fails does not end the others. Call ``.result()`` only after the block. It raises the error of a
-    failed task run, and inside the block this error would end the block and so cancel the jobs of the other task runs.
+    A task run that fails does not end the other task runs. Call ``.result()`` only after the block: inside the block,
+    the error that ``.result()`` raises for a failed task run would end the block and cancel the jobs of the other task
+    runs.
 
     A flow run can have only one lease on a pool, so do not nest two blocks of `pool_lease` for the same pool.
 
     Args:
         size: Number of nodes, including the head node.
-        exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the lease waits in
-            the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the
-            nodes of the largest lease.
+        exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would exceed
+            MAX_NODES, the lease waits in the pool's queue, at most until the deadline (``rollback_after_seconds``). By
+            default, all runs share the nodes of the largest lease.
         pool_name: Name, URI or block of the pool.
         ttl: Seconds after which the lease expires if it is not renewed, for example because this process was killed.
         options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
-            ``block_until_min_cluster_size`` (number of ready nodes with which the block may begin), ``max_lifetime``
-            (seconds after which the lease and its jobs are ended) and ``budget_node_hours`` (node-hours after which
-            they are ended).
+            ``block_until_min_cluster_size`` (number of ready nodes that are enough for the block to begin),
+            ``max_lifetime`` (seconds after which the lease and its jobs are ended) and ``budget_node_hours``
+            (node-hours after which the lease and its jobs are ended).
 
     Returns:
         A context manager that yields the pool.
 
     Raises:
-        ScaleError: At the deadline, the lease still waited in the queue, or its nodes were not ready. The lease was
-            rolled back.
+        ScaleError: At the deadline, the lease still waited in the queue, or its nodes were not ready. The lease has
+            been rolled back.
         PoolDownError: The pool is down, and `pool_name` is only a name.
         InvalidArgumentError: `size` exceeds MAX_NODES, or an option is invalid.
 
@@ -112,8 +114,8 @@ class PoolForTheDuration:
             pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
             self._submissions.begin()
         except BaseException:
-            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here: the lease may
-            # have been granted before the task was cancelled.
+            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here. A task may be
+            # cancelled after its lease was granted.
             with anyio.CancelScope(shield=True):
                 await in_thread(self._release)
             raise
@@ -146,7 +148,7 @@ class PoolForTheDuration:
             options=self._options,
             on_progress=log,
         )
-        self._lease.__enter__()  # This call starts a thread that renews the lease until the lease is released.
+        self._lease.__enter__()  # This call starts the thread that renews the lease.
         return self._pool
 
     def _release(self) -> None:

@@ -34,22 +34,23 @@ def scale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Set a pool's base demand (the number of nodes that it keeps), and wait for the nodes; see `shoal.scale_cluster`.
+    """Set a pool's base demand (the number of nodes that the pool keeps), and wait for the nodes; see
+    `shoal.scale_cluster`.
 
     To get nodes only for a block of code, use `pool_lease`, which releases them at the end of the block.
 
     Args:
         expected_cluster_size: Number of nodes, including the head node.
         pool_name: Name, URI or block of the pool.
-        is_async: Return when the request is written to the database, before the nodes are ready.
+        is_async: Whether the task ends when the request is written to the database, before the nodes are ready.
         options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
-            ``block_until_min_cluster_size`` (number of ready nodes with which the task may end).
+            ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end).
 
     Returns:
         True when the nodes are ready, or with `is_async` when the request is accepted.
 
     Raises:
-        ScaleError: The pool did not reach the size, and the request was rolled back.
+        ScaleError: The pool did not reach the requested size, and the request was rolled back.
         InvalidArgumentError: The size or an option is invalid; the pool was not changed.
 
     Example:
@@ -158,20 +159,20 @@ def distributed_train(
 ) -> dict[str, Any]:
     """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
-    The job does not end with this task. A retry of the task attaches to the job if it still runs, and starts a new
-    attempt if it failed. Cancelling the run cancels the job.
+    If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
+    new attempt of a failed job. Cancelling the run cancels the job.
 
     If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
     ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
 
-    At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. Its name is
-    ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last failure
-    is sent.
+    At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
+    is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
+    failure is sent.
 
     Args:
-        spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, a dict of the
-            remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
+        spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
+            dict of the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
         framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
         train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code), its
             name as ``pkg.module:name``, or the path of a script. Call `shoal.jobs.load_results` to get the function's
@@ -188,7 +189,7 @@ def distributed_train(
 
     Raises:
         JobFailedError: The job failed. The message ends with the cause.
-        PoolDownError: The pool is not up. Use `pool_lease` to bring it up.
+        PoolDownError: The pool is not up. Use `pool_lease` to bring the pool up.
         InvalidArgumentError: The spec is invalid; no job was started.
 
     Example:
@@ -255,7 +256,7 @@ def batch_predict(
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.
 
     Returns:
-        The `JobResult` as a dict of JSON values. It contains ``rows`` (the number of rows), ``output_path``, and
+        The `JobResult` as a dict of JSON values. The dict contains ``rows`` (the number of rows), ``output_path``, and
         ``model_uri`` (with the version of the model).
 
     Raises:
@@ -289,12 +290,11 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and end the nodes on this host that no pool needs
-    any more.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and sweep this host.
 
-    The last step (the sweep) ends nodes that no lease and no base demand needs, and records the end of lost jobs. A
-    flow that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. Running
-    the task twice does no harm.
+    The sweep ends nodes that no lease and no base demand needs, and records the end of lost jobs. A flow that uses
+    `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. Running the task twice
+    does no harm.
 
     Args:
         pool_name: Name, URI or block of the pool.

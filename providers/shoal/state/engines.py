@@ -1,21 +1,22 @@
 """Open SQLite and PostgreSQL so that transactions behave the same in both: one writer at a time, and consistent reads.
 
 SQLite is opened with autocommit mode, an explicit `BEGIN IMMEDIATE`, WAL (write-ahead log), and a busy timeout. In a
-test, 12 processes each read, changed and wrote a value 20 times. Only with these settings, no update was lost. With
+test, 12 processes each read, changed and wrote a value 20 times. With these settings, no update was lost. With
 SQLAlchemy's defaults, 220 of the 240 updates were lost without an error.
 
 On PostgreSQL, every write transaction first takes an advisory lock, and releases the lock at its end. So write
 transactions run one after another: they cannot deadlock, they never fail with a serialization error, and the order in
 which they lock rows does not matter.
 
-A transaction takes the lock of the writers as late as possible: when its first statement is ready. In a new process,
-SQLAlchemy needs 6 ms of CPU to prepare a first statement, and SQLite some microseconds to run it. On a busy machine, a
-process that needs 6 ms gets them in parts, and all other writers wait meanwhile.
+A write transaction takes the lock of the writers as late as possible: when its first statement is ready. In a new
+process, SQLAlchemy needs 6 ms of CPU to prepare a first statement, and SQLite some microseconds to run it. On a busy
+machine, the kernel gives a process these 6 ms in parts. If the process held the lock meanwhile, all other writers would
+wait.
 
-Waiting for the lock is short, because shoal's transactions take only milliseconds. But when many processes write at
-once, the last of them waits for all others, and SQLite has no queue: its writers try again and again, so that one of
-them may be unlucky for long. So a writer does not fail because it has waited for long, but because nothing goes on:
-another process has kept the lock for too long, probably because it is paused. On SQLite, shoal checks this
+Waiting for the lock is usually short, because shoal's transactions take only milliseconds. But when many processes
+write at once, the last one waits for all others. SQLite has no queue: its writers try again and again, so one of them
+may be unlucky for long. So a writer that has waited for long does not fail as long as other processes write. It fails
+if one process keeps the lock for too long, probably because that process is paused. On SQLite, shoal checks this
 (`_begin_writing_sqlite`). PostgreSQL has a queue, and ends a transaction that is paused (`_PAUSED_WRITER_S`).
 """
 
@@ -39,22 +40,23 @@ from shoal.errors import MissingExtraError, StoreError
 from shoal.state import codec
 
 LOCK_WAIT_S = 30
-"""Seconds after which a write transaction on SQLite fails if no other process has changed the database meanwhile. This
-is much longer than any transaction of shoal takes, and much shorter than the deadline of an operation."""
+"""Seconds after which a write transaction on SQLite fails if it does not get the lock, and no other process has changed
+the database meanwhile. The limit is much longer than any transaction of shoal takes, and much shorter than the deadline
+of an operation."""
 
 _TRY_S = 5
 """Seconds for which SQLite tries to get the lock before shoal checks whether the database has changed. In the first
-0.2 s, SQLite tries 12 times, and then 10 times per second. Shorter times mean more tries: with 0.25 s, the tries of 200
-waiting processes took a quarter of two cores."""
+0.2 s, SQLite tries 12 times, and then 10 times per second. A shorter time means more tries: with 0.25 s, 200 waiting
+processes used a quarter of two cores for their tries."""
 
 _QUEUE_WAIT_S = 120
-"""Seconds after which a write transaction on PostgreSQL fails that waits for others. Transactions wait in a queue, and
-if 200 processes write at once, each transaction may take 0.6 s."""
+"""Seconds after which a write transaction on PostgreSQL fails if it does not get the lock. Transactions wait for the
+lock in a queue. If 200 processes write at once, each transaction may take 0.6 s."""
 
 _PAUSED_WRITER_S = 15
 """Seconds without a statement after which PostgreSQL ends a write transaction. The process of such a transaction is
-paused, or its host is gone. The time is shorter than _QUEUE_WAIT_S, so that transactions that wait for the lock get it
-before they fail. SQLite cannot end such a transaction, because the file lock belongs to the paused process."""
+paused, or its host is gone. The limit is shorter than _QUEUE_WAIT_S, so that waiting transactions get the lock before
+they fail. SQLite cannot end such a transaction, because the file lock belongs to the paused process."""
 
 _WRITERS_LOCK = int.from_bytes(b"shoal")
 """Key of the advisory lock: a number that other programs in the same database are unlikely to use."""
@@ -83,7 +85,8 @@ _JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": co
 _READ_ONLY = "shoal_reads"
 
 _TO_BEGIN = "shoal_begins"
-"""Key in a connection's `info`: the function that begins the transaction before its first statement, or None."""
+"""Key in the dict `info` of a connection. The value is a function that begins the transaction before its first
+statement, or None."""
 
 _Begin = Callable[[Connection], object]
 
@@ -170,10 +173,10 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch a SQLite file to WAL (write-ahead log), which has no effect if it was switched before.
+    """Switch a SQLite file to WAL (write-ahead log), if the file was not switched before.
 
     While one connection switches a new file, SQLite fails in all others at once, regardless of the busy timeout. So
-    they try again here.
+    this function tries again.
 
     Raises:
         OperationalError: The file could not be switched for `LOCK_WAIT_S` seconds.
@@ -186,7 +189,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or time.monotonic() > end:
                 raise
-        time.sleep(random.uniform(0.005, 0.02))  # random, so that two connections do not meet again
+        time.sleep(random.uniform(0.005, 0.02))  # random, so that two connections do not try at the same time again
 
 
 def _is_busy(error: BaseException | None) -> bool:
@@ -211,8 +214,8 @@ def _begin_writing_sqlite(connection: Connection) -> None:
         except OperationalError as error:
             if not _is_busy(error.orig):
                 raise
-            # The limit is a number of tries, and not a time. If this process and the one that holds the lock are both
-            # paused, a time limit could be over before the other process can release the lock.
+            # The limit is a number of tries, and not a time. If this process and the process that holds the lock were
+            # both paused, a time limit could be over before the other process has released the lock.
             before, version = version, _run(connection, "PRAGMA data_version").scalar()
             tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
             if not tries_left:
@@ -267,7 +270,8 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
         try:
             begin(connection)
         except BaseException:
-            # A further statement must not be executed without a transaction.
+            # If beginning the transaction failed, the next statement tries again. Otherwise it would be executed
+            # without a transaction.
             connection.info[_TO_BEGIN] = begin
             raise
 

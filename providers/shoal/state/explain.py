@@ -29,8 +29,8 @@ _AWAY = {
     "server closed the connection": "the server closed the connection: try again when it runs again",
     "connection is closed": "the server closed the connection: try again when it runs again",
 }
-"""Advice for errors that may go away without the user. Each key is a part of the database's message, and each value is
-the advice to the user. If several keys match, the first one is used."""
+"""Advice for errors that may go away without help of the user. Each key is a part of the database's message, and each
+value is the advice to the user. If several keys match, the first one is used."""
 
 _WRONG = {
     # SQLite

@@ -25,12 +25,12 @@ def file_lock(path: Path) -> Iterator[None]:
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Try to lock a file, and yield True if this process now holds the lock, else False.
 
-    Programs that this process starts do not inherit the file descriptor. So the lock ends with this process at the
-    latest.
+    The lock ends with this process at the latest, because programs that this process starts do not inherit the file
+    descriptor.
 
     Args:
         path: The file, which is created if needed.
-        wait: Wait until the lock is free. Otherwise yield False at once if another process holds it.
+        wait: Whether to wait until the lock is free. Otherwise yield False at once if another process holds the lock.
 
     Raises:
         StoreError: The file cannot be created or opened.

@@ -21,7 +21,7 @@ def upgrade(connection: Connection) -> None:
 
     All changes are made in the caller's transaction. So if one of them fails, nothing is changed.
     """
-    # Alembic takes 0.3 s to import, and is not needed if a store already has this version.
+    # Alembic is imported only here: the import takes 0.3 s, and a store with the newest schema does not need it.
     from alembic import command
     from alembic.config import Config
 

@@ -14,7 +14,7 @@ log = logging.getLogger("shoal.home")
 
 
 def keep_home_private(path: Path) -> None:
-    """Close ``$SHOAL_HOME`` to other users: set its mode to 0700 if they can enter it.
+    """Close ``$SHOAL_HOME`` to other users: set its mode to 0700 if other users can enter it.
 
     Args:
         path: The folder's absolute path.
@@ -92,7 +92,7 @@ def why_replaceable(folder: Path) -> str | None:
 
     Returns:
         The reason as words to put after the folder's name, such as "belongs to user 1001". None if no other user can
-        rename or remove them. A folder to which all users may write is safe if it has the sticky bit, like /tmp.
+        rename or remove the files. A folder to which all users may write is safe if it has the sticky bit, like /tmp.
     """
     trusted = (0, os.geteuid())
     for link in (folder, *folder.parents):
@@ -115,7 +115,7 @@ def remove_folder(folder: Path) -> bool:
     """Remove a folder and its contents, without following symlinks.
 
     Args:
-        folder: A folder. For its parent, `why_not_mine` has returned None.
+        folder: The folder. Call `why_not_mine` for its parent first: the parent must be safe.
 
     Returns:
         True if the path no longer exists. A symlink or a folder of another user is not removed.

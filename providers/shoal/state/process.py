@@ -24,7 +24,7 @@ class ProcessId:
     pid: int
     # Start time of the process, in clock ticks after the host's boot.
     start: int
-    # Id of the process's host. It is empty if shoal 0.1 wrote the identity.
+    # Id of the process's host; empty if shoal 0.1 wrote the identity.
     host: str = field(default="", compare=False)
 
     @classmethod
@@ -79,7 +79,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Read a process's session and start time. Return None if it has ended or is hidden from this user."""
+    """Read a process's session and start time. Return None if the process has ended or is hidden from this user."""
     try:
         # The second field is the program's name in parentheses. The name may contain spaces and parentheses, so only
         # the text after the last parenthesis is split into fields.

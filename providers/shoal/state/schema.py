@@ -93,9 +93,10 @@ class PromotionState(StrEnum):
     """The alias in the model registry is about to be set. If the process crashes in this state, the next process looks
     in the registry whether the alias was set."""
     CONFIRMED = "confirmed"
-    """The alias was set."""
+    """The alias in the model registry was set."""
     WITHDRAWN = "withdrawn"
-    """The promotion crashed, and the next process that took the lock found that the alias was not set."""
+    """The process that made the promotion crashed, and the next process with the lock found that the alias was not
+    set."""
 
 
 class ActionKind(StrEnum):
@@ -104,7 +105,7 @@ class ActionKind(StrEnum):
     CREATED = "created"
     """A pool was started for the first time."""
     STARTED = "started"
-    """A pool was started, or asked for its minimum number of nodes, with `up`."""
+    """`up` was called for a pool, to start the pool or to wait for its minimum number of nodes."""
     SCALED = "scaled"
     """The base demand of a pool was set with `scale_cluster`."""
     LEASED = "leased"
@@ -114,7 +115,7 @@ class ActionKind(StrEnum):
     ALTERED = "altered"
     """The limits of a pool or the quota of a team were changed, or the end of a node was announced."""
     STOPPED = "stopped"
-    """A pool was asked to go down."""
+    """`down` was called for a pool."""
     DELETED = "deleted"
     """A pool was deleted."""
     CANCELLED = "cancelled"
@@ -196,8 +197,8 @@ class Pool(Base):
     quotas: Mapped[dict[str, Any] | None]
     """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
     clock: Mapped[dict[str, Any] | None]
-    """Stamp with the time of the last clock correction (`shoal.pool.journal.clock`). It shows whether the wall clock
-    has jumped since then."""
+    """Stamp of the last clock correction (`shoal.pool.journal.clock`), from which the next correction computes by how
+    much the wall clock has jumped since then."""
 
 
 class Demand(Base):
@@ -238,11 +239,11 @@ class Lease(Base):
     """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first. 0
     in rows of shoal 0.1."""
     max_lifetime: Mapped[float | None]
-    """Seconds from the grant after which the lease is ended, also if its holder renews it. None: no limit."""
+    """Seconds after the grant at which the lease is ended, even if its holder still renews it. None: no limit."""
     budget_node_hours: Mapped[float | None]
     """Node-hours after which the lease is ended. None: no limit."""
     team: Mapped[str | None]
-    """Team to which the lease counts. None: no team."""
+    """Team to whose quota the lease counts. None: no team."""
     created_at: Mapped[float]
 
 
@@ -304,7 +305,7 @@ class Node(Base):
     start_deadline: Mapped[float]
     drain_deadline: Mapped[float | None]
     leaving_at: Mapped[float | None]
-    """Time at which the node is expected to end, as announced with `retire_node`. None: it stays."""
+    """Time at which the node is expected to end, as announced with `retire_node`. None: no end was announced."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
 
@@ -326,14 +327,14 @@ class Job(Base):
     driver: Mapped[dict[str, Any] | None]
     """Identity of the job's driver (the process that runs the attempt). None until the driver has reported."""
     submitter: Mapped[dict[str, Any] | None]
-    """Process identity of the process that sends the job to the head. The key `python` has the Python of the process
-    that asked for the job, and the key `submissions` how often the attempt was submitted, if more than once; rows of
-    older versions have neither."""
+    """Identity of the process that sends the job to the head. The key `python` contains the path of the Python
+    interpreter of the process that submitted the job. The key `submissions` contains the number of times that the
+    attempt was submitted, if it was submitted more than once. Rows of older versions lack both keys."""
     task_key: Mapped[str | None] = mapped_column(_LongText)
     """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
-    did, and in older rows."""
+    submitted it, and in rows of older versions."""
     task_try: Mapped[int | None]
-    """Number of the newest try of this task that has submitted the job or attached to it."""
+    """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the try `task_try` has shown the log while it was deferred, as last
     recorded. Another process that continues the try begins there."""
@@ -342,7 +343,8 @@ class Job(Base):
     gang: Mapped[dict[str, Any] | None]
     """Number and resources of the workers that the job needs (`shoal.jobs.capacity.Gang`)."""
     uses_gpu: Mapped[bool | None]
-    """Whether the training uses GPUs, as the job's first attempt has decided. None before, and if the spec decides."""
+    """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
+    whose spec decides."""
     queued_at: Mapped[float | None]
     """Time at which the attempt joined the queue. The job's credentials were stored before this time, so from then on
     any process may send the job to the head."""
@@ -352,9 +354,10 @@ class Job(Base):
     """Time at which the attempt left the queue, because the pool has room for its workers. None while it waits."""
     needs_credentials: Mapped[bool | None]
     """Whether the driver gets credentials through this row (`shoal.jobs.remote`), and waits for them while the attempt
-    is pending. None if it gets them from a file, or needs none, and in older rows."""
+    is pending. None if the driver gets credentials from a file, or needs none, and in rows of older versions."""
     driver_key: Mapped[str | None] = mapped_column(_LongText)
-    """Public key of the driver that waits for credentials. None before it has asked, and once it has them."""
+    """Public key of the driver that waits for credentials. None before the driver has asked for them, and after it has
+    received them."""
     sealed_credentials: Mapped[str | None] = mapped_column(_LongText)
     """The credentials, which only the owner of `driver_key` can decrypt. Removed when the attempt runs or has ended."""
     heartbeat_at: Mapped[float | None]
@@ -372,7 +375,8 @@ class Job(Base):
     """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
     error: Mapped[str | None] = mapped_column(_Text)
     error_is_permanent: Mapped[bool | None]
-    """Whether a further attempt would fail in the same way. None if the attempt has not failed, and in older rows."""
+    """Whether a further attempt would fail in the same way. None if the attempt has not failed, and in rows of older
+    versions."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     """Last reported progress of the training. None before the first report, and in rows of shoal 0.2 and before."""
@@ -387,10 +391,10 @@ class Job(Base):
 
 
 class Usage(Base):
-    """A number of nodes that a lease or a job has used for some time without a change.
+    """A period in which a lease or a job has used a constant number of nodes.
 
-    The row is written when the time begins, in the transaction that grants the lease or starts the job. So the sum over
-    the rows is right even if every process was killed meanwhile.
+    The row is written when the period begins, in the transaction that grants the lease or starts the job. So the sum
+    over the rows is right even if every process was killed meanwhile.
     """
 
     __tablename__ = "usage"
@@ -413,11 +417,12 @@ class Usage(Base):
     begun_clock: Mapped[dict[str, Any] | None]
     """Stamp of `begun_at` (see `shoal.state.stamps`)."""
     ended_at: Mapped[float | None]
-    """Time at which the lease or job ended, or got another number of nodes. None: it goes on."""
+    """End of the period: the lease or job ended, or got another number of nodes. None while the period goes on."""
     node_seconds: Mapped[float | None]
-    """Number of nodes multiplied by the seconds. None while it goes on."""
+    """Number of nodes multiplied by the seconds of the period. None while the period goes on."""
     end_reason: Mapped[str | None] = mapped_column(_LongText)
-    """Reason why the lease was ended although its holder had not released it: its lifetime or its budget is over."""
+    """Reason why shoal ended the lease before its holder released it: the lifetime or the budget of the lease is
+    over."""
     team: Mapped[str | None]
     """Team of the lease; None for a job."""
 
@@ -466,7 +471,8 @@ class Promotion(Base):
 
 
 class StoredFile(Base):
-    """A file with a result of a job whose pool shares no other place with its users (`shoal-store://`)."""
+    """A result file of a job (`shoal-store://`). The store contains the file if the job's pool shares no file system
+    with the process that submitted the job."""
 
     __tablename__ = "files"
 
@@ -490,7 +496,7 @@ class Action(Base):
     pool: Mapped[str | None] = mapped_column(index=True)
     """Name of the pool; None for an action that belongs to no pool."""
     subject: Mapped[str] = mapped_column(_LongText)
-    """Name of what was changed: a pool, the holder of a lease, the id of a job, or a model. For a sweep, the host."""
+    """Name of the changed object: a pool, the holder of a lease, the id of a job, or a model. For a sweep, the host."""
     detail: Mapped[str | None] = mapped_column(_LongText)
     outcome: Mapped[str] = mapped_column(_LongText)
     operation_id: Mapped[str | None] = mapped_column(index=True)

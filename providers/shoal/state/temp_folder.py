@@ -148,7 +148,8 @@ def turn_lock(turn: int) -> Path:
 
 
 def gpu_lock(gpu: str) -> Path:
-    """Return the path of the lock file by which a node claims a GPU. All home folders of a user on this host share it.
+    """Return the path of the lock file that a node locks while it uses a GPU. All home folders of a user on this host
+    share this file.
 
     Args:
         gpu: Id of the GPU.

@@ -12,8 +12,8 @@ from typing import NotRequired, TypedDict
 from shoal.errors import CapacityError
 
 _ANY_NUMBER = 1_000
-"""Number of workers that fit on a node if they reserve no CPUs and no GPUs. It is more than any user starts, so there
-is in effect no limit."""
+"""Number of workers for which a node counts as having room if a worker reserves neither CPUs nor GPUs. No user starts
+so many workers, so the number is in effect no limit."""
 
 
 class Node(TypedDict):
@@ -40,7 +40,8 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return `wanted`, or if it is more than `room`, raise CapacityError; with `clamp`, warn and return `room` instead.
+    """Return the requested number of nodes, workers or CPUs if it fits on the active nodes; otherwise raise an error,
+    or reduce the number and warn.
 
     Args:
         wanted: Requested number.
@@ -50,11 +51,11 @@ def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clam
         clamp: Whether to reduce the number instead of refusing it; a number is never reduced to 0.
 
     Raises:
-        CapacityError: There is no room for `wanted`, and it must not be reduced.
+        CapacityError: `wanted` is larger than `room`, and the number must not be reduced.
     """
     if wanted <= room:
         return wanted
-    problem = f"{request} is more than there is room for, {room} ({listed(nodes)})"
+    problem = f"{request} does not fit: there is room for only {room} ({listed(nodes)})"
     if not clamp or not room:
         raise CapacityError(
             f"{problem}: add nodes with shoal.scale_cluster, use larger nodes (cpus_per_node and gpus_per_node of the "

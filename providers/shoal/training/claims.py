@@ -107,8 +107,8 @@ class Claim:
         """
         if not self.check(folder):
             return
-        # The marker file is removed last. If this process is killed before that, the marker file still shows that the
-        # folder belongs to this job, so the next attempt can remove the rest.
+        # The marker file is removed last. If this process is killed before the end, the marker file still shows that
+        # the folder belongs to this job, so the next attempt can remove the rest.
         if "://" not in folder:
             for path in Path(folder).iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -125,7 +125,8 @@ class Claim:
 
 
 def read(folder: str) -> Claim | None:
-    """Return the claim in an artifact folder's marker; None if there is no folder, no marker, or a link."""
+    """Return the job and the attempt that the marker file of an artifact folder names; None if the folder or the file
+    does not exist, or the folder is a link."""
     return None if _is_link(folder) else _read(*filesystem(folder))
 
 
@@ -141,8 +142,8 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
         fs.rm_file(marker)
     folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
     for path in sorted(folders, reverse=True):
-        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. The
-        # error is ignored, and a folder that is not empty stays.
+        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. Such an
+        # error is ignored, so a folder that is not empty stays.
         with contextlib.suppress(OSError):
             fs.rmdir(path)
 

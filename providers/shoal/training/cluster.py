@@ -16,12 +16,13 @@ from shoal.training.capacity import Node
 
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
-"""Prefix of the name of the resource that Ray defines for a GPU type; each node with such GPUs has 1 of it."""
+"""Prefix of the name of the resource that Ray defines for a GPU type; each node with GPUs of this type has an amount of
+1 of this resource."""
 
 _LOOK_EVERY_S = 1.0
 
 _PATIENCE_S = 2.0
-"""Time limit in seconds for the head's answer."""
+"""Maximum time in seconds to wait for an answer of the head node."""
 
 
 _this_machine: Node | None = None
@@ -38,7 +39,7 @@ def use_this_machine(node: Node) -> None:
 
 
 def this_machine() -> Node | None:
-    """Return the node on which this process starts its workers without Ray; None if it starts them with Ray."""
+    """Return the node on which this process starts its workers without Ray; None if Ray starts the workers."""
     return _this_machine
 
 
@@ -55,7 +56,7 @@ def _ray() -> Any:
 
 
 def own_address() -> str:
-    """Return the address of this process at which the other nodes of the cluster can reach it."""
+    """Return the address at which the other nodes of the cluster can reach this process."""
     ray = _ray()
     return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
 
@@ -110,8 +111,8 @@ class NodeRoom:
     """State of a node, as Ray's scheduler sees it.
 
     Args:
-        leaving: Whether the node has announced its end. Ray calls such nodes draining: its autoscaler, KubeRay,
-            ``ray drain-node`` and shoal's local pools announce the end of a node. Ray places no new work there.
+        leaving: Whether the node has announced its end. Ray calls such a node draining, and places no new work on it.
+            Ray's autoscaler, KubeRay, ``ray drain-node`` and shoal's local pools announce the end of nodes.
         free: Resources (name -> amount) that no work uses.
     """
 
@@ -120,8 +121,8 @@ class NodeRoom:
 
 
 def rooms() -> dict[str, NodeRoom]:
-    """Return the state of each node that is alive, by Ray's node id; nothing if the head does not answer, or if this
-    process is connected to this machine alone."""
+    """Return the state of each node that is alive, as a dict by Ray's node id. The dict is empty if the head node does
+    not answer, or if this process starts its workers without Ray."""
     ray = _ray()
     if ray is None:
         return {}
@@ -130,7 +131,7 @@ def rooms() -> dict[str, NodeRoom]:
     reply = GetClusterStatusReply()
     try:
         reply.ParseFromString(_gcs(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=_PATIENCE_S))
-    except Exception:  # Ray raises several types. A node that is really lost is noticed in other ways.
+    except Exception:  # Ray raises errors of several types. Other checks notice lost nodes.
         return {}
     return {
         node.node_id.hex(): NodeRoom(node.status == NodeStatus.DRAINING, dict(node.available_resources))
@@ -152,7 +153,7 @@ def leaving_nodes() -> set[str]:
 
 
 class LeavingNodes:
-    """Some of the cluster's nodes, of which those are returned that have announced their end.
+    """Callable that returns which of the given nodes have announced their end.
 
     Args:
         node_ids: Ray's ids of the nodes.
@@ -164,7 +165,7 @@ class LeavingNodes:
         self._look_at = 0.0
 
     def __call__(self) -> frozenset[str]:
-        """Return the ids of the nodes that have announced their end. Ray is asked at most once a second."""
+        """Return the ids of the nodes that have announced their end. This method asks Ray at most once a second."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S

@@ -54,7 +54,8 @@ def absolute_database(url: str) -> str:
     """Make the path in the URL of an SQLite file absolute, for processes with another working directory.
 
     Args:
-        url: SQLAlchemy URL or MLflow tracking URI. If it has no relative path of an SQLite file, it is returned as is.
+        url: SQLAlchemy URL or MLflow tracking URI. A URL without the relative path of an SQLite file is returned
+            unchanged.
     """
     if not url.startswith(SQLITE) or url.startswith(f"{SQLITE}/"):
         return url
@@ -69,7 +70,7 @@ def local_path(location: str) -> str:
 def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
     """Return fsspec's filesystem for a path or URI, and the path in this filesystem, without a slash at its end.
 
-    The filesystem keeps no list of files, because other processes write there at the same time.
+    The filesystem does not cache lists of files, because other processes write to the location at the same time.
     """
     import fsspec
 

@@ -58,8 +58,8 @@ def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
-    # A module without a file is built into Python, so that every node has it, or is the main module of an interactive
-    # session, whose code cloudpickle always includes. Neither has to be registered.
+    # Two kinds of modules have no file: modules that are built into Python, which every node has, and the main module
+    # of an interactive session, whose code cloudpickle always includes. Neither kind has to be registered.
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST_METRICS = 20
 _LONGEST_NAME = 100
 """Maximum number of metrics in a progress record, and maximum length of a metric's name. The record is written to the
-database with every heartbeat of the job, and users choose the names, so its size must be limited."""
+database with every heartbeat of the job, and users choose the names, so the size of the record must be limited."""
 
 # Seconds between two progress lines in a log. The interval keeps the log short, but is short enough to show a user who
 # watches the log that the training is not hanging.
@@ -32,7 +32,7 @@ class Progress:
     Attributes:
         done: Number of finished rounds of boosting, or of predicted rows; for functions, the step that rank 0 reported
             last.
-        total: Number of all rounds or rows; None where it is not known, as for functions.
+        total: Number of all rounds or rows; None if the number is not known, as for functions.
         unit: Unit of `done` and `total`.
         metrics: Latest metrics by name, at most 20.
     """
@@ -84,8 +84,8 @@ class ProgressDisplay:
     The bar is removed when the context ends.
 
     Args:
-        first_line_s: Seconds until the first line is printed if stderr is not a terminal. Further lines follow every
-            10 s. With infinity no lines are printed, because the training prints them itself.
+        first_line_s: Seconds until the first line is printed if stderr is not a terminal. Further lines follow every 10
+            s. With infinity no progress lines are printed, for trainings that print their metrics themselves.
     """
 
     def __init__(self, *, first_line_s: float) -> None:

@@ -13,7 +13,7 @@ from shoal.training.run_config import RunConfig
 
 _REPLACE_SECONDS = 60.0
 """Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
-`RunConfig.min_workers` allows this. A local node is replaced within 40 s, including the time to detect its loss."""
+`RunConfig.min_workers` allows fewer. A local node is replaced within 40 s, including the time to detect its loss."""
 _PATIENCE_SECONDS = 2.0
 """Seconds between two attempts to start the workers while the training waits for the replacement of a lost node."""
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class NodeLeavesError(Exception):
-    """Raised at a checkpoint if a node of the workers has announced its end, and other nodes have room for them."""
+    """Raised at a checkpoint if a node has announced its end, and other nodes have room for the node's workers."""
 
 
 class Restarts:

@@ -11,11 +11,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
-from shoal.training.mlflow.tracking import Tracking
+from shoal.training.mlflow.options import Tracking
 from shoal.training.reserved_variables import check_variable
 
 _NEWER = ("budget_node_hours", "priority", "env", "secret_env", "packages", "code")
-"""Options that did not exist in earlier versions, which have already stored specs without these options."""
+"""Options that did not exist in earlier versions of shoal. An unset option in this list is left out of stored specs."""
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
@@ -86,8 +86,8 @@ class RunConfig(Settings):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Node-hours after which the job is ended with an error. All attempts since the last one that "
-        "succeeded count. None: no limit.",
+        description="Node-hours after which the job is ended with an error. The node-hours of all attempts since "
+        "the last successful attempt are added up. None: no limit.",
     )
     orphan_after: float | None = Field(
         default=900.0,
@@ -108,19 +108,19 @@ class RunConfig(Settings):
         default_factory=Tracking,
         exclude=True,
         description="Options for the MLflow run of the job. None: the job records nothing in MLflow. A training in a "
-        "Ray cluster that the process is connected to is not a job, and has no run of its own. The document of a job's "
-        "spec has these options beside `run_config`.",
+        "Ray cluster that the process is connected to is not a job, and has no run of its own. In the JSON of a "
+        "job's spec, these options are outside of `run_config`, in the field `tracking`.",
     )
 
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="Environment variables of the workers, such as TOKENIZERS_PARALLELISM. They are stored with the "
-        "job: name secrets in `secret_env` instead.",
+        description="Environment variables of the workers, such as TOKENIZERS_PARALLELISM. The values are stored "
+        "with the job: name secrets in `secret_env` instead.",
     )
     secret_env: tuple[str, ...] = Field(
         default=(),
         description="Names of environment variables of the process that submits the job, such as HF_TOKEN. The driver "
-        "and the workers get their values, which are not stored.",
+        "and the workers get the values of these variables. The values are not stored.",
     )
     packages: tuple[str, ...] = Field(
         default=(),
@@ -135,9 +135,9 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict that lacks the unset options which earlier versions of shoal did not have.
+        """Return the options as a dict, without the unset options in `_NEWER`.
 
-        Jobs without these options then have the same stored document and fingerprint as before the options existed.
+        So jobs without these options have the same stored spec and fingerprint as in earlier versions of shoal.
         """
         return without_defaults(self, serialize(self), _NEWER)
 

@@ -35,8 +35,8 @@ class ScalingConfig(Settings):
     use_gpu: bool | None = Field(
         default=None,
         description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one and the "
-        "installed XGBoost has CUDA; all attempts of a job do the same. LightGBM does not, because its wheels on PyPI "
-        "have no CUDA.",
+        "installed XGBoost has CUDA; all attempts of a job make the same choice. LightGBM then trains on CPUs, because "
+        "its wheels on PyPI have no CUDA.",
     )
 
     @field_validator("num_workers", "num_cpu_per_worker")
@@ -69,7 +69,7 @@ class GangSize:
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, this is less than the
+        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, this number is less than the
             worker's share, so that CPUs stay free for Ray Data's tasks.
         threads: Number of threads with which each worker trains.
         gpus_per_worker: GPUs that each worker reserves, 0 or 1.
@@ -91,9 +91,10 @@ def resolve_size(
 ) -> GangSize:
     """Compute the number of workers and the size of each from a scaling config.
 
-    All workers of a gang have the same size. With ``num_cpu_per_worker=-1`` the workers are assigned to the nodes:
-    with ``num_workers=-1`` one to each node, or one to each GPU; otherwise each worker to the node that has the most
-    CPUs left for it. Each node's CPUs are then divided by its workers, and all workers get the smallest share.
+    All workers of a gang have the same size. With ``num_cpu_per_worker=-1`` the workers are assigned to the nodes: with
+    ``num_workers=-1`` one to each node, or one to each GPU; otherwise each worker to the node that has the most CPUs
+    left for it. The CPUs of each node are then divided by the number of its workers, and every worker gets the smallest
+    of these numbers of CPUs.
 
     Args:
         config: The requested workers.

@@ -1,4 +1,4 @@
-"""A web page for pools, jobs and models. It is shown by `shoal ui`, and inside Airflow by the plugin."""
+"""The web page about pools, jobs and models, which the command `shoal ui` and the Airflow plugin serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide which requests may see the page, and which may act on pools and jobs."""
+"""Decide which requests may see the web page, and which may change pools and jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import quote, urlencode, urlsplit
 from fastapi import HTTPException, Request
 
 CSRF_HEADER = "x-shoal-csrf"
-"""Name of the header with the viewer's CSRF token. A page of another site cannot set it without permission."""
+"""Name of the header with the viewer's CSRF token. Browsers do not let pages of other sites set this header."""
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """The user of one request.
+    """The user who has sent a request to the web page.
 
     Attributes:
         name: Name of the user, as the record of actions shows it.
@@ -31,10 +31,10 @@ class Viewer:
 
 
 class Access(Protocol):
-    """Rule that decides which requests may see the page."""
+    """Rule that decides which requests may see the web page."""
 
     def viewer(self, request: Request) -> Viewer:
-        """Return the user of a request. FastAPI calls the method in a thread, so it may block.
+        """Return the user of a request. FastAPI calls this method in a thread, so the method may block.
 
         Raises:
             HTTPException: The request may not see the page (status 401 or 403).
@@ -42,10 +42,10 @@ class Access(Protocol):
 
 
 class TokenAccess:
-    """Access of `shoal ui`: a request needs the token of the printed link.
+    """Access rule of `shoal ui`: a user needs the link that the command has printed, which contains a token.
 
     The first request has the token in its URL. The answer stores a key in a cookie and redirects to the same URL
-    without the token, so that the token is not in the browser's history.
+    without the token, so that the token is not in the browser's history. Later requests need the cookie.
 
     Args:
         token: Token of the link.
@@ -62,8 +62,8 @@ class TokenAccess:
         """Return the user, if the request has the cookie.
 
         Raises:
-            HTTPException: The request has the right token in its URL (303, which sets the cookie), or neither a token
-                nor a cookie that is right (401).
+            HTTPException: The request has the right token in its URL (status 303, which sets the cookie), or it has
+                neither the right token nor the right cookie (status 401).
         """
         given = request.query_params.get("token")
         if given is not None and secrets.compare_digest(given.encode(), self._token.encode()):
@@ -77,17 +77,18 @@ class TokenAccess:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
     def _cookie(self, request: Request) -> str:
-        # With `SameSite=Strict`, the browser would not send the cookie after the redirect of a link in another page or
-        # in a file. Actions need the CSRF token, so requests of other sites cannot act.
+        # If the user opens a link in a file or on another site, the browser would not send a cookie with
+        # `SameSite=Strict` after the redirect. `Lax` is safe, because each action also needs the CSRF token.
         path = request.scope.get("root_path") or "/"
         return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
 
 
 def require_action(request: Request, viewer: Viewer) -> None:
-    """Check that a request may change something.
+    """Check that a request may act on pools and jobs.
 
     Raises:
-        HTTPException: The user may only look, the CSRF token is wrong, or another site has sent the request (403).
+        HTTPException: The user may see the page but not act, the CSRF token is wrong, or a page of another site has
+            sent the request (403).
     """
     if not viewer.may_act:
         raise HTTPException(403, "you may see this page, but not act: ask for the permission to edit connections")
@@ -99,9 +100,10 @@ def require_action(request: Request, viewer: Viewer) -> None:
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Return whether the browser says that a page of this server has sent the request.
+    """Return whether a page of this server has sent the request, according to the headers that the browser adds.
 
-    Browsers send `Sec-Fetch-Site` over HTTPS and to loopback only. They send `Origin` with every POST.
+    Browsers send the header `Sec-Fetch-Site` only over HTTPS and to loopback addresses. They send the header `Origin`
+    with every POST request.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -111,13 +113,13 @@ def _is_same_origin(request: Request) -> bool:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return the cookie's name. It contains the port, because browsers send cookies to all ports of a host."""
+    """Return the cookie's name, which contains the port, because browsers send cookies to all ports of a host."""
     return f"shoal_ui_{request.url.port or 80}"
 
 
 def _without_token(request: Request) -> str:
     """Return the URL of a request without its token, relative to the request's own URL."""
     left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-    # The leading "./" keeps a name with a colon, such as a job's id, from being read as an address of its own.
+    # Without the leading "./", the browser would take a name with a colon, such as a job's id, for an absolute URL.
     name = quote(request.scope["path"].rpartition("/")[2], safe="")
     return f"./{name}{'?' if left else ''}{urlencode(left)}"

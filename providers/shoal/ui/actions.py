@@ -1,6 +1,6 @@
-"""Actions of the page: release a lease, sweep, cancel a job, and change a pool's limits.
+"""Functions behind the buttons of the web page: release a lease, sweep, cancel a job, and change a pool's limits.
 
-Each action calls the public function that the command line calls.
+Each function calls the same public function as the command line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 
 _MOST_SEARCHED = 500
-"""Number of lines of a pool's record in which those of a job are searched."""
+"""Number of lines about a pool, in the record of actions, that are searched for the lines about one job."""
 
 
 def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
@@ -26,7 +26,7 @@ def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str |
         store: The state store.
         limit: Greatest number of lines.
         pool: Only actions on this pool and its jobs.
-        job_id: Only actions on this job, among the newest of its pool.
+        job_id: Only actions on this job, among the newest 500 lines about its pool.
     """
     if job_id is None:
         return read(pool=pool, limit=limit, store=store)
@@ -34,10 +34,10 @@ def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str |
 
 
 def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
-    """Release a lease of a pool, and return a sentence about it.
+    """Release a lease of a pool, and return a sentence about the result.
 
     Raises:
-        InvalidArgumentError: The pool has no such lease any more.
+        InvalidArgumentError: The lease was already released, or has expired.
     """
     held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
     if lease_id not in held:
@@ -49,14 +49,14 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
 
 
 def sweep(store: Store, actor: str) -> str:
-    """End nodes that no pool needs, record the end of lost jobs, and return a text about it."""
+    """End nodes that no pool needs, record the end of lost jobs, and return a text about what was done."""
     with acting_as(actor):
         did = jobs.sweep(store)
     return "; ".join(did) or "nothing to sweep"
 
 
 def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
-    """Cancel an attempt of a job, and return a sentence about it."""
+    """Cancel an attempt of a job, and return a sentence about the result."""
     with acting_as(actor):
         handle = jobs.attach(job_id, attempt, store=store)
         cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
@@ -65,20 +65,20 @@ def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
 
 
 def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
-    """Change a pool's limits, and return a sentence about it."""
+    """Change a pool's smallest and largest number of nodes, and return a sentence about the result."""
     with acting_as(actor):
         ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 
 def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
-    """Carry out an action that a request names.
+    """Carry out the action that a request of the web page names.
 
     Args:
         store: The state store.
         actor: Name of the user.
         name: Name of the action: ``release``, ``sweep``, ``cancel`` or ``alter``.
-        arguments: Arguments of the action, as the request has sent them.
+        arguments: Arguments of the action, as the request contains them.
 
     Returns:
         A sentence about what was done.
@@ -98,6 +98,7 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
-"""Function of each action. A request gives its keyword-only arguments."""
+"""The function that carries out each action, by name of the action. The function's keyword-only arguments come from the
+request."""
 
 NAMES = frozenset(_ACTIONS)

@@ -35,11 +35,11 @@ from shoal.ui.pages import Pages
 log = logging.getLogger("shoal.ui")
 
 _STREAM_S = 30.0
-"""Seconds after which a stream of events ends, and the browser opens a new one. A server that stops waits for its open
-requests, so that they must not last for long."""
+"""Seconds after which the server ends a stream of events, and the browser opens a new one. A server that stops waits
+for its open requests, so a stream must not last for long."""
 
 _KEEP_ALIVE_S = 10.0
-"""Seconds between two messages of a stream without events, so that proxies do not close it."""
+"""Seconds after which a stream without events sends an empty message, so that proxies do not close the stream."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -58,7 +58,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def current_viewer(request: Request) -> Viewer:
-    """Return the viewer of a request, as the application's access rule says."""
+    """Return the user of a request, as determined by the access rule with which the application was created."""
     access: Access = request.app.state.access
     return access.viewer(request)
 
@@ -69,10 +69,10 @@ router = APIRouter()
 
 
 def create_app(*, access: Access, store: str | None = None, root_path: str = "") -> FastAPI:
-    """Build the web application. All its URLs are relative, so it can be mounted below any prefix.
+    """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
 
     Args:
-        access: Rule that decides which requests may see the page and act. Every route asks it.
+        access: Rule that decides which requests may see the page and act. Every route applies this rule.
         store: URL of the state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         root_path: Prefix below which a proxy serves the application, if the proxy removes it.
 
@@ -99,7 +99,7 @@ def create_app(*, access: Access, store: str | None = None, root_path: str = "")
 
 
 class _SecureHeaders:
-    """Add the headers that limit what a page may do. Headers that a route has set stay."""
+    """Add security headers, such as a content security policy, to each response. Headers that a route has set stay."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,7 +123,7 @@ class _SecureHeaders:
 @router.get("/models/{subject}", name="model")
 @router.get("/history", name="history")
 def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Show the page that the route names, about the pool, job or model in its path."""
+    """Return the HTML of a page. The route's name selects the page, and the URL's path names its pool, job or model."""
     pages: Pages = request.app.state.pages
     depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
     html = pages.render(
@@ -139,17 +139,17 @@ def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
 
 @router.get("/static/{name}")
 def static_file(name: str) -> Response:
-    """Return a script or a style sheet."""
+    """Return a script, style sheet or image of the page."""
     path = static_files().get(name)
     if path is None:
         raise HTTPException(404, "there is no such file")
-    # The URL contains the version of the files, so that a browser may keep them.
+    # The browser may cache the file, because the file's URL contains the version of all static files.
     return FileResponse(path, headers={"cache-control": "private, max-age=86400"})
 
 
 @router.get("/api/events")
 async def events(request: Request) -> StreamingResponse:
-    """Send an event each time that the store has changed. The page then asks for its contents."""
+    """Send an event each time that the store has changed. The browser then requests the page's new contents."""
     reader: StoreReader = request.app.state.reader
     return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
@@ -174,7 +174,7 @@ async def _events(reader: StoreReader) -> AsyncIterator[str]:
 
 @router.post("/api/actions/{name}")
 def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str, Any]) -> dict[str, str]:
-    """Carry out an action: `release`, `sweep`, `cancel` or `alter`."""
+    """Carry out an action that the user has requested on the page: `release`, `sweep`, `cancel` or `alter`."""
     require_action(request, viewer)
     if name not in actions.NAMES:
         raise HTTPException(404, f"there is no action {name!r}")
@@ -187,9 +187,9 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
 
 
 def static_files() -> dict[str, Path]:
-    """Return the paths of the static files by name. Plotly's script is in Plotly's wheel."""
+    """Return the paths of the static files by name. Plotly's script comes from the installed package `plotly`."""
     own = {path.name: path for path in _STATIC.iterdir() if path.suffix in (".js", ".css", ".svg")}
-    spec = find_spec("plotly")  # importing the package would take half a second
+    spec = find_spec("plotly")  # not imported, because the import would take half a second
     folders = spec.submodule_search_locations if spec else None
     return {**own, "plotly.min.js": Path(next(iter(folders or [""])), "package_data", "plotly.min.js")}
 

@@ -11,7 +11,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration with at most two units, such as ``3 min 20 s`` or ``2 d 4 h``; empty if it is None."""
+    """Format a duration with at most two units, such as ``3 min 20 s`` or ``2 d 4 h``; None as an empty text."""
     if seconds is None:
         return ""
     left = max(0.0, seconds)
@@ -25,17 +25,17 @@ def duration(seconds: float | None) -> str:
 
 
 def iso(at: float) -> str:
-    """Return a time in ISO 8601, in UTC."""
+    """Format a time, given in seconds since the epoch, as ISO 8601 in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def utc(at: float) -> str:
-    """Return a time to the second, in UTC. The page's script shows it in the browser's time zone."""
+    """Format a time to the second, in UTC. The page's script converts the time to the browser's time zone."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(count: float | None) -> str:
-    """Return a number of bytes, such as ``1.4 GiB``; empty if it is None."""
+    """Format a number of bytes with a unit, such as ``1.4 GiB``; None as an empty text."""
     if count is None:
         return ""
     value = float(count)
@@ -47,7 +47,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with at most five significant digits, and whole numbers with separators; empty if it is None."""
+    """Format a whole number with separators, another number with five significant digits, and None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):
@@ -56,11 +56,11 @@ def number(value: float | None) -> str:
 
 
 def count(number_of: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 node`` or ``3 nodes``."""
+    """Format a count with its noun, such as ``1 node`` or ``3 nodes``."""
     return f"{number_of} {noun}" + ("" if number_of == 1 else "s")
 
 
 def progress(progress: Progress) -> str:
-    """Return how far a training is, such as ``round 86 of 200``."""
+    """Format the progress of a training, such as ``round 86 of 200``."""
     text = f"{progress.unit[:-1]} {number(progress.done)}"
     return text if progress.total is None else f"{text} of {number(progress.total)}"

@@ -33,7 +33,7 @@ _FACTS = ("kind", "library", "framework", "num_boost_round", "n_estimators", "ob
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a job's time: its name, seconds, and its share of the whole time in percent."""
+    """A phase of an attempt, such as "running". `start` and `share` are percentages of the attempt's whole time."""
 
     name: str
     seconds: float
@@ -43,15 +43,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class JobView:
-    """Contents of a job's page.
+    """Contents of the page about a job's attempt.
 
     Attributes:
-        line: The attempt's line.
-        result: Result of the attempt; None before it has succeeded.
+        line: The attempt, as the list of jobs shows it.
+        result: Result of the attempt; None if the attempt has not succeeded.
         facts: Settings of the training by name.
-        phases: Parts of the attempt's time.
+        phases: Phases of the attempt: waiting, starting and running.
         workers: Rows, time and memory of each worker of a finished boosting training; empty if they are not known.
-        curves: Data of the plot of metrics; None if there are none.
+        curves: Data of the plot of metrics; None if there are no metrics.
         log: End of the log.
         log_problem: Reason why the log cannot be shown.
         links: Links to other services.
@@ -78,8 +78,8 @@ def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: fl
 
     Args:
         store: The state store.
-        line: The attempt's line.
-        points: Metrics that the reader has seen while the attempt ran.
+        line: The attempt, as the list of jobs shows it.
+        points: Metrics that this server has read from the store while the attempt ran.
         now: Seconds since the epoch.
     """
     job = attempts.load(store, line.key)
@@ -108,7 +108,7 @@ def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: fl
 
 
 def phases_of(line: JobLine, now: float) -> list[Phase]:
-    """Return the parts of an attempt's time: waiting for room on the pool, starting, and running."""
+    """Return how long an attempt has waited for room on the pool, started, and run."""
     end = line.ended_at or now
     admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
     bounds = [
@@ -130,7 +130,7 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
     """Return a spec's main settings by name, its MLflow tracking URI, and its artifact location."""
     try:
         spec = jobs.parse_spec(dict(document))
-    except ShoalError:  # a newer version of shoal has written the spec
+    except ShoalError:  # this version cannot read the spec, because a newer version of shoal has written it
         return {}, None, None
     plain = spec.model_dump(mode="json")
     facts = {name.replace("_", " "): str(plain[name]) for name in _FACTS if plain.get(name) not in (None, "", -1)}
@@ -144,7 +144,8 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
 
 
 def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
-    """Return the data of the plot of metrics: those of the stored result, else those that the reader has seen."""
+    """Return the data of the plot of metrics: from the stored result, else from what this server read while the attempt
+    ran."""
     if trained is not None and trained.eval_results:
         return {"kind": "curves", "unit": "round", "series": _series(trained)}
     names = {name: None for point in points for name in point.metrics}
@@ -172,7 +173,7 @@ def _stored_training(result: str) -> TrainResult | None:
     """Read the report of a finished boosting training from the file beside its model."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
-    except (OSError, ValueError, ShoalError):  # removed since, on another host, or the job ran a function
+    except (OSError, ValueError, ShoalError):  # file removed or on another host, or the job ran a function
         return None
 
 
@@ -185,12 +186,12 @@ def _series(trained: TrainResult) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """Return a metric for a plot. JSON has no NaN and no infinity; a plot has a gap there."""
+    """Return the value of a metric, or None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
     return value if math.isfinite(value) else None
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
-    """Return the end of an attempt's log, and the reason why there is none."""
+    """Return the end of an attempt's log, and None. If there is no log, return an empty text and the reason."""
     try:
         size = log_path(line.key).stat().st_size
     except OSError:
@@ -201,7 +202,7 @@ def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
     except (ShoalError, OSError) as error:
         return "", str(error)
     if size > _LOG_BYTES:
-        lines = lines[1:]  # its first part was cut off
+        lines = lines[1:]  # the beginning of the first line was cut off
     text = redact("\n".join(lines[-_LOG_LINES:]))
     if text:
         return text, None

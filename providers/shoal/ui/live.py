@@ -1,8 +1,8 @@
-"""Read the store for all viewers of the page, and tell them when it has changed.
+"""Read the store for all viewers of the web page, and tell the viewers when the store has changed.
 
-One thread reads the store while at least one viewer is connected. It looks for changes with one cheap query per second,
-and reads the rows only if there are changes. Pages are built from the last read, so the store has the same work
-with one viewer and with fifty.
+One thread reads the store while at least one viewer is connected. The thread looks for changes with one cheap query per
+second, and reads the rows only if there are changes. Pages are built from the last read, so fifty viewers cause no more
+queries than one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from shoal.state.schema import JOB_ENDED
 log = logging.getLogger("shoal.ui")
 
 PERIOD_S = 1.0
-"""Seconds between two looks for changes."""
+"""Seconds between two queries that look for changes in the store."""
 
 _LOOK_S = 5.0
-"""Seconds after which pools are read again although no row has changed: a node that was killed changes no row."""
+"""Seconds after which pools are read again even if no row has changed, because a node that is killed changes no row."""
 
 _ALL_JOBS_S = 300.0
-"""Seconds after which all jobs are read again, not only those that have changed."""
+"""Seconds after which all jobs are read again, and not only the jobs whose rows have changed."""
 
 _OVERLAP_S = 120.0
 """Seconds by which two reads of changed jobs overlap, so that jobs from hosts with a slow clock are found."""
 
 _MOST_POINTS = 2_000
-"""Largest number of points that are kept of a job's metrics, or of a pool's size."""
+"""Largest number of points that are kept for the plot of a job's metrics, or of a pool's size."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class Overview:
-    """Contents of the store at one time.
+    """The pools and jobs in the store, as read at one time.
 
     Attributes:
-        version: Number that increases when anything has changed.
+        version: Number that increases with each change of the contents.
         at: Time of the read, in seconds since the epoch.
         pools: All pools in alphabetical order.
         jobs: Attempts of jobs, the newest first.
-        problem: Reason why the store could not be read since then; None if it could.
+        problem: Reason why a later read of the store has failed; None if no later read has failed.
     """
 
     version: int
@@ -126,10 +126,10 @@ class StoreReader:
         self._is_closed = False
 
     def overview(self) -> Overview:
-        """Return the contents of the store, at most a second old.
+        """Return the pools and jobs in the store, as read at most a second ago.
 
         Raises:
-            ShoalError: The store cannot be read, and never was.
+            ShoalError: The store cannot be read, and no earlier read has succeeded.
         """
         with self._reading:
             return self._refreshed()
@@ -143,15 +143,15 @@ class StoreReader:
             self._state.notify_all()
 
     def pool_points(self, pool: str) -> list[PoolPoint]:
-        """Return the sizes of a pool since this server began to look, the oldest first."""
+        """Return the sizes of a pool that this server has read since its start, the oldest first."""
         return list(self._pool_points.get(pool, ()))
 
     def metric_points(self, key: Key) -> list[MetricPoint]:
-        """Return the metrics of a job since this server began to look, the oldest first."""
+        """Return the metrics of a job that this server has read since its start, the oldest first."""
         return list(self._metric_points.get(key, ()))
 
     def subscribe(self) -> _Subscriber:
-        """Begin to tell the calling coroutine about changes, through the event `changed` of the result."""
+        """Return an object whose event `changed` is set, for the calling coroutine, whenever the store changes."""
         subscriber = _Subscriber(asyncio.get_running_loop())
         with self._state:
             self._subscribers.add(subscriber)
@@ -161,13 +161,13 @@ class StoreReader:
         return subscriber
 
     def unsubscribe(self, subscriber: _Subscriber) -> None:
-        """End the subscription. The thread ends with the last one."""
+        """End a subscription. The thread that reads the store ends after the last subscription."""
         with self._state:
             self._subscribers.discard(subscriber)
             self._state.notify_all()
 
     def close(self) -> None:
-        """End the thread and all streams of events."""
+        """End the thread that reads the store, and all streams of events."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -175,7 +175,7 @@ class StoreReader:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the server ends, so that streams of events have to end."""
+        """Return whether :meth:`close` was called. Streams of events then have to end."""
         return self._is_closed
 
     def _run(self) -> None:
@@ -189,7 +189,7 @@ class StoreReader:
                 version = self.overview().version
             except ShoalError as error:  # the store cannot be opened now; the viewers' requests show the reason
                 log.warning("the store cannot be read: %s", error)
-            except Exception:  # without this thread, no page would be live until the server starts again
+            except Exception:  # if the thread ended here, no page would be updated until the server is restarted
                 log.exception("the store cannot be read")
             else:
                 if version != told:
@@ -244,18 +244,18 @@ class StoreReader:
     def _jobs(
         self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
     ) -> tuple[dict[Key, JobLine], float]:
-        """Return the attempts by their keys, and the time of the last read of all of them."""
+        """Return the attempts of jobs by key, and the time at which all attempts were last read."""
         if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
             if is_same:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            if len(merged) == mark.jobs:  # else attempts were deleted
+            if len(merged) == mark.jobs:  # otherwise attempts were deleted, so all are read again
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
 
     def _note(self, pools: tuple[PoolReport, ...], jobs: Iterable[JobLine], at: float) -> None:
-        """Keep the present size of each pool and the present metrics of each running job."""
+        """Add the present size of each pool, and the present metrics of each running job, to the data of the plots."""
         names = {report.status.name for report in pools}
         self._pool_points = {name: points for name, points in self._pool_points.items() if name in names}
         for report in pools:
@@ -268,7 +268,7 @@ class StoreReader:
             metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
             if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
                 continue
-            while metrics and metrics[-1].done >= line.progress.done:  # it continues from a checkpoint
+            while metrics and metrics[-1].done >= line.progress.done:  # the job continues from a checkpoint
                 metrics.pop()
             metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
         while len(self._metric_points) > _MOST_POINTS:
@@ -276,7 +276,7 @@ class StoreReader:
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
-    """Return the pools without the times at which leases expire, which change with each renewal."""
+    """Return the pools without the expiry times of leases. A renewal changes these times, and they are not shown."""
     return [
         (
             report.operations,

@@ -1,6 +1,7 @@
-"""Read registered models for the page: champions from the store, and all versions from MLflow's HTTP API.
+"""Read registered models for the web page: champions from the store, and all versions from MLflow's HTTP API.
 
-MLflow itself is not imported: it takes seconds, and a server of another program may have no room for it.
+The package MLflow is not imported. The import takes seconds, and needs memory in the server that serves the page, such
+as Airflow's API server.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from shoal.state.schema import Promotion
 from shoal.ui import formats
 
 _KEPT_S = 15.0
-"""Seconds for which the answer of MLflow is used for all viewers."""
+"""Seconds for which an answer of MLflow is cached for all viewers."""
 
 _ANSWER_S = 5.0
 
 _PER_REQUEST = 1_000
 _MOST_REQUESTS = 20
-"""Largest number of requests for the list of models and for the list of versions."""
+"""Largest number of HTTP requests with which one list (of models, or of versions) is read from MLflow."""
 
 _MOST_VERSIONS = 200
 """Largest number of versions that the page of a model shows."""
@@ -42,7 +43,7 @@ _MOST_VERSIONS = 200
 
 @dataclass(frozen=True)
 class Champion:
-    """A promotion that the store has recorded."""
+    """A promotion of a model version to champion, as the store has recorded it."""
 
     version: str
     metric: str
@@ -62,7 +63,7 @@ class Model:
         champion: Number of the version that has the alias; None if no version has it.
         versions: Versions that shoal has registered, the newest first. Empty if MLflow has no web address.
         promotions: Promotions that the store has recorded, the newest first.
-        note: Reason why there are no versions; None if there are.
+        note: Reason why the versions could not be read; None if they were read.
         link: Link to the model in MLflow.
     """
 
@@ -76,13 +77,13 @@ class Model:
 
     @property
     def metric(self) -> str | None:
-        """Return the name of the metric that decided last."""
+        """Return the name of the metric by which the promotion of the newest version was decided."""
         named = [version.metric for version in self.versions if version.metric]
         return next(iter(named or [each.metric for each in self.promotions]), None)
 
     @property
     def champion_value(self) -> float | None:
-        """Return the champion's value of the metric that decided."""
+        """Return the champion's value of the metric by which it was promoted; None if the value is not known."""
         values = [version.value for version in self.versions if version.version == self.champion]
         values += [each.value for each in self.promotions if each.version == self.champion]
         return next((value for value in values if value is not None), None)
@@ -96,7 +97,7 @@ class Model:
 
     @property
     def plot(self) -> dict[str, Any] | None:
-        """Return the data of the plot of the metric over time; None if there are not two values."""
+        """Return the data of the plot of the metric over time; None if there are fewer than two values."""
         rows: list[tuple[float, float, str, bool]]
         rows = [
             (version.created_at, version.value, version.version, bool(version.promoted))
@@ -117,10 +118,10 @@ class Model:
 
 
 class Models:
-    """Registered models, read at most every 15 s for all viewers.
+    """Registered models, which are read at most every 15 s for all viewers.
 
     Args:
-        store: The state store, which has the promotions.
+        store: The state store, which contains the promotions.
         clock: Returns seconds of a clock that never jumps.
     """
 
@@ -133,20 +134,20 @@ class Models:
 
     @property
     def version(self) -> int:
-        """Return a number that is increased when the models are read again."""
+        """Return a number that increases each time the models are read."""
         self._read()
         return self._number
 
     def listed(self) -> Mapping[str, Any]:
-        """Return all models by name, and the reason why their versions are missing, if they are."""
+        """Return all models in alphabetical order, and the reason why their versions could not be read, if any."""
         models, note = self._read()
         return {"all": [models[name] for name in sorted(models)], "note": note}
 
     def described(self, name: str) -> Model:
-        """Return one model.
+        """Return the registered model with a name.
 
         Raises:
-            ModelNotFoundError: shoal has registered no version of a model of this name.
+            ModelNotFoundError: shoal has registered no version of a model with this name.
         """
         models, note = self._read()
         if name not in models:
@@ -219,7 +220,8 @@ def _model(
 
 
 def _ask(uri: str) -> tuple[dict[str, list[Any]], dict[str, dict[str, str]]]:
-    """Return the versions that shoal has registered at an MLflow server, the newest first, and the models' aliases."""
+    """Return the model versions that shoal has registered on an MLflow server, the newest first, and the aliases of
+    these models."""
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
     with httpx.Client(

@@ -1,4 +1,4 @@
-"""Render the pages from the last read of the store."""
+"""Render the HTML pages from the contents that were last read from the store."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
 
 PAGE_SIZE = 50
-"""Number of jobs on one page of the list."""
+"""Number of jobs that one page of the list of jobs shows."""
 
 _DAY_S = 86_400.0
 
 AGES = {"day": _DAY_S, "week": 7 * _DAY_S, "month": 30 * _DAY_S}
-"""Time ranges that the list of jobs can be limited to, in seconds."""
+"""Choices of the filter by age in the list of jobs, in seconds."""
 
 STATES = ("waiting", "starting", "running", "succeeded", "failed", "cancelled")
-"""States that the list of jobs can be limited to."""
+"""Choices of the filter by state in the list of jobs."""
 
 _KEPT_PAGES = 256
 
 
 class Pages:
-    """Renderer of the pages. Pages that were rendered from the same version of the store are kept, for other viewers.
+    """Renderer of the HTML pages. A rendered page is used for other viewers, too, until the store's contents change.
 
     Args:
         reader: Reader of the store.
@@ -106,11 +106,12 @@ class Pages:
         )
 
     def error(self, status: int, message: str) -> str:
-        """Return the HTML of a page about an error. It contains nothing that needs access."""
+        """Return the HTML of a page about an error. A user without access may see this page."""
         return self._environment.get_template("error.html").render(status=status, message=message)
 
     def _main(self, key: tuple[Any, ...], version: tuple[int, int], overview: Overview) -> str:
-        # One lock for all: of many viewers of the same page, one renders it and the others wait for the result.
+        # If many viewers request a page at once, this lock lets one request render the page, and the others wait for
+        # the result.
         with self._lock:
             kept = self._kept.get((key, version))
             if kept is None:
@@ -221,7 +222,7 @@ class Pages:
 
 
 def state_of(job: JobLine) -> str:
-    """Return a job's state as the page names it: a pending job is waiting for room, or starting."""
+    """Return the state of a job as the page shows it. A pending job is shown as waiting (for room) or as starting."""
     if job.state is JobState.PENDING:
         return "waiting" if job.is_waiting else "starting"
     return job.state.value
@@ -234,8 +235,8 @@ def nodes_of(report: PoolReport) -> list[Any]:
 
 
 def trouble_of(report: PoolReport) -> str | None:
-    """Return the reason why a pool needs attention, without credentials, or None. A lease that waits in the queue is no
-    trouble."""
+    """Return the reason why a pool needs attention, without credentials; None if it needs none. A lease that waits in
+    the queue is not such a reason."""
     status = report.status
     if status.state == "down":
         return None
@@ -249,15 +250,15 @@ def trouble_of(report: PoolReport) -> str | None:
 
 
 def _urgency(report: PoolReport) -> int:
-    """Return a number by which pools are ordered: those that need attention, those that are up, those that are down."""
+    """Return the number by which pools are sorted: 2 if a pool needs attention, 0 if it is down, else 1."""
     return 2 if trouble_of(report) else 0 if report.status.state == "down" else 1
 
 
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
     """Return the data of the plot of a pool's size against its demand.
 
-    The reader knows the size since it began to look. Before that time, the size is taken from the requests that
-    succeeded.
+    Since its start, this server has read the pool's size itself. The sizes before its start are taken from the
+    operations that succeeded.
     """
     points = reader.pool_points(report.status.name)
     since = points[0].at if points else at
@@ -285,6 +286,6 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
 
 
 def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
-    """Return the corners of a line with steps. The last value lasts until now."""
+    """Return the points of a step plot. The last value is repeated at the present time, so that the line reaches it."""
     times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
     return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}

@@ -1,4 +1,4 @@
-"""Serve the page on this machine, for the command `shoal ui`."""
+"""Serve the web page on this machine, for the command `shoal ui`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shoal.ui.live import StoreReader
 _HOST = "127.0.0.1"
 
 _GRACE_S = 2
-"""Seconds for which open requests may go on after Ctrl-C."""
+"""Seconds for which the server waits for open requests after Ctrl-C."""
 
 
 class _Server(uvicorn.Server):
-    """Server that ends the streams of events as soon as it is told to stop. Otherwise it would wait for them."""
+    """Web server that ends the streams of events when it stops. Uvicorn's own server would wait for these streams."""
 
     def __init__(self, config: uvicorn.Config, reader: StoreReader, link: str, *, opens_browser: bool) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # The link is printed when the server listens, so that a program that reads the line can open it at once.
+        # The link is printed only when the server listens, so that a program that reads the link can open it at once.
         print(f"shoal ui: {self._link}", flush=True)
         if self._opens_browser:
             self._redirect = redirect_file(self._link)
@@ -51,10 +51,10 @@ class _Server(uvicorn.Server):
 
 
 def redirect_file(link: str) -> Path:
-    """Write an HTML file that leads to a link, and return its path. Only this user can read the file.
+    """Write an HTML file that redirects to a link, and return the file's path. Only this user can read the file.
 
-    The browser gets the path of the file and not the link, because other users of the machine can see the arguments of
-    its process, and the link contains the token.
+    The browser is started with the path of this file instead of the link, because the link contains the token, and
+    other users of the machine can see the arguments of the browser's process.
 
     Args:
         link: Link to the page, with the token.
@@ -93,6 +93,6 @@ def serve(port: int, *, opens_browser: bool) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
         )
-        # After its clean-up, the server raises the signal that has stopped it again.
+        # After its clean-up, uvicorn's server raises the signal again that has stopped it.
         with suppress(KeyboardInterrupt):
             _Server(config, app.state.reader, link, opens_browser=opens_browser).run(sockets=[listener])

@@ -93,11 +93,11 @@ def test_a_gpu_is_never_in_two_claims(gpu_machine: Machine, no_others: None, ano
     second = claim(ALL, node("q-0"), tmp_path)
     assert [gpu.id for gpu in first.gpus] == [b]  # that of the other user comes last
     assert [gpu.id for gpu in second.gpus] == [c, a]
-    with pytest.raises(CapacityError, match=f"needs 1 GPU, but 0 GPUs of this machine's 3 .*{b} by p-0"):
+    with pytest.raises(CapacityError, match=f"needs 1 GPU, but only 0 of this machine's 3 GPUs .*{b} by p-0"):
         claim(1, node("r-0"), tmp_path)
     assert claim(ALL, node("r-0"), tmp_path).gpus == ()
     first.release()
-    with pytest.raises(CapacityError, match="needs 2 GPUs, but 1 GPU of"):
+    with pytest.raises(CapacityError, match="needs 2 GPUs, but only 1 of"):
         claim(2, node("r-0"), tmp_path)
     assert [gpu.id for gpu in claim(1, node("r-0"), tmp_path).gpus] == [b]  # a claim that failed has left nothing
 
@@ -195,7 +195,7 @@ def test_the_pools_of_all_stores_divide_the_gpus(tiny: Path, gpu_machine: Machin
     with new_home():
         rest = ComputePool("local://rest?gpus_per_node=-1").up()
         assert (of_pool("rest"), rest.get_nodes()[0]["gpus"]) == ([{b}], 1)
-        with pytest.raises(ScaleError, match=rf"(?s)CapacityError: the node needs 1 GPU, but 0 GPUs .*{c} by mine-0"):
+        with pytest.raises(ScaleError, match=rf"(?s)CapacityError: the node needs 1 GPU, but only 0 of .*{c} by mine-0"):
             ComputePool("local://late?gpus_per_node=1").up()
         rest.down()
         nothing_left()

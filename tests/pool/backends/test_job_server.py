@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.client import JobClient
+from shoal.jobs.head_client import JobClient
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.ray_http import RayJob
 from shoal.pool.endpoint import driver_arguments, driver_command

@@ -126,6 +126,8 @@ def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():
     sampled[:, 2:4] = sampled[:, 2:4] > 1.9  # exclusive features, which LightGBM bundles
     sampled[rng.random(len(sampled)) < 0.1, 4] = np.nan
     sampled[:, 5] = 7
+    sampled[::9, 0] = 0
+    sampled[1::9, 0] = 1e-36  # which LightGBM takes for zero
     names = [f"f{i}" for i in range(6)]
     params = {"verbosity": -1, "num_threads": 1, "objective": "regression"}
     label = np.nan_to_num(sampled).sum(axis=1)
@@ -139,7 +141,7 @@ def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():
         sampled, np.zeros(len(sampled)), feature_name=names, categorical_feature=[1], params=of_params
     ).construct()
     expected = model(whole)
-    for threads in (1, 2):
-        bins = find_bins(sampled, names, {**params, "categorical_feature": [1]}, threads)
+    for threads, categorical in ((1, 1), (2, "f1")):
+        bins = find_bins(sampled, names, {**params, "categorical_feature": [categorical]}, threads)
         assert model(bins.reference({})) == expected
         assert bins.params["num_threads"] == 1

@@ -87,11 +87,11 @@ def test_workers_divide_all_gpus_of_a_node(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (of(3), r"num_nodes=3 of 1 CPU for each worker is more than there is room for, 2 .* shoal.scale_cluster"),
-        (of(1, 2), r"num_workers_per_node=2 of 1 CPU .* room for, 1 \(n0: 1 CPU, n1: 1 CPU\)"),
+        (of(3), r"num_nodes=3 of 1 CPU for each worker does not fit: there is room for only 2 .* shoal.scale_cluster"),
+        (of(1, 2), r"num_workers_per_node=2 of 1 CPU .* room for only 1 \(n0: 1 CPU, n1: 1 CPU\)"),
         (of(1, 1, 1, 1), "num_workers_per_node=1 of 1 CPU and 1 GPU for each worker"),
         (of(-1, 1, 2), "num_workers_per_node=1 of 2 CPUs"),
-        (spread(3), "num_workers=3 of 1 CPU .* room for, 2 "),
+        (spread(3), "num_workers=3 of 1 CPU .* room for only 2 "),
     ],
 )
 def test_what_does_not_fit_is_refused(config: AnyScaling, says: str) -> None:
@@ -332,7 +332,7 @@ def test_checkpoints_go_to_any_filesystem(folder: str) -> None:
     checkpoints = Checkpoints(folder, KEY)
     for step in range(3):
         checkpoints.save({"step": step})
-    assert Checkpoints(folder, KEY, checkpoints.told).load() == {"step": 2}
+    assert Checkpoints(folder, KEY, checkpoints.known_seals).load() == {"step": 2}
     assert checkpoints.latest() == 3
 
 

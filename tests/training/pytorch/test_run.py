@@ -270,7 +270,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     driver: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gang, "start", lambda *_, **__: pytest.fail("a gang was started"))
-    with pytest.raises(CapacityError, match=r"num_nodes=3 .* more than there is room for, 2 .* shoal.scale_cluster"):
+    with pytest.raises(CapacityError, match=r"num_nodes=3 .* there is room for only 2 .* shoal.scale_cluster"):
         distributor(functions.where, tmp_path, PyTorchScalingConfig(num_nodes=3)).run()
     with pytest.raises(InvalidArgumentError, match="missing a required argument: 'batch'"):
         distributor(functions.train, tmp_path).run(3)
@@ -320,6 +320,6 @@ def test_torch_distributor_says_how_many_processes_the_gpus_suffice_for_before_i
         driver.cluster.remove_node(node)
     assert seen == {"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     printed = capsys.readouterr().out.splitlines()
-    assert "num_processes=4 of 0 CPUs and 2 GPUs for each worker is more than there is room for, 2 " in printed[0]
+    assert "num_processes=4 of 0 CPUs and 2 GPUs for each worker does not fit: there is room for only 2 " in printed[0]
     assert printed[1] == "Started local training with 2 processes"
     assert printed[-1] == "Finished local training with 2 processes"

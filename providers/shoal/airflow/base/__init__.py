@@ -1,1 +1,2 @@
-"""Base classes of shoal's Airflow operators: each adds one ability to the one before."""
+"""Base classes of shoal's Airflow operators: `CheckedOperator`, its subclass `PoolOperator`, and its subclass
+`WaitingOperator`."""

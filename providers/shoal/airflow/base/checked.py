@@ -18,7 +18,7 @@ from shoal.errors import InvalidArgumentError
 class CheckedOperator(BaseOperator):
     """Base class of operators whose arguments are checked while Airflow loads the DAG, as far as they are known then.
 
-    The constructor of a subclass calls `check` when it has set all attributes.
+    The constructor of a subclass calls `check` when the constructor has set all attributes.
     """
 
     @classmethod
@@ -35,9 +35,10 @@ class CheckedOperator(BaseOperator):
         """Check those arguments of a task that are known.
 
         :param task_id: Id of the task, for the message.
-        :param arguments: Arguments of the constructor. Those that are missing are not known yet.
+        :param arguments: Arguments of the constructor. Missing arguments are not known yet.
         :raises InvalidArgumentError: An argument is wrong.
-        :raises AirflowFailException: The same, in a task: Airflow creates the instances of a mapped task only there.
+        :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
+            instances of a mapped task.
         """
         in_task = _is_in_task()
         try:
@@ -50,21 +51,21 @@ class CheckedOperator(BaseOperator):
 
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
-        """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for them.
-        It checks the arguments of the instances, too.
+        """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for such
+        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance.
 
         :param task_id: Id of the task.
         :param kwargs: Arguments that the instances have in common.
         """
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
-        plain._expand_called = True  # Otherwise Airflow warns that this object was never used.
+        plain._expand_called = True  # Otherwise Airflow warns that `plain` was never expanded.
         return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
 
 
 class _CheckedPartial(OperatorPartial):
-    """Airflow's object for a mapped task that is not complete yet. When the values to map over are given, it checks
-    those that are known."""
+    """Airflow's object for a mapped task without the values to map over. `expand` and `expand_kwargs` take these
+    values, and check those that are known."""
 
     def expand(self, **mapped_kwargs: Any) -> MappedOperator:
         """Return the mapped task, with one instance for each combination of the values.
@@ -79,7 +80,7 @@ class _CheckedPartial(OperatorPartial):
         """Return the mapped task, with one instance for each dict of arguments.
 
         :param kwargs: List of dicts, or the result of another task.
-        :param strict: Whether an argument must not also be given to `partial`.
+        :param strict: Whether an argument that `partial` has taken already is an error.
         """
         task = super().expand_kwargs(kwargs, strict=strict)
         given = kwargs if isinstance(kwargs, Sequence) else ()
@@ -88,8 +89,8 @@ class _CheckedPartial(OperatorPartial):
 
 
 def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the arguments of each instance of a mapped task, in the order of the map indexes, and where they come from.
-    The result of another task is one value that is not known."""
+    """Yield a pair for each instance of a mapped task, in the order of the map indexes: a text that names the mapped
+    values for error messages, and the arguments. The result of another task counts as a single unknown value."""
     values = [
         [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
         if isinstance(given, Sequence | Mapping)
@@ -98,24 +99,26 @@ def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
     ]
     for chosen in product(*values):
         yield (
-            ", ".join(filter(None, (where for where, _ in chosen))),
+            ", ".join(filter(None, (source for source, _ in chosen))),
             dict(zip(mapped, (one for _, one in chosen), strict=True)),
         )
 
 
 def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
-    """Create each instance of a mapped task in the way in which Airflow creates it when it runs: this checks it.
+    """Check the instances of a mapped task by creating each instance in the same way as Airflow does when the instance
+    runs.
 
     :param task: The mapped task.
-    :param instances: Which values an instance has, for the message, and its arguments.
+    :param instances: A pair for each instance: a text that names its mapped values for the error message, and its
+        arguments.
     :raises InvalidArgumentError: An argument of an instance is wrong.
     """
-    for where, arguments in instances:
-        if where:
+    for source, arguments in instances:
+        if source:
             try:
                 task.unmap(arguments)
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"{error} (in the mapped values, at {where})") from None
+                raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
 
 
 def _is_in_task() -> bool:

@@ -1,7 +1,7 @@
 """Base class of operators on a compute pool.
 
-It finds the pool and the lease that the operator's arguments name. If Airflow kills the task, the operator can undo its
-work before the task ends.
+`PoolOperator` finds the pool and the lease that the operator's arguments name. If Airflow kills the task, the operator
+can undo its work before the task ends.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PoolOperator(CheckedOperator):
     """Base class of operators on a compute pool.
 
     :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Give this or
-        `pool_name`, but not both. (templated)
-    :param lease: Id of the task that leases the nodes. A DAG with several leases needs it to know which lease a task
-        uses. ``pool_for_run`` sets it for the tasks of its block.
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Pass at most one of
+        `compute_pool_conn_id` and `pool_name`. (templated)
+    :param lease: Id of the task that leases the nodes. In a DAG with several leases, this argument selects the lease
+        that the task uses. ``pool_for_run`` sets the argument for the tasks of its block.
     """
 
     template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id")
@@ -57,7 +57,8 @@ class PoolOperator(CheckedOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: that the pool is named once, by a correct name or URI."""
+        """Check that the arguments select the pool only once, by a correct name or URI, as far as the arguments are
+        known."""
         check_pool(arguments)
 
     @property
@@ -73,7 +74,7 @@ class PoolOperator(CheckedOperator):
         return holder_of(context, self.lease)
 
     def on_kill(self) -> None:
-        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for this."""
+        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for the rollback."""
         # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
         # method would leave the store locked. So this method only sets a flag. `execute` checks the flag at points
         # where `execute` can safely end.
@@ -87,7 +88,7 @@ class PoolOperator(CheckedOperator):
     def end_if_killed(self) -> None:
         """Raise TaskKilledError if Airflow has called `on_kill`.
 
-        Call this method only at points where an exception leaves no work half done, such as a transaction.
+        Call this method only where an exception cannot interrupt unfinished work, such as a transaction.
         """
         if self._killed:
             raise TaskKilledError(
@@ -96,13 +97,14 @@ class PoolOperator(CheckedOperator):
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Log the number of active nodes if it has changed. If Airflow has killed the task, end it with an error.
+        """Raise TaskKilledError if Airflow has killed the task. Otherwise log the progress of the pool if it has
+        changed.
 
-        Operators pass this method as `on_progress` to the methods of the pool that wait.
+        Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
 
         :param status: Current status of the pool.
-        :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, its place is
-            logged, too.
+        :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, the lease's
+            place is logged, too.
         """
         self.end_if_killed()
         text = f"pool {status.name}: {status.progress(holder)}"

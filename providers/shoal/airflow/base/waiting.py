@@ -1,4 +1,4 @@
-"""Base class of operators that wait: whether the task is deferred meanwhile, and how often its trigger looks."""
+"""Base class of operators that wait, either in a worker or deferred in Airflow's triggerer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import Arguments, check_waits
 
 POLL_INTERVAL_S = 5.0
-"""Default of `poll_interval`. A deferred task continues after up to this time, and after the time that Airflow needs to
-start a worker process, which is longer."""
+"""Default of `poll_interval`. The trigger notices the end of a wait after at most `poll_interval` seconds. Airflow then
+needs more than 5 s to start the process in which the deferred task continues."""
 
 _OPERATION_GRACE_S = 60.0
-"""Seconds after the deadline of a request for nodes until a deferred task continues in any case. The reconciler of the
-pool's host normally ends the request at its deadline."""
+"""Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
+open. Normally the reconciler on the pool's host ends a request at its deadline."""
 
 
 def is_deferrable(given: bool | None) -> bool:
-    """Return whether a task is deferred: as given, else as Airflow's setting ``[operators] default_deferrable`` says.
+    """Return an operator's argument `deferrable` or, if it is None, Airflow's setting ``[operators]
+    default_deferrable``.
 
     :param given: The operator's argument `deferrable`.
     """
@@ -30,7 +31,7 @@ def is_deferrable(given: bool | None) -> bool:
 
 
 def deadline_of_operation(rollback_after_s: float) -> float:
-    """Return the time at which a task that waits for a request for nodes continues in any case.
+    """Return the time until which a deferred task waits at most for the end of a request for nodes.
 
     :param rollback_after_s: Seconds until the deadline of the request.
     :returns: Seconds since the epoch.
@@ -39,18 +40,19 @@ def deadline_of_operation(rollback_after_s: float) -> float:
 
 
 class WorkerLostError(AirflowException):
-    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to it."""
+    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to the
+    job."""
 
 
 def end_if_worker_is_lost() -> None:
     """Raise WorkerLostError if the worker's process that supervises this task was killed.
 
-    The task's own process survives this, but it can give Airflow no result. If it went on, it would collect the job's
-    result, and the next try would train anew.
+    The task's own process survives the loss of its worker, but can no longer send a result to Airflow. If this process
+    went on and collected the job's result, the next try of the task would train again.
     """
     from airflow.sdk.execution_time import task_runner
 
-    # There is no connection in `dag.test()`, which runs tasks in its own process.
+    # `dag.test()` runs tasks in its own process, so that there is no connection to a supervising process.
     connection = getattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "socket", None)
     if connection is None:
         return
@@ -69,8 +71,8 @@ class WaitingOperator(PoolOperator):
 
     :param deferrable: Whether the task waits in Airflow's triggerer, where it takes no slot of a worker. By default,
         Airflow's setting ``[operators] default_deferrable`` decides.
-    :param poll_interval: Seconds between two looks at the store while the task is deferred.
-    :param wait_for_completion: Whether the task waits at all. False: it ends when its request or job is submitted.
+    :param poll_interval: Seconds between two checks of the store while the task is deferred.
+    :param wait_for_completion: Whether the task waits. False: the task ends when its request or job is submitted.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Listener that records in shoal's store that a DAG run or a task has failed, so that its jobs and leases end soon.
 
-The teardown task of a run ends them, and the janitor does after runs without one. This listener is sooner than the
-janitor if no teardown task runs: after `dagrun_timeout`, or if the setup task was killed. It writes rows only: the
-drivers of the jobs read there that they have to end, and the reconcilers that leases have expired.
+Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
+the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only
+writes to the store: the drivers of the jobs read there that they have to end, and the reconcilers read that leases have
+expired.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = BoundedSemaphore(2)
-"""Limit of threads that use the store at a time. Many tasks may fail together, and each thread needs a connection."""
+_STORE_THREADS = BoundedSemaphore(2)
+"""Limits the number of threads that use the store at a time, because many tasks may fail together, and each thread
+needs a connection to the store."""
 
 
 @hookimpl
 def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
-    """Record the end of the jobs and leases of a DAG run. Airflow calls this in the scheduler and the API server.
+    """Record in shoal's store that the jobs and leases of a failed DAG run have to end. Airflow calls this function in
+    the scheduler and the API server.
 
     :param dag_run: The DAG run.
     :param msg: Why the run has failed.
@@ -41,13 +44,14 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """Record the end of the job of a task, and of the lease that the task has requested.
+    """Record in shoal's store that the job of a failed task, and the lease that the task has requested, have to end.
 
-    Only tasks count whose process or worker has died, and which are not retried. In all other cases the process of the
-    task does this, as the arguments of its operator say.
+    This function acts only on a task whose process or worker has died, and which is not retried. In all other cases,
+    the task's own process ends the job and the lease, as the arguments of the operator say.
 
     :param previous_state: State of the task before. None if a user has marked the task as failed.
-    :param task_instance: The task, as Airflow's database has it. In the process of a task, it is another object.
+    :param task_instance: The task instance: a row of Airflow's database in the scheduler and the API server, or an
+        object of another class in the process of a task.
     :param error: Error of the task.
     """
     is_in_database = hasattr(task_instance, "_sa_instance_state")
@@ -64,17 +68,17 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 
 
 def _record(reason: str, **owned: Any) -> None:
-    """Record the end in a thread of its own, because the scheduler must not wait for shoal's store."""
+    """Call `_end` in a new thread, because the scheduler must not wait for shoal's store."""
     Thread(target=_end, args=(reason,), kwargs=owned, name="shoal-failed-run", daemon=True).start()
 
 
 def _end(reason: str, **owned: Any) -> None:
     try:
-        with _AT_ONCE:
+        with _STORE_THREADS:
             from shoal.jobs.cleanup import end_in_store
 
             for line in end_in_store(reason=reason, **owned):
                 log.info(line)
-    # The janitor ends what is left.
+    # The janitor ends the jobs and leases that are left after an error.
     except Exception:
         log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)

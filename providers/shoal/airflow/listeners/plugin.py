@@ -11,13 +11,14 @@ from shoal.airflow.settings import apply_settings
 
 
 class ShoalListeners(AirflowPlugin):
-    """Plugin that listens to failed runs. Airflow loads it when one of its processes starts: scheduler, API server,
-    triggerer, DAG processor, and the process of each task, before the task's DAG file is loaded."""
+    """Plugin that listens to failed runs. Airflow loads the plugin when one of its processes starts: scheduler, API
+    server, triggerer, DAG processor, and the process of each task, before the task's DAG file is loaded."""
 
     name = "shoal_listeners"
     listeners = [failed_runs]  # noqa: RUF012 - Airflow's own shape
 
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
-        """Apply the options of the section ``[shoal]`` to this process, and so to the processes that it starts."""
+        """Set the environment variables of the options in section ``[shoal]``, for this process and the processes that
+        it starts."""
         apply_settings()

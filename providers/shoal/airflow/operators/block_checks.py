@@ -1,6 +1,7 @@
-"""Check the tasks of a block of `pool_for_run` in its setup task, before nodes start.
+"""Check the tasks of a `pool_for_run` block in the block's setup task, before nodes start.
 
-There, templates can be rendered that are equal in all tasks of a DAG run, and results of earlier tasks can be read.
+The setup task can render those templates that have the same value in all tasks of a DAG run, and can read the results
+of earlier tasks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OF_THE_RUN = frozenset(
         "var",
     }
 )
-"""Names that templates can use and that have the same value in all tasks of a DAG run."""
+"""Names that templates can use, and that have the same value in all tasks of a DAG run."""
 
 _MAY_NEVER_RUN = frozenset({TriggerRule.ONE_FAILED, TriggerRule.ALL_FAILED, TriggerRule.ALL_SKIPPED})
 """Trigger rules of tasks that run only if other tasks have failed or were skipped."""
@@ -49,10 +50,10 @@ _MAY_NEVER_RUN = frozenset({TriggerRule.ONE_FAILED, TriggerRule.ALL_FAILED, Trig
 def check_block(setup: BaseOperator, context: Context) -> None:
     """Check the arguments of the block's tasks, as far as they are known in the setup task.
 
-    A task that other tasks may skip is not checked here. Neither is a mapped task, because a wrong instance of it does
-    not stop the others. They are checked when they run.
+    Two kinds of tasks are checked only when they run: tasks that other tasks may skip, and mapped tasks, because a
+    wrong instance of a mapped task does not stop the other instances.
 
-    :param setup: The setup task. Its task id is the `lease` of the tasks of its block.
+    :param setup: The setup task. The tasks of its block have the setup's task id as their argument `lease`.
     :param context: Airflow's context of the setup task.
     :raises InvalidArgumentError: An argument of a task is wrong.
     """
@@ -67,14 +68,15 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
     """Return whether a task of the block runs if no task fails."""
     before = setup.get_flat_relative_ids(upstream=True)
     between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
-    # The user's own tasks may skip the tasks after them.
+    # A task that is not one of shoal's may skip the tasks after it.
     return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and all(
         isinstance(one, CheckedOperator) for one in between
     )
 
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
-    """Return a value of a template field as it will be in its task. What is not known yet is left as it is.
+    """Render a value of a template field as its task will render it. A part that is not known yet is returned
+    unrendered.
 
     :param value: The value.
     :param task: Task of the value.
@@ -108,6 +110,6 @@ def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOpera
 
 
 def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
-    """Return whether all tasks whose results a value contains have ended before the setup task."""
+    """Return whether a value contains only results of tasks that have ended before the setup task starts."""
     before = setup.get_flat_relative_ids(upstream=True)
     return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())

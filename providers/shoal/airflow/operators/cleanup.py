@@ -1,5 +1,4 @@
-"""Operators that end the jobs and leases that are left: those of one DAG run, and those of all DAG runs that have
-ended."""
+"""Operators that end remaining jobs and leases: those of one DAG run, or those of all DAG runs that have ended."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _ENDED = ("success", "failed")
 class CleanupPoolOperator(PoolOperator):
     """Operator that cleans up after a DAG run on a pool: the teardown task of ``pool_for_run``.
 
-    The operator cancels the run's jobs and releases the run's lease. Then it sweeps this host: it ends nodes that no
-    demand needs, and records the end of lost jobs.
+    The operator cancels the run's jobs and releases the run's lease. Then the operator sweeps this host: it ends nodes
+    that no demand needs, and records the end of lost jobs.
 
     :param holder: Name of the holder whose jobs and lease are ended: ``airflow:<dag_id>/<run_id>``. By default, the
         holder of this DAG run. (templated)
@@ -40,8 +39,8 @@ class CleanupPoolOperator(PoolOperator):
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A second run does no
-        harm."""
+        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). Calling `execute`
+        again does no harm."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
@@ -52,11 +51,13 @@ class CleanupPoolOperator(PoolOperator):
 
 
 class SweepPoolsOperator(BaseOperator):
-    """Operator that cleans up after ended DAG runs, on every pool of this host. Use it in a DAG that runs periodically.
+    """Operator that cleans up after all ended DAG runs, on every pool of this host. Use this operator in a DAG that
+    runs periodically.
 
-    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then it sweeps this host: it ends
-    nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know may belong to
-    another Airflow. So its jobs and leases are not changed; the leases expire when they are no longer renewed.
+    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then the operator sweeps this
+    host: it ends nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know
+    may belong to another Airflow. So the jobs and leases of an unknown run are not changed. The leases of an unknown
+    run expire when they are no longer renewed.
     """
 
     @no_retry_of_permanent_errors()

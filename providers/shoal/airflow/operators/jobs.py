@@ -1,4 +1,4 @@
-"""Base class of operators that run a job, and what such a task needs in its DAG: a lease of the pool's nodes."""
+"""Base class of operators that run a job, and a check that the DAG leases nodes for such an operator."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 _JOB_ID = "shoal_job_id"
 """Key of the id of the task's job in Airflow's task state."""
 
-_LOOK_S = 0.2
+_KILL_CHECK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
 
 
 class JobOperator(WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
-    :param durable: Whether a retry attaches to the job of an earlier try that has not ended, and takes the result of
-        one that has succeeded meanwhile. False: a retry ends such a job and submits a new one.
-    :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task: a user clears or marks it, or it
-        times out. False: the job goes on until a try of the task attaches to it, or the teardown ends it.
+    :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
+        result if it has succeeded meanwhile. False: a retry ends the job of an earlier try and submits a new one.
+    :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
+        task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
+        teardown ends it.
     """
 
     operator_extra_links = LINKS
@@ -59,8 +60,8 @@ class JobOperator(WaitingOperator):
         self._done: tuple[AnyJobSpec, JobResult] | None = None
 
     def prepare_template(self) -> None:
-        """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this when
-        the DAG is complete."""
+        """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method
+        when the DAG is complete."""
         if (message := missing_lease(self)) is not None:
             warnings.warn(message, stacklevel=2)
 
@@ -79,7 +80,7 @@ class JobOperator(WaitingOperator):
         return result.to_dict()
 
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store what other tasks need to know of a job that has succeeded. By default, nothing is stored.
+        """Store information about a successful job for other tasks. By default, nothing is stored.
 
         :param context: Airflow's context of the task.
         :param spec: Spec of the job.
@@ -88,7 +89,7 @@ class JobOperator(WaitingOperator):
         """
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store what other tasks need to know of a failure, before the task fails. By default, nothing is stored.
+        """Store information about a failed job for other tasks, before the task fails. By default, nothing is stored.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.
@@ -100,7 +101,8 @@ class JobOperator(WaitingOperator):
         dict."""
         return self._execute(context)
 
-    # Airflow warns if `execute` is called by another method, such as `execute_complete`.
+    # `execute_complete` calls this method instead of `execute`, because Airflow warns if another method calls
+    # `execute`.
     def _execute(self, context: Context) -> Any:
         with self._recording_failures(context):
             spec = self.job_spec(context)
@@ -152,23 +154,25 @@ class JobOperator(WaitingOperator):
         )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
-        # Airflow stores the links when the task has ended, also if it has failed.
+        # Airflow stores the links when the task has ended, even if the task has failed.
         self.links = page_links(handle.job_id)
         return handle
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
 
-        If the task is deferrable, this defers it until the job has ended. Then Airflow calls `execute_complete`.
+        A deferrable task is deferred until the job has ended. After the deferral, Airflow calls `execute_complete`.
 
         :param spec: Spec of the job.
         :param context: Airflow's context of the task.
         """
         handle = self.submit_job(spec, context)
-        # Airflow does not defer a task that it ends. So a killed task waits here, where it ends its job.
+        # Airflow does not defer a task that it is ending. So a killed task waits for its job in this process, which
+        # cancels the job.
         if self.deferrable and not self.is_killed:
-            # The triggerer has no credentials. While the job is queued, no driver needs them; when one does, the
-            # trigger's event lets a worker continue the task (`is_resubmitted`).
+            # The triggerer has no credentials to send to the job's driver, and a queued job has no driver yet. When a
+            # driver waits for credentials, the trigger fires its event. The task then continues in a worker, which
+            # sends the credentials (`is_resubmitted`).
             handle.deliver_credentials(while_queued=False)
         if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
@@ -177,7 +181,7 @@ class JobOperator(WaitingOperator):
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
         """Return whether the task has to execute again, because the driver of its job waits for the credentials.
 
-        The task then attaches to its job, also if `durable` is False, and sends them.
+        The task then attaches to its job, even if `durable` is False, and sends the credentials.
 
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
@@ -193,20 +197,29 @@ class JobOperator(WaitingOperator):
     ) -> tuple[AnyJobSpec, JobResult]:
         """Continue after the deferral: return the spec and the result of the job.
 
+        The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
+        and SQLite gives its id to the next trigger. So if the job of this try goes on, the task is deferred again.
+
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
         :param context: Airflow's context of the task.
-        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. Its job is cancelled.
+        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The task's job is cancelled.
         """
         from shoal.jobs import attach
 
         handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
         self.links = page_links(handle.job_id)
-        if event["timed_out"] and not handle.has_ended:
+        # An event that an earlier version of shoal has fired does not name its job.
+        is_of_job = all(event.get(name, value) == value for name, value in job.items() if name != "deadline")
+        timed_out = event["timed_out"] and is_of_job
+        if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
+            self._deadline = job.get("deadline")
+            self._defer_to(handle, context)
+        if timed_out and not handle.has_ended:
             reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
             self._cancel(handle, reason)
             raise AirflowTaskTimeout(reason)
-        return handle.spec, self._wait_for(handle, event["log_position"])
+        return handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
 
     def _defer_to(self, handle: JobHandle, context: Context) -> None:
         from shoal.airflow.triggers.jobs import JobTrigger
@@ -231,16 +244,16 @@ class JobOperator(WaitingOperator):
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(handle.wait, on_log=self.log.info, stop=stop, log_position=log_position)
             try:
-                while not wait([result], timeout=_LOOK_S).done:
+                while not wait([result], timeout=_KILL_CHECK_S).done:
                     self.end_if_killed()
                     end_if_worker_is_lost()
             except WorkerLostError:
                 stop.set()
                 raise
             # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
-            # The job is then cancelled, unless a newer try of the task has attached to it. There is such a try if
-            # Airflow had lost this try's worker or scheduler for some time: Airflow then starts a new try first, and
-            # kills this one later.
+            # After such an exception, the job is cancelled, unless a newer try of the task has attached to the job. A
+            # newer try exists if Airflow had lost contact with this try's worker or scheduler for some time: Airflow
+            # then starts a new try first, and kills the old try later.
             except BaseException as end:
                 try:
                     self._cancel(handle, str(end) or f"task {self.task_id} was ended")
@@ -252,12 +265,12 @@ class JobOperator(WaitingOperator):
             return result.result()
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
-        """Return what the job has read and written; None if the task has not waited for a job. Airflow's OpenLineage
-        provider calls this when the task has ended.
+        """Return the data and models that the job has read and written; None if the task has not waited for a job.
+        Airflow's OpenLineage provider calls this method when the task has ended.
 
         :param task_instance: The task instance.
         """
-        # Without the provider, its classes are not installed.
+        # This module imports classes of the OpenLineage provider, which may not be installed.
         from shoal.airflow.operators.lineage import lineage_of
 
         return None if self._done is None else lineage_of(*self._done)
@@ -272,25 +285,27 @@ class JobOperator(WaitingOperator):
             self.log.warning("the links of the task could not be found", exc_info=True)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
-        """Cancel the job of this try, unless a newer try has attached to it, or the user has opted out."""
+        """Cancel the job of this try, unless a newer try has attached to it or `cancel_on_kill` is False."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
         elif not handle.cancel(reason, unless_resubmitted=True):
             self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
 
     def _task_try(self, context: Context) -> TaskTry:
-        """Return which try of the task runs now, and after which try the task was cleared, if it was."""
+        """Describe this try of the task: its number, and the number of the last try before a user cleared the task (0
+        if the task was not cleared)."""
         from shoal.jobs import TaskTry
 
         ti = context["ti"]
-        # Airflow adds the number of tries before a clear to `max_tries`, which is `retries` at first.
+        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow adds the number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
         # If `retries` of the DAG was changed after the run began, the difference is not the number of a try.
         is_a_try = 0 < cleared < ti.try_number
         return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
 
     def _show_job_id(self, handle: JobHandle, context: Context) -> None:
-        """Store the job's id in the task's state of Airflow 3.3, which shows it in the UI. It is never read."""
+        """Store the job's id in the task's state, which Airflow 3.3 and later show in the UI. shoal never reads this
+        id."""
         state = context.get("task_state_store")
         if state is None:
             return
@@ -302,10 +317,11 @@ class JobOperator(WaitingOperator):
 
 
 def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
-    """Return what is wrong if no task of the DAG leases nodes of the pool on which a task runs its job, else None.
+    """Return a warning if a task runs its job on a pool and no task of the DAG leases nodes of this pool; otherwise
+    None.
 
-    A pool that is always up needs no lease. So nothing is wrong if the task has only the name of a pool, and is in no
-    block of `pool_for_run`.
+    A pool that is always up needs no lease. So there is no warning for a task that gives only the name of a pool, and
+    is outside of all `pool_for_run` blocks.
 
     :param task: Task of a complete DAG that submits a job.
     """
@@ -313,11 +329,11 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     name, dag = arguments.get("pool_name"), task.get_dag()
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
         return None
-    claims = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
-    # Without the name of a pool, it is not known yet which pool a task leases.
-    if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in claims)]):
+    lessees = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
+    # If the name of a pool is missing or contains a template, it is not known yet which pool a task uses or leases.
+    if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in lessees)]):
         return None
-    pool, leased = pool_of(arguments), [pool_of(vars(claim)) or "" for claim in claims]
+    pool, leased = pool_of(arguments), [pool_of(vars(one)) or "" for one in lessees]
     if pool is None or pool in leased:
         return None
     near = difflib.get_close_matches(pool, leased, n=1)

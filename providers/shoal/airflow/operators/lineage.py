@@ -1,4 +1,5 @@
-"""What a job has read and written, as OpenLineage names it (https://openlineage.io/docs/spec/naming)."""
+"""Data and models that a job has read and written, under their OpenLineage names
+(https://openlineage.io/docs/spec/naming)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
 
 MODELS = "shoal://models"
-"""Namespace of registered models. Together with the name it is the URI of the model's asset in Airflow."""
+"""Namespace of registered models. Namespace and name of a model together are the URI of the model's asset in
+Airflow."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-"""Other schemes of a storage, and the one that OpenLineage uses."""
+"""Alternative URI schemes of a storage, and the scheme that OpenLineage uses for this storage."""
 
 _KEEPS_SLASH = ("hdfs", "webhdfs")
-"""Storages whose paths begin with a slash. In the others, a path is the key of an object."""
+"""Schemes of storages whose paths begin with a slash. In all other storages, a path is the key of an object."""
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -27,7 +29,7 @@ _VERSION = re.compile(r"models:/([^/@]+)/(\w+)")
 
 
 class Named(NamedTuple):
-    """A dataset by its name in OpenLineage, and its version, which only a registered model has."""
+    """OpenLineage name of a dataset or of a registered model. Only a registered model has a version."""
 
     namespace: str
     name: str
@@ -35,9 +37,9 @@ class Named(NamedTuple):
 
 
 def of_path(path: str) -> Named:
-    """Return the name of a file or folder.
+    """Return the OpenLineage name of a file or folder.
 
-    The name of several files that a wildcard matches is that of the folder that contains them.
+    For a path with a wildcard, the name is that of the folder that contains the matching files.
 
     :param path: Absolute path or URI.
     """
@@ -52,8 +54,8 @@ def of_path(path: str) -> Named:
 
 
 def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
-    """Yield what a job has read: its files, and the model of a prediction. Rows of a database, and copies of rows that
-    were staged for the job, have no name.
+    """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
+    database, and copies of rows that were staged for the job, have no name and are left out.
 
     :param spec: Spec of the job, as it was submitted.
     :param result: Result of the job.
@@ -66,7 +68,8 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 
 def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
-    """Yield what a job has written: the registered version of its model and the model's file, or the predictions.
+    """Yield the OpenLineage names of a job's outputs: the registered version of its model and the model's file, or the
+    predictions.
 
     :param spec: Spec of the job, as it was submitted.
     :param result: Result of the job.
@@ -81,7 +84,7 @@ def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 
 def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
-    """Return what a job has read and written, for Airflow's OpenLineage provider, which has to be installed.
+    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed.
 
     :param spec: Spec of the job, as it was submitted.
     :param result: Result of the job.

@@ -1,4 +1,5 @@
-"""The operator that checks how long ago models were promoted and how long jobs have waited, and its alert."""
+"""Operator that checks how long ago models were promoted and how long jobs have waited, and the error that it
+raises."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class ModelAlertError(AirflowFailException):
 class CheckModelsOperator(BaseOperator):
     """Operator that fails if a model's last promotion is too long ago, or if a job has waited too long in a queue.
 
-    The error has one sentence for each such model and job. To be told, set ``on_failure_callback`` to
-    ``model_message(notifier)`` from `shoal.airflow.notifications`. The task is not retried.
+    The error has one sentence for each model and job that fails the check. To get the error as a message, set
+    ``on_failure_callback`` to ``model_message(notifier)`` from `shoal.airflow.notifications`. The task is not retried.
 
     :param promoted_within: Longest time since a model's last promotion. None: promotions are not checked.
     :param started_within: Longest time that a job may wait in the queue of its pool. None: jobs are not checked.

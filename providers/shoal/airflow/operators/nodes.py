@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
 
 _DEFAULT_OWNER = "airflow"
-"""Owner that Airflow's configuration gives to tasks whose DAG names none. It is no team."""
+"""Owner that Airflow's configuration gives to tasks without an owner of their own. shoal does not use this owner as a
+team."""
 
 
 class _NodesOperator(WaitingOperator):
     """Base class of operators that request nodes of a pool, and wait for them in a worker or deferred.
 
     :param options: Options of the request. (templated)
-    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `shoal.scale_cluster` and
-        `pool_for_run` use.
+    :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` and `pool_for_run` have
+        an argument `is_async`, too.
     """
 
     template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
@@ -39,20 +40,21 @@ class _NodesOperator(WaitingOperator):
     def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options
-        # Checked here, because the combined value is a bool in any case.
+        # The two arguments are checked before they are combined, because the combination is a bool even if an argument
+        # is not.
         self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
         self.wait_for_completion = self.wait_for_completion and not is_async
 
     def _defer_to_nodes(self, pool: ComputePool) -> None:
-        """Defer the task until the request that it has just made has ended, or has enough nodes.
+        """Defer the task until its request for nodes has ended, or has enough nodes.
 
-        :param pool: The pool, with which the request was made.
+        :param pool: Client of the pool, with which the task has requested the nodes.
         :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
         """
         from shoal.airflow.triggers.pools import PoolTrigger
 
         assert pool.operation_id is not None
-        # Airflow does not defer a task that it ends.
+        # Airflow does not defer a task that it is ending.
         if self.is_killed:
             pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
             self.end_if_killed()
@@ -85,7 +87,8 @@ class _NodesOperator(WaitingOperator):
 
         :param pool: The pool.
         :param event: Event of the trigger.
-        :param request: The request, as `_defer_to_nodes` has described it.
+        :param request: Arguments of `ComputePool.wait_for_operation` for the request, which `_defer_to_nodes` has
+            stored.
         :param on_progress: Called with the pool's status while the task waits.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
         """
@@ -103,14 +106,15 @@ class ScaleClusterOperator(_NodesOperator):
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
     :param expected_cluster_size: Number of nodes, including the head node. (templated)
-    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `shoal.scale_cluster` uses.
+    :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` has an argument
+        `is_async`, too.
     :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
-        ``block_until_min_cluster_size`` (number of ready nodes with which the task may end). (templated)
+        ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end). (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
-    :param wait_for_completion: Whether the task ends when the nodes are ready. False: it ends when the request is
+    :param poll_interval: Seconds between two checks of the pool while the task is deferred.
+    :param wait_for_completion: Whether the task ends when the nodes are ready. False: the task ends when the request is
         accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 
@@ -129,8 +133,8 @@ class ScaleClusterOperator(_NodesOperator):
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> bool:
-        """Set the number of nodes that the pool keeps, and wait until they are ready. If Airflow kills the task during
-        the wait, restore the previous number."""
+        """Set the number of nodes that the pool keeps, and wait until these nodes are ready. If Airflow kills the task
+        during the wait, restore the previous number."""
         pool = self.hook.pool(self.holder_in(context))
         pool.scale(
             node_count(self.expected_cluster_size, "expected_cluster_size"),
@@ -156,18 +160,19 @@ class LeasePoolOperator(_NodesOperator):
     its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
-    :param exclusive: Add these nodes to those of all other leases. If they do not fit into MAX_NODES, the task waits in
-        the pool's queue, at most until the deadline (``rollback_after_seconds``). By default, all runs share the nodes
-        of the largest lease.
-    :param is_async: True is the same as ``wait_for_completion=False``, by the name that `pool_for_run` uses.
-    :param options: The same options as for ``ScaleClusterOperator``, ``max_lifetime`` (seconds after which the lease
-        and its jobs are ended) and ``budget_node_hours`` (node-hours of the run after which they are ended).
+    :param exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would
+        exceed MAX_NODES, the task waits in the pool's queue, at most until the deadline (``rollback_after_seconds``).
+        By default, all runs share the nodes of the largest lease.
+    :param is_async: True has the effect of ``wait_for_completion=False``. `pool_for_run` has an argument `is_async`,
+        too.
+    :param options: Options of ``ScaleClusterOperator``, and two limits: ``max_lifetime`` (seconds after which the lease
+        and its jobs are ended) and ``budget_node_hours`` (node-hours after which the run's lease and jobs are ended).
         (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two looks at the pool while the task is deferred.
-    :param wait_for_completion: Whether the task ends when the nodes are ready. False: it ends when the lease is
+    :param poll_interval: Seconds between two checks of the pool while the task is deferred.
+    :param wait_for_completion: Whether the task ends when the nodes are ready. False: the task ends when the lease is
         accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 

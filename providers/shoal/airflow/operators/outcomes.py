@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINE = "shoal_line"
-"""Key of the XCom in which a training task leaves the line about its model, as plain data of a `ModelLine`."""
+"""Key of the XCom in which a training task stores the message line about its model: the fields of a `ModelLine` as a
+dict."""
 
 
 def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:

@@ -1,4 +1,4 @@
-"""The operator that writes a model's predictions for a dataset, as a job."""
+"""Operator that runs a batch prediction as a job: it writes a model's predictions for the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class BatchPredictOperator(JobOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two looks at the job while the task is deferred.
-    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
-        ``pool``. No process needs to wait for the job then.
+    :param poll_interval: Seconds between two checks of the job while the task is deferred.
+    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
+        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
+        runs to its end.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")

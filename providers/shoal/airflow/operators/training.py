@@ -1,4 +1,4 @@
-"""The operator that trains a model, or runs a function in every worker, as a job."""
+"""Operator that runs a training as a job: a boosting model, or a training function in every worker."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DistributedTrainOperator(JobOperator):
 
     The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
     attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
-    starts a new attempt. This does not depend on the values of templates in `spec`, which may differ in each try. If
-    the task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
+    starts a new attempt. The new try finds its job even if templates in `spec` have other values in each try. If the
+    task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
     If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
     version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
@@ -43,8 +43,9 @@ class DistributedTrainOperator(JobOperator):
 
     :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
         file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
-        ``template_searchpath``. With `train_func`, the remaining fields, such as ``hyper_params``, ``dataset_map``,
-        ``scaling_config``, ``register``. Paths in a spec must be absolute or URIs. (templated, also in a file)
+        ``template_searchpath``. With `train_func`, `spec` contains the remaining fields, such as ``hyper_params``,
+        ``dataset_map``, ``scaling_config``, ``register``. Paths in a spec must be absolute or URIs. (templated, also in
+        a file)
     :param framework: Library that trains the model. Needed only if `spec` does not contain the field ``framework``.
     :param train_func: Function that runs in every worker. Pass the function itself (which is pickled with its code),
         its name as ``pkg.module:name``, or the path of a script.
@@ -59,9 +60,10 @@ class DistributedTrainOperator(JobOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two looks at the job while the task is deferred.
-    :param wait_for_completion: False: the task submits the job, and returns a dict with ``job_id``, ``attempt`` and
-        ``pool``. No process needs to wait for the job then.
+    :param poll_interval: Seconds between two checks of the job while the task is deferred.
+    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
+        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
+        runs to its end.
     """
 
     template_fields: Sequence[str] = (
@@ -97,17 +99,17 @@ class DistributedTrainOperator(JobOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, and what to train and how."""
+        """Check those arguments that are known: the pool, the spec, the training function and its arguments."""
         super().check_arguments(arguments)
         train_func = arguments["train_func"]
-        # Without the function, it is not known which fields the spec must have.
+        # Which fields the spec must have depends on the training function.
         if train_func is UNKNOWN:
             return
         spec = arguments["spec"]
-        # A file is read, and the spec in it checked, when the DAG is complete: see `prepare_template`.
+        # `prepare_template` reads a spec file and checks the spec in the file, when the DAG is complete.
         if _is_spec_file(spec):
             spec = UNKNOWN
-        # Of a dict with templates, the other fields are checked.
+        # If some fields of a dict contain templates, the other fields are checked.
         given = spec if isinstance(spec, Mapping) or is_known(spec) else None
         args, kwargs, framework = (arguments.get(name) for name in ("op_args", "op_kwargs", "framework"))
         check_train_func(train_func, args, kwargs, framework=framework, fields=given)
@@ -128,8 +130,8 @@ class DistributedTrainOperator(JobOperator):
             skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
 
     def prepare_template(self) -> None:
-        """Read the spec if it is in a file, and check it. Airflow calls this when the DAG is complete, before it
-        renders templates."""
+        """Read the spec if it is in a file, and check the spec. Airflow calls this method when the DAG is complete,
+        before it renders templates."""
         super().prepare_template()
         if is_known(self.spec) and _is_spec_file(self.spec):
             self.spec = _spec_in_file(self, cast("str", self.spec))
@@ -142,7 +144,8 @@ class DistributedTrainOperator(JobOperator):
         """
         from shoal.jobs import skipping_if_unchanged, spec_of
 
-        # The file's name is a template, or an argument of a mapped task. So it was not known before.
+        # `prepare_template` has not read this file, because the file's name is a template or an argument of a mapped
+        # task.
         if _is_spec_file(self.spec):
             self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
@@ -159,7 +162,7 @@ class DistributedTrainOperator(JobOperator):
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
         """Store the outcome as an XCom, from which messages are made (see `shoal.airflow.notifications`).
 
-        If the job has skipped its training, the cause is stored, too, so that a later task can report it (see
+        If the job has skipped its training, the cause is stored, too, so that a later task can report the cause (see
         `training_results`).
 
         :param context: Airflow's context of the task.
@@ -173,7 +176,7 @@ class DistributedTrainOperator(JobOperator):
             raise AirflowSkipException(result.skipped)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure as an XCom for messages, and its cause as another one for later tasks.
+        """Store two XComs about the failure: a message line for notifications, and the cause for later tasks.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.

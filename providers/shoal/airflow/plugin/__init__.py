@@ -1,7 +1,7 @@
-"""Airflow's plugin: the page with pools, jobs and models inside Airflow, at ``/shoal/``.
+"""Airflow plugin that shows the page with pools, jobs and models inside Airflow, at ``/shoal/``.
 
-API servers, schedulers and workers all load plugins. So this module imports only what Airflow has loaded already, and
-the page itself is built when it is first requested.
+API servers, schedulers and workers all load plugins. So this package imports only modules that Airflow has loaded
+already, and builds the page at the first request.
 """
 
 from __future__ import annotations

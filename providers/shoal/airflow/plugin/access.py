@@ -1,4 +1,4 @@
-"""Decide by Airflow's permissions which requests may see the page, and which may act.
+"""Decide by Airflow's permissions which users may see the page, and which users may change pools and jobs there.
 
 Airflow serves the applications of plugins to everybody. So each request is checked here. If the check itself fails, the
 request is refused.
@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class AirflowAccess:
-    """Access of Airflow's users.
+    """Permissions of Airflow's users on the page.
 
     To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
-    To act, a user needs the permission to edit connections, because a connection has the options of a pool. Custom
-    views have a permission of their own, but the simple auth manager gives it to every viewer.
+    To change pools and jobs, a user needs the permission to edit connections, because a connection contains the options
+    of a pool. Airflow's separate permission for custom views is not used, because the simple auth manager gives it to
+    every viewer.
     """
 
     def viewer(self, request: Request) -> Viewer:
@@ -58,8 +59,9 @@ class AirflowAccess:
 
 
 async def _user(request: Request) -> BaseUser:
-    # All of Airflow's own routes have the dependency `get_user`. It reads the header or the cookie, and refuses revoked
-    # tokens. `AuthManagerDep` would fail here, because a mounted application has another state.
+    # All of Airflow's own routes have the dependency `get_user`. `get_user` reads the header or the cookie, and refuses
+    # revoked tokens. `AuthManagerDep` would fail here, because it reads `app.state`, and a mounted application has a
+    # state of its own.
     return await get_user(request, None, await bearer_scheme(request))
 
 
@@ -67,7 +69,7 @@ def _csrf_token(user_id: str) -> str:
     """Return the user's CSRF token.
 
     The token is bound to the user and not to the cookie: auth managers replace the cookie while a page is open, and
-    with `simple_auth_manager_all_admins` there is none.
+    with `simple_auth_manager_all_admins` there is no cookie.
     """
     key = conf.get_mandatory_value("api", "secret_key").encode()
     return hmac.new(key, f"shoal csrf {user_id}".encode(), hashlib.sha256).hexdigest()

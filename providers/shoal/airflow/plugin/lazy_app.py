@@ -32,9 +32,11 @@ def _page() -> _App:
 
 
 class LazyApp:
-    """ASGI application that passes all requests to another one, which it builds at the first request.
+    """ASGI application that builds another application at the first request, and passes all requests to that
+    application.
 
-    If the application cannot be built, requests get the status 503, and the next request tries again.
+    If the other application cannot be built, the request gets the status 503, and the next request tries to build it
+    again.
 
     Args:
         build: Function that builds the application. Default: the page, for users of Airflow.
@@ -54,11 +56,12 @@ class LazyApp:
         """Handle a request."""
         if self._app is None:
             try:
-                # Building the page opens the store and loads modules, so that it would block the server's event loop.
+                # Building the page opens the store and loads modules, which would block the server's event loop.
                 await asyncio.to_thread(self._build_once)
             except Exception as error:
                 log.exception("the page of shoal cannot be built")
-                # Nobody is logged in yet, so the answer tells nothing of the store. The log has the whole error.
+                # The user is not authenticated yet, so the answer must not contain details of the store. The log has
+                # the whole error.
                 why = str(error) if isinstance(error, MissingExtraError) else "see the log of Airflow's API server"
                 await _unavailable(f"the page of shoal is not available: {why}", scope, send)
                 return

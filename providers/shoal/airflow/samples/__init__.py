@@ -1,6 +1,7 @@
 """Sample DAGs, and the function that copies them to a folder of DAGs: `shoal init airflow FOLDER`.
 
-The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains them beside this file.
+The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains the samples beside
+this file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SAMPLES = ("pool_janitor.py", "scheduled_retraining.py")
 def write_samples(folder: Path) -> list[Path]:
     """Copy the sample DAGs to a folder. A file that already has the same content is left as it is.
 
-    :param folder: Folder of DAGs. It is created if it does not exist.
+    :param folder: Folder of DAGs, which is created if it does not exist.
     :returns: Paths of the files that were written.
     :raises InvalidArgumentError: The folder cannot be written, or contains a different file of the same name. No file
         was written.

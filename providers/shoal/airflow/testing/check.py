@@ -15,7 +15,7 @@ from shoal.airflow.testing.report import DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
 
 IMPORT_BUDGET_S = 2.0
-"""Default budget for loading a DAG file. Airflow's DAG processor loads every file each 30 s
+"""Default budget for loading a DAG file. Airflow's DAG processor loads every file every 30 s
 (`min_file_process_interval`), and each task loads its file once more."""
 
 _MOST_LOGGED = 2000
@@ -31,8 +31,8 @@ def check_dags(
 ) -> DagReport:
     """Check DAG files as Airflow's DAG processor loads them: each one in a process of its own.
 
-    Nothing is run, and no pool is asked. Connections are looked up where Airflow has them: in variables
-    ``AIRFLOW_CONN_...``, in the configured secrets backend and in Airflow's database, if there is one.
+    The check runs no task and contacts no pool. Connections are looked up where Airflow stores them: in environment
+    variables ``AIRFLOW_CONN_...``, in the configured secrets backend and in Airflow's database, if there is one.
 
     Args:
         paths: DAG files, or folders with DAG files. ``.airflowignore`` is respected.
@@ -67,7 +67,7 @@ def check_dags(
         "always_up": list(always_up),
         "connections": list(connections),
     }
-    # With -P, the working folder is not in the path of imports, as in Airflow.
+    # -P removes the working folder from the import path, as in Airflow's own processes.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shoal.airflow.testing.process"],
         input=json.dumps(request),
@@ -100,6 +100,7 @@ def check_dags(
 
 
 def _shortened(path: str) -> str:
-    """Return a path relative to the working folder if it is below it."""
+    """Return a path relative to the working folder if the path is inside this folder; otherwise return the path
+    unchanged."""
     file, here = Path(path), Path.cwd()
     return str(file.relative_to(here)) if file.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Command ``shoal check-dags``. The command line finds it through the entry point ``shoal.commands``."""
+"""Command ``shoal check-dags``. The command line finds this command through the entry point ``shoal.commands``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pytest plugin with fixtures that check DAG files. Pytest finds it through the entry point ``pytest11``.
+"""Pytest plugin with fixtures that check DAG files. Pytest finds the plugin through the entry point ``pytest11``.
 
-Pytest loads the plugin in every session of an environment with shoal. So it imports neither Airflow nor shoal's
+Pytest loads the plugin in every session of an environment with shoal. So the plugin imports neither Airflow nor shoal's
 operators.
 """
 
@@ -39,8 +39,8 @@ def fail_on_findings(check: Callable[..., DagReport], *paths: Any, **options: An
 
     Args:
         check: Function that checks the files.
-        paths: Its paths.
-        options: Its other arguments.
+        paths: Paths of DAG files and folders.
+        options: Other arguments of `check`.
     """
     report = check(*paths, **options)
     if report.findings:

@@ -1,8 +1,8 @@
 """Process in which DAG files are checked: it imports Airflow, and loads each file in a fork of itself.
 
-Airflow's DAG processor does the same. So the time and the imports of a file are its own, whichever file is loaded
-first, and a file that ends its process ends no other. The request is read from stdin, and the answer is written to
-stdout.
+Airflow's DAG processor also loads each DAG file in a fork. Because of the fork, the measured time and imports of a file
+do not depend on other files, and a file that ends its process does not end the check. The process reads its request
+from stdin, and writes its answer to stdout.
 """
 
 from __future__ import annotations
@@ -22,25 +22,6 @@ from typing import Any
 
 from shoal.airflow.testing.report import Rule
 
-HEAVY_MODULES = (
-    "dask",
-    "jax",
-    "lightgbm",
-    "mlflow",
-    "pandas",
-    "polars",
-    "pyarrow",
-    "pyspark",
-    "ray",
-    "scipy",
-    "sklearn",
-    "tensorflow",
-    "torch",
-    "transformers",
-    "xgboost",
-)
-"""Libraries that take long to import, and that only tasks need."""
-
 _IMPORTED_BEFORE = (
     "airflow.dag_processing.dagbag",
     "airflow.sdk",
@@ -52,11 +33,11 @@ _IMPORTED_BEFORE = (
     "shoal.airflow.testing.rules",
     "shoal.jobs.task_spec",
 )
-"""Modules whose import is not counted as the file's."""
+"""Modules that are imported before the DAG files are loaded, so that their import is not counted as work of a file."""
 
 _SETTINGS = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    # The line of an error is read from the traceback, which Airflow shortens to two frames.
+    # The line of an error is read from the traceback. By default, Airflow shortens the traceback to two frames.
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACKS": "True",
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "50",
 }
@@ -67,7 +48,7 @@ _Facts = dict[str, Any]
 def main() -> None:
     """Read the request, check the files, and write the answer."""
     request = json.load(sys.stdin)
-    # Airflow and the DAG files may print something. It must not get into the answer.
+    # Airflow and the DAG files may print to stdout. Such output is sent to stderr, so that stdout has only the answer.
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)
         os.environ.update(_SETTINGS)
@@ -77,18 +58,20 @@ def main() -> None:
 
 
 def check(request: Mapping[str, Any]) -> _Facts:
-    """Check all files.
+    """Check the DAG files of a request.
 
     Args:
         request: Arguments of `check_dags`, with absolute paths.
 
     Returns:
-        The findings, the files, the ids of the DAGs, and the paths without any file.
+        A dict with the findings, the paths of the DAG files, the ids of the DAGs, and the given paths without a DAG
+        file.
     """
     found = {path: list(_files(path)) for path in request["paths"]}
     files = list(dict.fromkeys(file for some in found.values() for file in some))
     for path in request["paths"]:
-        # Airflow puts the folder of a DAG bundle on the path, so that its files can import each other.
+        # Airflow puts the folder of a DAG bundle on the import path, so that the files of the folder can import each
+        # other.
         sys.path.append(path if os.path.isdir(path) else os.path.dirname(path))
     findings: list[_Facts] = []
     first_file: dict[str, str] = {}
@@ -108,9 +91,9 @@ def check(request: Mapping[str, Any]) -> _Facts:
             key = conn_id, use["of_pool"]
             if key not in wrong:
                 wrong[key] = _wrong_connection(conn_id, of_pool=use["of_pool"])
-            if (said := wrong[key]) is not None:
-                rule = Rule.UNKNOWN_CONNECTION if said.startswith("uses") else Rule.WRONG_ARGUMENT
-                findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {said}", use["dag_id"]))
+            if (problem := wrong[key]) is not None:
+                rule = Rule.UNKNOWN_CONNECTION if problem.startswith("uses") else Rule.WRONG_ARGUMENT
+                findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {problem}", use["dag_id"]))
     return {
         "files": files,
         "dags": sorted(first_file),
@@ -158,10 +141,11 @@ def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
 
 
 def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Facts:
-    """Load a file, and return its findings, the lines of its DAGs, and the connections that its tasks use."""
+    """Load a DAG file, and return its findings, the line numbers of its DAGs, and the connections that its tasks
+    use."""
     from airflow.dag_processing.dagbag import DagBag
 
-    from shoal.airflow.testing.rules import connections, problems
+    from shoal.airflow.testing.rules import HEAVY_MODULES, connections, problems
 
     before = set(sys.modules)
     started = time.monotonic()
@@ -210,7 +194,7 @@ def _import_error(file: str, text: str) -> _Facts:
     """
     frames = list(_FRAME.finditer(text))
     own = [int(frame["line"]) for frame in frames if frame["file"] == file]
-    # After the last frame and its source lines, which are indented, comes the exception.
+    # The exception comes after the last frame of the traceback and the indented source lines of this frame.
     rest = text[frames[-1].end() :].splitlines()[1:] if frames else text.splitlines()
     while frames and rest and (not rest[0] or rest[0].startswith(" ")):
         rest.pop(0)
@@ -231,7 +215,8 @@ class _Lines:
             self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
 
     def of_name(self, name: str) -> int | None:
-        """Return the line of the first function or text with the name of a DAG or task, without its task group."""
+        """Return the line of the first function or string with the name of a DAG or task. A task group in the name is
+        ignored."""
         plain = name.rpartition(".")[2]
         for node in self._nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:
@@ -241,7 +226,8 @@ class _Lines:
         return None
 
     def of_import(self, module: str) -> int | None:
-        """Return the line of the first import of a module or of a part of it; None if another module imports it."""
+        """Return the line of the first import of a module or of its submodules; None if the file itself has no such
+        import."""
         for node in self._nodes:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -255,7 +241,7 @@ class _Lines:
 
 
 def _wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
-    """Return what is wrong with a connection, or None if it exists and, where it has to, defines a pool."""
+    """Return the error of a connection; None if the connection exists and, if `of_pool` is True, defines a pool."""
     from shoal.airflow.hooks import spec_of
     from shoal.errors import InvalidArgumentError
 
@@ -280,9 +266,9 @@ def _connection(conn_id: str) -> Any:
 
     from shoal.airflow.hooks import ComputePoolHook
 
-    with suppress(Exception):  # one that does not exist, or a backend that cannot be reached
+    with suppress(Exception):  # The connection does not exist, or the secrets backend cannot be reached.
         return ComputePoolHook.get_connection(conn_id)
-    with suppress(Exception):  # in a test environment, Airflow may have no database
+    with suppress(Exception):  # In a test environment, Airflow may have no database.
         return MetastoreBackend().get_connection(conn_id)
     return None
 

@@ -1,4 +1,4 @@
-"""What a check of DAG files has found, and how it is printed: as text, as JSON, or for GitHub Actions."""
+"""Report of a check of DAG files. The report can be printed as text, as JSON, or for GitHub Actions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rule(StrEnum):
-    """Rules that DAG files are checked for. A rule's name is the value that `ignore` takes."""
+    """Rules against which DAG files are checked. The argument `ignore` takes the values of this enum."""
 
     IMPORT_ERROR = "import-error"
     """Airflow cannot load the file."""
@@ -19,15 +19,15 @@ class Rule(StrEnum):
     CYCLE = "cycle"
     """Tasks of a DAG wait for each other."""
     DUPLICATE_DAG = "duplicate-dag"
-    """Two files define a DAG of the same id. Airflow shows only one of them."""
+    """Two files define a DAG of the same id. Airflow shows only one of the two DAGs."""
     SLOW_IMPORT = "slow-import"
     """Loading the file takes longer than the budget. Airflow loads each file again and again."""
     HEAVY_IMPORT = "heavy-import"
     """Loading the file imports a library that only tasks need, such as pandas or torch."""
     NO_CLEANUP = "no-cleanup"
-    """A task leases nodes or scales the pool for a run, and no task gives them back if the run fails."""
+    """A task leases nodes or scales the pool for a run, and no task gives the nodes back if the run fails."""
     NO_LEASE = "no-lease"
-    """A task trains or predicts on a pool of which no earlier task leases nodes."""
+    """A task trains or predicts on a pool, and no earlier task leases nodes of this pool."""
     UNKNOWN_CONNECTION = "unknown-connection"
     """A task uses an Airflow connection that does not exist."""
     USELESS_RETRIES = "useless-retries"
@@ -40,10 +40,10 @@ class Finding:
 
     Attributes:
         file: Path of the file, relative to the working folder if the file is below it.
-        line: Line number; None if the problem has no line of its own.
+        line: Line number; None if the problem concerns the whole file, or its line is not known.
         rule: The rule that is broken.
         message: What is wrong, and what to do.
-        dag_id: Id of the DAG; None if the file could not be loaded, or the problem is in no DAG.
+        dag_id: Id of the DAG; None if the file could not be loaded, or the problem does not belong to a DAG.
     """
 
     file: str
@@ -70,7 +70,7 @@ class DagReport:
     Attributes:
         files: Paths of the files that were checked.
         dags: Ids of the DAGs that could be loaded.
-        findings: The problems, ordered by file and line. Empty if there are none.
+        findings: The problems, ordered by file and line. Empty if there are no problems.
     """
 
     files: tuple[str, ...]

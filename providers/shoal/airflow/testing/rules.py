@@ -1,4 +1,5 @@
-"""Check a loaded DAG: its leases, its clean-up, its specs, its retries, and which connections it uses."""
+"""Check a loaded DAG: its leases, its clean-up, its specs, its retries, and which connections it uses. Here is also
+the list of the libraries that a DAG file should not import."""
 
 from __future__ import annotations
 
@@ -30,8 +31,27 @@ from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator
 
+HEAVY_MODULES = (
+    "dask",
+    "jax",
+    "lightgbm",
+    "mlflow",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "pyspark",
+    "ray",
+    "scipy",
+    "sklearn",
+    "tensorflow",
+    "torch",
+    "transformers",
+    "xgboost",
+)
+"""Libraries that take long to import, and that only tasks need."""
+
 _SAMPLE_DATE = (2026, 1, 31)
-"""Date of the run with which templates are rendered. Any date will do: it has to be the same in each check."""
+"""Logical date with which templates are rendered. Any date is possible, but each check has to use the same date."""
 
 _RUN_AFTER_FAILURES = frozenset({TriggerRule.ALL_DONE, TriggerRule.ALWAYS, TriggerRule.ALL_DONE_SETUP_SUCCESS})
 
@@ -90,7 +110,7 @@ def _missing_cleanup(task: _Operator) -> str | None:
     if not leases and not is_a(task, ScaleClusterOperator):
         return None
     after = [one for one in task.get_flat_relatives(upstream=False) if _may_share_pool(one, task)]
-    # A DAG that only sets the size of a pool, such as one for the night, does not scale it for a run.
+    # A DAG that only sets the size of a pool, for example for the night, needs no clean-up.
     if not leases and not any(is_a(one, CheckedOperator) and not is_a(one, ScaleClusterOperator) for one in after):
         return None
     for one in after:
@@ -122,7 +142,7 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
 
 
 def _pool_in_spec(spec: Any) -> str | None:
-    """Return the name of the pool in a spec, or None if there is none or it is not known."""
+    """Return the name of the pool in a spec; None if the spec names no pool, or the name is not known."""
     document = spec.document() if hasattr(spec, "document") else spec
     config = document.get("run_config") if isinstance(document, Mapping) else None
     name = config.get("pool_name") if isinstance(config, Mapping) else None
@@ -130,7 +150,8 @@ def _pool_in_spec(spec: Any) -> str | None:
 
 
 def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
-    """Check the tasks of a block as its setup task does, in a run with the default values of the params."""
+    """Check the tasks of a `pool_for_run` block as the block's setup task does, in a run with the default values of the
+    params. Return the error, or None if the tasks have no error."""
     if not isinstance(setup, LeasePoolOperator):
         return None
     try:
@@ -141,8 +162,8 @@ def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
 
 
 class _NotKnown:
-    """Placeholder for a value that is known only during a DAG run. Using it in a template raises an error, so that the
-    template is left as it is."""
+    """Placeholder for a value that is known only during a DAG run. A template that uses the placeholder raises an
+    error, so that the template stays unrendered."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(f"{name} is not known before the run")
@@ -157,7 +178,8 @@ class _NotKnown:
 
 
 def _sample_context(dag: DAG) -> Any:
-    """Return as much of a run's context as is known before the run: its dates, and its params."""
+    """Return the part of Airflow's context that can be given before a run: a sample date, and the default values of the
+    params."""
     import pendulum
 
     date = pendulum.datetime(*_SAMPLE_DATE)
@@ -172,9 +194,9 @@ def _sample_context(dag: DAG) -> Any:
         "ts": date.isoformat(),
         "ts_nodash": date.format("YYYYMMDD[T]HHmmss"),
     }
-    # A DAG without a schedule is started by a person, who may be expected to give the params.
+    # A user starts a DAG without a schedule, and may have to give the params then.
     if dag.schedule is not None:
-        with suppress(Exception):  # a param without a default value
+        with suppress(Exception):  # A param has no default value.
             known["params"] = dag.params.dump()
     return {**{name: _NotKnown() for name in OF_THE_RUN}, **known}
 
@@ -199,7 +221,8 @@ def _useless_retries(task: _Operator) -> str | None:
 
 
 def _calls_shoal(function: Callable[..., Any]) -> bool:
-    """Return whether a function uses parts of shoal that raise permanent errors, and does not convert them."""
+    """Return whether a function uses parts of shoal that raise permanent errors, and does not use
+    `no_retry_of_permanent_errors`."""
     plain = unwrap(function)
     if not isinstance(plain, FunctionType):
         return False
@@ -227,13 +250,14 @@ def _is_decorated(function: Callable[..., Any]) -> bool:
 
 
 def _contents(cell: Any) -> Any:
-    with suppress(ValueError):  # the variable was never assigned
+    with suppress(ValueError):  # The variable of the cell was never assigned.
         return cell.cell_contents
     return None
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Yield the names that code and the functions inside it use, and whether the name is that of an imported module."""
+    """Yield each name that a code object or a function inside it uses, and whether it is the name of an imported
+    module."""
     for step in dis.get_instructions(code):
         if isinstance(step.argval, str) and step.opname in ("IMPORT_NAME", "LOAD_GLOBAL", "LOAD_NAME", "IMPORT_FROM"):
             yield step.argval, step.opname == "IMPORT_NAME"

@@ -26,10 +26,10 @@ _STORE_RETRY_S = 5.0
 class WaitTrigger(BaseTrigger):
     """Trigger that waits for something in shoal's store, until a deadline.
 
-    It fires one event, a dict with ``timed_out``. The task then continues in a worker, which reads the result from the
-    store. If the triggerer is killed, another one goes on with the same deadline.
+    The trigger fires one event, a dict with ``timed_out``. The task then continues in a worker, which reads the result
+    from the store. If the triggerer is killed, another triggerer continues the wait with the same deadline.
 
-    :param poll_interval: Seconds between two looks at the store.
+    :param poll_interval: Seconds between two checks of the store.
     :param deadline: Time at which the wait ends in any case, in seconds since the epoch. None: no deadline.
     """
 
@@ -41,7 +41,7 @@ class WaitTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger.
 
-        Each argument is in the attribute of the same name.
+        The trigger must have each argument in an attribute of the same name.
         """
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {
@@ -50,11 +50,11 @@ class WaitTrigger(BaseTrigger):
 
     @abstractmethod
     def new_wait(self) -> Wait:
-        """Return the wait, for the poller of this process."""
+        """Create the wait that the poller of this process checks."""
 
     @abstractmethod
     async def end(self) -> None:
-        """End what the task waits for, because a user has ended the task."""
+        """Cancel the job or the request for nodes that the task waits for, because a user has ended the task."""
 
     def event(self, wait: Any, *, timed_out: bool) -> dict[str, Any]:
         """Return the payload of the event.
@@ -65,7 +65,7 @@ class WaitTrigger(BaseTrigger):
         return {"timed_out": timed_out}
 
     def saw(self, wait: Any, update: Update) -> None:
-        """Note that the lines of an update are in the task's log.
+        """Record that the lines of an update were written to the task's log.
 
         :param wait: The wait, as `new_wait` has returned it.
         :param update: The update.
@@ -90,7 +90,7 @@ class WaitTrigger(BaseTrigger):
         except TimeoutError:
             timed_out = True
         except asyncio.CancelledError:
-            # Airflow before 3.3 does not call `on_kill`.
+            # Airflow before 3.3 only cancels `run`, and does not call `on_kill`.
             if not hasattr(BaseTrigger, "on_kill"):
                 await self.on_kill()
             raise
@@ -99,22 +99,25 @@ class WaitTrigger(BaseTrigger):
         yield TriggerEvent(self.event(wait, timed_out=timed_out))  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """End what the task waits for, unless the task is still deferred.
+        """Cancel the job or the request for nodes that the task waits for, unless the task is still deferred.
 
-        Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls it if the trigger was
-        given to another triggerer, because this one did not answer for some time. The task is still deferred then.
+        Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls this method if another
+        triggerer has taken the trigger over, because this triggerer did not answer for some time. The task is still
+        deferred when another triggerer takes the trigger over.
         """
-        # Airflow cancels this method after 30 s. What it has begun goes on.
+        # Airflow cancels this method after 30 s. The shielded future then goes on.
         self._ending = asyncio.ensure_future(self._end_unless_deferred())
         await asyncio.shield(self._ending)
 
     async def _end_unless_deferred(self) -> None:
         try:
-            # Airflow 3.2.0 sends the question in the event loop of this thread, which only `sync_to_async` makes known.
+            # Airflow 3.2.0 needs the event loop of this thread to ask for the task's state, and finds the loop only if
+            # the call is made through `sync_to_async`.
             state = await sync_to_async(self._task_state)()
-        # Without an answer, the job goes on. Its `orphan_after` ends it if no task waits for it any more.
+        # If Airflow does not answer, the job is not cancelled. A job for which no task waits ends itself after its
+        # `orphan_after`.
         except Exception:
-            self.log.warning("Airflow did not tell the task's state, so nothing is ended", exc_info=True)
+            self.log.warning("Airflow did not report the task's state, so nothing is cancelled", exc_info=True)
             return
         if state == _DEFERRED:
             self.log.info("the task is still deferred: another triggerer goes on with the wait")
@@ -134,7 +137,7 @@ class WaitTrigger(BaseTrigger):
 
 
 async def _poller() -> Poller:
-    """Return this process's poller. While the store cannot be reached, try again: the jobs go on meanwhile."""
+    """Return this process's poller. Retry while the store cannot be reached, because the jobs go on meanwhile."""
     while True:
         try:
             return await asyncio.to_thread(poller)

@@ -19,33 +19,33 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _SILENT_S = 15.0
-"""Seconds without a sign of life of the driver after which the pool's head is asked about it. The driver gives one
-every few seconds, so no request is sent for a job that runs."""
+"""Seconds without a sign of life of a job's driver, after which the pool's head is asked whether the driver still runs.
+A driver gives a sign of life every few seconds, so no request is sent while it runs."""
 
 _COPY_S = 30.0
 """Seconds between two reads of a log that is on another machine. Ray's API returns the whole log each time."""
 
 _MARK_S = 30.0
-"""Longest time in seconds for which the position in a job's log is not recorded. If the triggerer is killed, the next
-one repeats the lines of this time."""
+"""Longest time in seconds between two records of the position in a job's log. If the triggerer is killed, the next
+triggerer repeats the log lines since the last record."""
 
 _MOST_LOG_BYTES = 256 * 1024
-"""Number of bytes of a log that one look reads, so that a long log does not delay the other waits."""
+"""Largest number of bytes that are read from a log at a time, so that a long log does not delay the other waits."""
 
 
 _CANCELLING = ThreadPoolExecutor(8, "shoal-cancelling")
-"""Threads that cancel jobs, which takes seconds each. The event loop's own threads are few, and all triggers need
-them."""
+"""Threads that cancel jobs. Cancelling a job takes seconds. The event loop's own threads are not used, because there
+are few of them and all triggers need them."""
 
 
 class JobWait(Wait):
     """Wait for the end of an attempt of a job.
 
     Args:
-        key: The attempt.
+        key: Key of the attempt.
         task_try: Number of the try of the task that waits.
-        log_position: Position in the job's log up to which the task's log has its lines.
-        poll_interval: Seconds between two looks.
+        log_position: Position in the job's log up to which the lines are in the task's log already.
+        poll_interval: Seconds between two checks.
     """
 
     def __init__(self, key: Key, task_try: int, log_position: int, poll_interval: float) -> None:
@@ -85,7 +85,7 @@ class JobWait(Wait):
 
     def _see(self, store: Store, job: Job) -> None:
         if self._handle is None or self._follower is None:
-            # The triggerer that waited before may have shown more of the log.
+            # Another triggerer that waited for this job before may have copied more of the log.
             if job.task_try == self.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
             self._handle = JobHandle(store, job, actor=job.holder)
@@ -111,7 +111,8 @@ class JobWait(Wait):
             self.wanted = lambda handle=self._handle: self._settle(handle)
 
     def _is_mark_due(self, job: Job) -> bool:
-        """Return whether the job has to be polled now, or the position in its log has to be recorded."""
+        """Return whether it is time to record that a process polls the job, or to record the position in the job's
+        log."""
         is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
         return self._poll_timer.is_due(job, time.time()) or is_behind
 
@@ -136,14 +137,14 @@ class JobWait(Wait):
 class JobTrigger(WaitTrigger):
     """Trigger that waits until an attempt of a job has ended, and copies the job's log to the task's log.
 
-    After the triggerer was killed, the next one may repeat the lines of the last 30 s.
+    If the triggerer is killed, the next triggerer may repeat the log lines of the last 30 s.
 
     :param job_id: Id of the job.
     :param attempt: Number of the attempt.
-    :param submissions: Number of submissions of the job when the task was deferred. If it was submitted again since
-        then, it belongs to a newer try of the task.
+    :param submissions: Number of submissions of the job when the task was deferred. If the job was submitted again
+        since then, the job belongs to a newer try of the task.
     :param task_try: Number of the try of the task.
-    :param log_position: Position in the job's log up to which the task's log has its lines.
+    :param log_position: Position in the job's log up to which the lines are in the task's log already.
     :param cancel_on_kill: Whether the job is cancelled if a user marks or clears the task.
     """
 
@@ -168,21 +169,23 @@ class JobTrigger(WaitTrigger):
         self.cancel_on_kill = cancel_on_kill
 
     def new_wait(self) -> JobWait:
-        """Return the wait, for the poller of this process."""
+        """Create the wait that the poller of this process checks."""
         return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
-        """Return the payload of the event, with the position in the log at which the task goes on.
+        """Return the payload of the event: the job, and the position in the job's log from which the task continues to
+        copy the log.
 
         :param wait: The wait.
         :param timed_out: Whether the deadline has passed.
         """
         # The triggerer has no credentials, so the task continues in a worker, which sends them, and is deferred again.
         wants = {"wants_credentials": True} if wait.wants_credentials else {}
-        return {"timed_out": timed_out, "log_position": wait.log_position, **wants}
+        job = {"job_id": self.job_id, "attempt": self.attempt, "submissions": self.submissions}
+        return {**job, "timed_out": timed_out, "log_position": wait.log_position, **wants}
 
     def saw(self, wait: JobWait, update: Update) -> None:
-        """Note that the lines of an update are in the task's log.
+        """Record that the lines of an update were written to the task's log.
 
         :param wait: The wait.
         :param update: The update.

@@ -1,4 +1,4 @@
-"""Look at the store for all deferred waits of a process, in one thread.
+"""Read the store for all waits of deferred tasks in a process, with one thread.
 
 The triggerer runs hundreds of waits in one event loop, which must not block. So no wait reads the store itself: a
 poller reads the rows of all waits with few queries, and sends each wait what has changed.
@@ -28,16 +28,16 @@ _ROUND_S = 0.5
 """Shortest time between two rounds of a poller. Waits that are due within this time share their queries."""
 
 _ACTORS = 4
-"""Number of threads for what may take long, such as a request to the head of a pool that does not answer."""
+"""Number of threads for slow calls, such as a request to a pool's head that does not answer."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """News for a wait.
+    """Change that a poller reports to a wait.
 
     Attributes:
         lines: Lines for the task's log.
-        log_position: Position in the job's log after `lines`; None if the lines are not from there.
+        log_position: Position in the job's log after `lines`; None if the lines are not from the job's log.
         is_over: Whether the wait is over, because the job or the operation has ended, or an error has occurred. The
             task, which continues in a worker, reads the result or the error from the store itself.
     """
@@ -49,31 +49,31 @@ class Update:
 
 @contextmanager
 def isolated(what: str) -> Iterator[None]:
-    """Log an error of the ``with`` block, so that the waits after it are looked at, too.
+    """Log an error of the ``with`` block instead of raising it, so that one wait's error does not stop the other waits.
 
     Args:
-        what: What the block looks at.
+        what: Name of the pool, job or wait whose state the block reads, for the log.
 
     Raises:
-        StoreUnreachableError: The store does not answer, so that the look at the other waits would fail, too.
+        StoreUnreachableError: The store does not answer, so that reading the state of the other waits would fail, too.
     """
     try:
         yield
     except StoreUnreachableError:
         raise
     except Exception:
-        log.exception("a look at %s failed", what)
+        log.exception("reading the state of %s failed", what)
 
 
 Act = Callable[[], Any]
-"""Function that may take long, and so is called in another thread than the poller's."""
+"""Slow function, which is called in another thread than the poller's."""
 
 
 class Wait(ABC):
-    """One wait of a trigger. It is created in the event loop of the trigger.
+    """One wait of a trigger. The wait has to be created in the trigger's event loop.
 
     Args:
-        poll_interval: Seconds between two looks.
+        poll_interval: Seconds between two checks.
     """
 
     def __init__(self, poll_interval: float) -> None:
@@ -86,22 +86,23 @@ class Wait(ABC):
     @classmethod
     @abstractmethod
     def look_at_all(cls, store: Store, waits: Collection[Any]) -> None:
-        """Look at the rows of several waits of this class with as few queries as possible, and send their updates.
+        """Read the rows of several waits of this class with as few queries as possible, and send each wait its update.
 
-        A wait that needs something that may take long gets a function in its attribute `wanted`.
+        If a wait needs a slow call, such as a request to a pool's head, this method stores the call in the wait's
+        attribute `wanted`.
         """
 
     wanted: Act | None = None
-    """What a look found that has to be done for the wait and may take long; None if there is nothing."""
+    """Slow call that the poller has to make for this wait in another thread; None if there is no such call."""
 
     @property
     def is_busy(self) -> bool:
-        """Return whether `wanted` of an earlier look is still being done."""
+        """Return whether an earlier slow call of this wait (`wanted`) still runs."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:
         """Send an update to the trigger; any thread may call this method."""
-        # The loop is closed if the triggerer ends now. Another triggerer then continues the wait.
+        # The event loop is closed if the triggerer is ending. In this case another triggerer continues the wait.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
@@ -119,7 +120,7 @@ class Wait(ABC):
 
 
 class Poller:
-    """Thread that looks at the store for all waits of this process. It runs only while there are waits.
+    """Thread that reads the store for all waits of this process. The thread runs only while there are waits.
 
     Args:
         url: SQLAlchemy URL of the store.
@@ -133,9 +134,9 @@ class Poller:
         self._actors = ThreadPoolExecutor(_ACTORS, "shoal-poller")
 
     def add(self, wait: Wait) -> None:
-        """Begin to look at the rows of a wait."""
-        # A new triggerer gets all waits at once. Spread over the interval, their updates keep the event loop busy for a
-        # short time only: with 1,000 waits, updates for all of them at once took 1 s.
+        """Begin to read the rows of a wait."""
+        # A new triggerer gets all waits at once. The first checks are spread over the interval, so that updates keep
+        # the event loop busy for a short time only: updates for 1,000 waits at once took 1 s.
         wait.next_look = time.monotonic() + random.random() * wait.poll_interval
         with self._lock:
             self._waits.add(wait)
@@ -144,7 +145,7 @@ class Poller:
                 self._thread.start()
 
     def remove(self, wait: Wait) -> None:
-        """Do not look at the rows of a wait any more."""
+        """Stop reading the rows of a wait."""
         with self._lock:
             self._waits.discard(wait)
 
@@ -164,11 +165,12 @@ class Poller:
         try:
             kind.look_at_all(self._store, waits)
         except ShoalError as error:
-            # The jobs and nodes do not depend on this process, so it looks again later.
+            # The jobs and nodes do not depend on this process. So the error is only logged, and the poller reads the
+            # store again later.
             log.warning("the store could not be read for %d deferred tasks: %s", len(waits), error)
         # One bad row must not end the thread, on which all other waits depend.
         except Exception:
-            log.exception("a look at the store for %d deferred tasks failed", len(waits))
+            log.exception("reading the store for %d deferred tasks failed", len(waits))
         now = time.monotonic()
         for wait in waits:
             wait.next_look = now + wait.poll_interval
@@ -181,9 +183,9 @@ def _done(wanted: Act) -> None:
     try:
         wanted()
     except ShoalError as error:
-        log.warning("a deferred task looks again later: %s", error)
+        log.warning("a step of a deferred task's wait failed and will be repeated: %s", error)
     except Exception:
-        log.exception("a deferred task looks again later")
+        log.exception("a step of a deferred task's wait failed and will be repeated")
 
 
 _pollers: dict[str, Poller] = {}

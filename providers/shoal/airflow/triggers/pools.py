@@ -19,7 +19,7 @@ from shoal.state import Store
 from shoal.state.schema import Operation, OperationState
 
 _RENEW_S = 60.0
-"""Seconds between two renewals of the lease of a wait, far below its time to live of 15 minutes."""
+"""Seconds between two renewals of a lease during a wait, far below the lease's time to live of 15 minutes."""
 
 
 class PoolWait(Wait):
@@ -28,9 +28,9 @@ class PoolWait(Wait):
     Args:
         pool: Name of the pool.
         holder: Name of the holder whose lease is renewed during the wait.
-        nodes: Number of ready nodes with which the wait is over. None: only the operation ends it.
-        operation_id: Id of the operation. None: there is none.
-        poll_interval: Seconds between two looks.
+        nodes: Number of ready nodes with which the wait is over. None: only the end of the operation ends the wait.
+        operation_id: Id of the operation. None: the wait is only for nodes.
+        poll_interval: Seconds between two checks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PoolWait(Wait):
 
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
-        """Read the rows of each pool once, and send the updates of its waits."""
+        """Read the rows of each pool once, and send the waits for this pool their updates."""
         operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
         with store.reading(snapshot=False) as session:
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
@@ -80,7 +80,7 @@ class PoolWait(Wait):
         if not is_over and self.nodes is not None:
             try:
                 is_over = self._client.has_nodes(self.nodes, snapshot=snapshot)
-            except ScaleError:  # the task raises it again, in its worker
+            except ScaleError:  # The task raises the same error in its worker.
                 is_over = True
         if lines or is_over:
             self.send(Update(lines, is_over=is_over))
@@ -97,7 +97,7 @@ class PoolTrigger(WaitTrigger):
     :param holder: Name of the holder whose lease is renewed.
     :param nodes: Number of ready nodes with which the wait is over.
     :param operation_id: Id of the operation that requests the nodes. If a user marks or clears the task, the operation
-        is rolled back, unless it has ended or a newer one has replaced it.
+        is rolled back, unless it has ended or a newer operation has replaced it.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class PoolTrigger(WaitTrigger):
         self.operation_id = operation_id
 
     def new_wait(self) -> PoolWait:
-        """Return the wait, for the poller of this process."""
+        """Create the wait that the poller of this process checks."""
         return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
 
     async def end(self) -> None:
-        """Roll the operation back, if there is one that has not ended."""
+        """Roll back the operation that the task waits for, unless it has ended."""
         if self.operation_id is not None:
             await asyncio.to_thread(self._withdraw, self.operation_id)
 

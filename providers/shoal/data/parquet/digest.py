@@ -1,6 +1,6 @@
 """Compute fingerprints of Parquet datasets, from the footers of the files or from the values of the rows.
 
-A fingerprint of the values is the same for equal rows in other files.
+A fingerprint that is computed from the values does not change if the same rows are stored in other files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _EXACT = Context(prec=100)
 def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     """Compute a fingerprint of rows from their values.
 
-    Equal values have the same fingerprint even if their types have different widths, such as int32 and int64. This
-    holds for whole numbers, floats, decimals, text, dates, and timestamps up to microseconds. The order of the columns
-    does not matter; the order of the rows does.
+    Equal whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds have the same fingerprint
+    even if their types have different widths, such as int32 and int64. The order of the columns does not matter; the
+    order of the rows does.
 
     Args:
         tables: The rows, in order; how they are divided into tables does not matter.
@@ -73,7 +73,7 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 
 class _Column:
-    """Hashes of a column's values and of the positions of its nulls, which are computed chunk by chunk.
+    """Hashes of a column's values and of the positions of its nulls, computed chunk by chunk.
 
     The hashes do not depend on how the column is divided into chunks.
     """
@@ -136,7 +136,7 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     import pyarrow as pa
 
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # NaN has many bit patterns. All of them are replaced by one pattern, so that every NaN gives the same hash.
+    # NaN has many bit patterns. All these patterns are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 

@@ -13,7 +13,7 @@ from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_value
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-# URI schemes that Arrow opens itself. All other schemes are opened with fsspec.
+# URI schemes that Arrow opens itself. fsspec opens all other schemes.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 # If bytes of a file name are not valid UTF-8, Python decodes them to surrogate characters. Arrow cannot open a path
 # with such characters, so the path is refused.
@@ -22,7 +22,7 @@ _OPTION = re.compile(r"\w+=")
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute, so that a process in another folder reads the same file.
+    """Make a path absolute, so that a process with another working folder reads the same file.
 
     Args:
         path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
@@ -77,8 +77,8 @@ def join(base: str, name: str) -> str:
 
 def split_query(path: str) -> tuple[str, str, str]:
     """Split a URI such as ``s3://b/k?region=x`` into path, ``?`` and options. If there are no options, return the path
-    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Everywhere else it is a
-    wildcard, and stays in the path."""
+    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Any other ``?`` is a wildcard
+    and stays in the path."""
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 

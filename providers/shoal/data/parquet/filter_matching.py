@@ -71,8 +71,8 @@ class Comparison:
         values: The value, or the values of "in" and "not in" in ascending order: Python objects that can be compared
             with the statistics of a row group (`Bounds`).
         arrow: The same values as an Arrow array, of the type in which Arrow compares them with rows.
-        floating: Whether the column has floats. If so, "not in" never excludes a row group by its statistics, because
-            they do not show whether it contains NaN, which matches "not in".
+        floating: Whether the column has floats. If so, "not in" never excludes a row group by its statistics: NaN
+            matches "not in", and the statistics do not show whether the row group contains NaN.
     """
 
     operator: str
@@ -93,9 +93,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if every value between the row group's minimum and maximum matches. `full` is True if all
-        # rows then match. `full` is None if the values must be read: there may be nulls, which match nothing, or the
-        # column contains floats, and the statistics do not show whether there is a NaN.
+        # `full` is the result if every value between the row group's minimum and maximum matches. `full` is True if the
+        # row group has no other values, so that all rows match. `full` is None if the row group may also have nulls,
+        # which match nothing, or NaN, which the statistics of floats do not show.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -120,7 +120,8 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            # -0.0 is turned into 0.0. `is_in` compares bits, so it would not find -0.0 if the filter's value is 0.0.
+            # The addition turns -0.0 into 0.0. Without the addition, `is_in`, which compares bits, would not find -0.0
+            # if the filter's value is 0.0.
             column = pc.add(column, 0.0)
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
@@ -195,7 +196,7 @@ class Matcher:
 def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
     """Count the rows of each row group of a file that match the filters.
 
-    If the statistics of a row group do not show how many rows match, its filter columns are read.
+    If the statistics of a row group do not show how many rows match, the filter columns of the row group are read.
 
     Args:
         footer: Footer of the file.
@@ -255,7 +256,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 
     Args:
         path: Path of the file, for the message.
-        term: The term.
+        term: The comparison, as (column, operator, value).
         type_: Type of the column.
 
     Raises:
@@ -326,7 +327,7 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
     Args:
         path: Path of the file, for the message.
-        term: The term.
+        term: The comparison, as (column, operator, value).
         value: The partition value.
 
     Raises:
@@ -351,11 +352,12 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
 def _in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
-    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column whose values are
-    multiples of a smallest unit, such as 1 day or 0.01.
+    """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column of integers, decimals,
+    dates or timestamps.
 
-    These columns have integers, decimals, dates or timestamps. A step is the smallest unit of the column's type. For
-    "<", "<=", ">" and ">=" the filter's value is rounded to the whole step that matches the same rows.
+    The values of such a column are multiples of a step: the smallest unit of the column's type, such as 1, 0.01 or 1
+    day. For "<", "<=", ">" and ">=" the filter's value is rounded to a whole number of steps, so that the same rows
+    match.
 
     Args:
         operator_: Operator of the term.
@@ -426,8 +428,8 @@ def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
 
 def _rounded(value: float, type_: pa.DataType) -> float:
-    """Round a number to the precision of a column's float type. Return the number unchanged if it is too large for this
-    type."""
+    """Round a number to the precision of a column's float type. A number that is too large for this type is returned
+    unchanged."""
     import numpy as np
 
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Read Parquet footers. They contain enough to assign rows to workers and to check columns without reading rows."""
+"""Read Parquet footers, which are enough to assign rows to workers and to check columns without reading rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shoal.errors import DataAccessError, DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Reading a footer from an object store takes 20 to 100 ms. So 16 threads read a thousand footers in a few seconds.
+# Reading a footer from an object store takes 20 to 100 ms, so 16 threads read a thousand footers in a few seconds.
 THREADS = 16
-"""Number of files that are read at the same time."""
+"""Number of threads, each of which reads one file at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """If Arrow raises an exception while it reads a file, raise a DataError that names the file instead.
+    """Replace an exception that Arrow raises while it reads a file by a DataError that names the file.
 
     Args:
         path: Path of the file, for the message.
@@ -67,7 +67,7 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
         raise DataAccessError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:
         what = f"{path}, {part}," if part else path
-        # Arrow raises OSError for some corrupt files, too, but mostly if the storage does not answer.
+        # Arrow raises OSError mostly if the storage does not answer, but also for some corrupt files.
         kind = DataAccessError if isinstance(exc, OSError) else DataError
         raise kind(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
 

@@ -5,11 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.groups import group_starts
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+
+
+def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
+    """Return a bool array that is True for each row at which a group of rows begins.
+
+    Args:
+        values: Group of each row.
+        before: Group of the row that precedes the first row of `values`; None if no row precedes it.
+
+    Returns:
+        Bool array ``[rows]``: whether a group begins at the row.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    begins = np.empty(len(values), dtype=bool)
+    begins[1:] = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    begins[:1] = before is None or values[0] != before
+    return begins
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:

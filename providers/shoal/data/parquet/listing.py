@@ -21,12 +21,13 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Path, size and time of one file of a dataset.
+    """Path, size and time of the last change of one file of a dataset.
 
     Args:
         path: Canonical path or URI.
         size: Size in bytes.
-        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not tell.
+        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not report the
+            time.
     """
 
     path: str
@@ -90,7 +91,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
     head, mark, query = split_query(path)
     # The filesystem returns paths without their prefix (scheme and account, such as "s3://"). The function `canonical`
-    # puts the prefix that the user wrote in front of these paths again.
+    # puts the prefix that the user wrote in front of these paths.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 
@@ -124,7 +125,7 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
 
 def _is_hidden(relative: str) -> bool:
     # Files whose names begin with "_" or ".", such as _SUCCESS, _metadata and .crc, contain no data. Spark, Hive and
-    # Arrow skip them, too. A partition directory may be named _x=1, so names with "=" are not skipped.
+    # Arrow skip such files, too. A partition directory may be named _x=1, so names with "=" are not skipped.
     return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
 
 

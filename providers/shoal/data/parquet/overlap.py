@@ -1,8 +1,8 @@
-"""Record which rows a dataset contains, and find the rows that another dataset has in common with the recorded one.
+"""Record which rows a dataset contains, and find the rows that another dataset contains, too.
 
-Only footers are read, except for row groups of which filters may select a part: the filter columns of these are read. A
-file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic link are therefore the
-same file, but rows that were written into another file are not recognised.
+This module reads only footers. If a filter may select a part of a row group, this module also reads the filter columns
+of this row group. A file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic
+link therefore count as the same file, but rows that were written into a new file are not recognised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class RecordedFile:
     Args:
         path: Path of the file when it was recorded.
         digest: Fingerprint of the file; see :meth:`ParquetSource.file_digest`.
-        groups: For each row group, the selected rows. With filters, only the rows that match them are counted.
+        groups: For each row group, its rows that belong to the dataset. If the dataset has filters, only matching rows
+            are counted.
         filters: Filters of the dataset; None without filters.
     """
 
@@ -65,7 +66,7 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file that belongs to two datasets, and the number of its rows that both datasets contain.
+    """A file that belongs to two datasets, and the number of rows that the datasets share in this file.
 
     Args:
         path: Path of the file in the dataset that was checked.
@@ -102,11 +103,10 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
-    """Find the files of `source` that contain rows which also belong to other datasets. The records of the other
-    datasets were made by :func:`record`.
+    """Find the files of `source` that contain rows which also belong to other datasets.
 
     Args:
-        recorded: Records of other sources.
+        recorded: Records of the other datasets, from :func:`record`.
         source: The source to check.
 
     Returns:
@@ -143,10 +143,11 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
     """Return the positions of those rows of a row group that belong to the dataset of the record `file`.
 
-    The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint.
+    The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint as
+    the recorded file.
 
-    If the record's filters cannot be applied to the source's file, for example because the source has another type of
-    the partition column, all rows are returned: reporting a shared row too many is better than missing one.
+    If the record's filters cannot be applied to the file, for example because the partition column has another type in
+    `source`, the positions of all rows are returned: to report too many shared rows is better than to miss one.
     """
     import numpy as np
 

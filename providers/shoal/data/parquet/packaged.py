@@ -1,4 +1,5 @@
-"""Find the files of small frames that travel with a job's code in the package that Ray has unpacked on this node."""
+"""Find small DataFrames, stored as Parquet files, that were sent with a job's code. Ray unpacks the package with the
+code and these files on every node."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ URI = f"{SCHEME}://"
 """Start of the URIs of files in the package."""
 
 FOLDER = "_data"
-"""Folder in the package. It has a folder for each file, whose name is the SHA-256 of the file."""
+"""Folder in the package for all files. Each file has a subfolder of its own, whose name is the SHA-256 of the file."""
 
 
 def inside(digest: str, name: str) -> str:
@@ -35,15 +36,16 @@ def uri(inside: str) -> str:
 
 @functools.cache
 def local_path(inside: str) -> str:
-    """Return the path on this node of a file in the package, after a check of its digest.
+    """Check the digest of a file in the package, and return the path of the file on this node.
 
-    Ray adds the folder of the unpacked package to `sys.path` of the workers, and the driver does so itself.
+    The folder of the unpacked package is in `sys.path`: Ray adds it in the workers, and the driver of a job adds it
+    itself.
 
     Args:
         inside: Path in the package.
 
     Raises:
-        DataError: There is no such file on this node, or it was changed.
+        DataError: If there is no such file on this node, or the file was changed.
     """
     digest = inside.split("/")[2]
     for folder in sys.path:

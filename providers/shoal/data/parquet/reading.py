@@ -33,7 +33,8 @@ def read_ranges(
         partitions: Partition column -> its value for this file.
         indices_of: For a part of a random split, a function of a row group's index that returns the positions of the
             part's rows within the row group. None reads all rows.
-        matcher: Filters of the rows; None if there are none. Ranges and positions count only the rows that match.
+        matcher: Filters of the rows; None without filters. With filters, the row numbers in `ranges` and the positions
+            from `indices_of` count only the rows that match.
         matching: Number of rows of each row group that match the filters.
 
     Yields:
@@ -70,14 +71,14 @@ def read_ranges(
                 else:
                     table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
-                # `_append` gets the number of rows as an argument, because a table without columns does not contain
-                # this number.
+                # `_append` gets the number of rows as an argument, because a table without columns does not contain the
+                # number.
                 for name, value in partitions.items():
                     if name in columns:
                         table = _append(table, name, value, part.rows)
                 table = table.select(list(columns))
             yield table
-            # `del` frees this table. Otherwise it would stay in memory while the next row group is decoded.
+            # Without `del`, this table would stay in memory while the next row group is decoded.
             del table
 
 
@@ -115,7 +116,7 @@ def _read_part(
 ) -> pa.Table:
     """Decode a row group in small batches and keep only the rows of one range, so that the other rows take no memory.
 
-    With a matcher, the range counts only the rows that match the filters.
+    With a matcher, the row numbers of the range count only the rows that match the filters.
     """
     import pyarrow as pa
 

@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 
 
 class ParquetSource:
-    """The rows of Parquet files: all rows, those that match filters, or a random part of either.
+    """The rows of Parquet files: all rows, the rows that match filters, or a random part of these rows.
 
     The footers are read once, when they are first needed, and kept. A pickled copy includes the footers, so that
     workers do not list the directory again and all see the same files.
@@ -42,8 +42,8 @@ class ParquetSource:
         by_value: Whether :meth:`digest` is computed from the values of all rows even without filters.
 
     Attributes:
-        staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that keeps the files as long as this source
-            exists; None if this process does not hold staged files.
+        staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that prevents the removal of staged files
+            while this source exists; None if this process does not hold staged files.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # The metadata with the column statistics is not pickled. It may be a hundred times larger than the rest of the
-        # source, and only the driver process uses it, for checks and fingerprints.
+        # The metadata with the column statistics is not pickled. The metadata may be a hundred times larger than the
+        # rest of the source, and only the driver process uses the metadata, for checks and fingerprints.
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
@@ -99,7 +99,7 @@ class ParquetSource:
     def used_footers(self) -> list[Footer]:
         """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
 
-        Splits are not taken into account, so a split may select no row of such a file.
+        Splits are not taken into account, so a split may select no row of a returned file.
         """
         if self.filters is None:
             return [footer for footer in self.footers() if footer.rows]
@@ -160,7 +160,8 @@ class ParquetSource:
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """Return all row groups in the order of the files. Rows that a filter or a split leaves out are not counted.
+        """Return all row groups in the order of the files. The number of rows of a row group does not include rows that
+        a filter or a split leaves out.
 
         Raises:
             DataError: If this source is a part of a random split and has no rows.
@@ -251,7 +252,7 @@ class ParquetSource:
 
         Returns:
             Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
-            statistics for the column, or if a filter excludes rows of the row group that may contain the nulls.
+            statistics for the column, or if a filter may exclude the rows with nulls.
         """
         nulls = self._null_count(path, row_group, column)
         if nulls and self.filters is not None:
@@ -279,15 +280,15 @@ class ParquetSource:
     def digest(self) -> str:
         """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
 
-        With filters, the values of all rows that match them are read. Equal rows then have the same fingerprint even if
-        they are stored in other files; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that a file
-        lacks, or has with another kind of type, are left out. If no column is left, the fingerprint is computed from
-        the footers and the filters.
+        If the dataset has filters, the values of all matching rows are read. Equal rows then have the same fingerprint,
+        whichever files contain them; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that a file lacks, or
+        has with another kind of type, are left out. If no column is left, the fingerprint is computed from the footers
+        and the filters.
 
         Returns:
-            32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. It
-            changes with the files' sizes, row counts, schemas, partition values, column statistics and order, and with
-            the split.
+            32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. The
+            fingerprint changes with the files' sizes, row counts, schemas, partition values, column statistics and
+            order, and with the split.
         """
         if self._by_value or self.filters is not None:
             schema = self._common_schema()
@@ -301,14 +302,15 @@ class ParquetSource:
     def write_times(self) -> tuple[int | None, ...]:
         """Return the time of each file's last change in nanoseconds; empty if `digest` is computed from the rows.
 
-        A time is None if the filesystem does not tell it.
+        The time of a file is None if the filesystem does not report it.
         """
         if self._by_value or self.filters is not None:
             return ()
         return tuple(file.modified_ns for file in list_files(self.paths))
 
     def file_digest(self, path: str) -> str:
-        """Return a fingerprint of one file, computed from its footer; it does not depend on the file's name or folder.
+        """Return a fingerprint of one file, computed from its footer. The fingerprint does not depend on the file's
+        name or folder.
 
         Args:
             path: Canonical path of one of the files.
@@ -322,7 +324,7 @@ class ParquetSource:
         """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
         None, which means all rows.
 
-        With filters, only the rows that match them are counted, and the splits select from these rows.
+        If the source has filters, only matching rows are counted, and the splits select from these rows.
 
         Args:
             path: Canonical path of one of the files.
@@ -334,7 +336,7 @@ class ParquetSource:
     def matching(self, path: str, row_group: int, filters: Filters) -> np.ndarray:
         """Return the positions of the rows of a row group that match the given filters.
 
-        The filters may differ from those of this source, which are ignored.
+        The source's own filters are ignored.
 
         Args:
             path: Canonical path of one of the files.
@@ -371,7 +373,7 @@ class ParquetSource:
         if not named:
             return files
         # If a column is stored in the files and is also a partition directory, the stored values are used. The path of
-        # such a file therefore does not decide whether its rows match.
+        # a file with such a column therefore does not show whether the rows match.
         stored = read_footers(files[:1])[0][0].schema.names
         fields = {name: pa.field(name, pa.type_for_alias(self._partition_types[name])) for name in named}
         deciding = [
@@ -393,7 +395,7 @@ class ParquetSource:
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
         """Count the rows of each row group that match the filters. Return a dict: path of the file -> one number per
-        row group of the file. The first call computes these numbers; later calls return the stored ones."""
+        row group of the file. The first call computes these numbers; later calls return the stored numbers."""
         if self._matching is None:
             fields = self.partition_fields()
 

@@ -2,10 +2,10 @@
 
 A shard is the part of the rows that one worker reads. The row groups are shuffled with a seed, and each whole row group
 is assigned to the shard that has the fewest rows so far. If the sizes of all shards are then within :data:`TOLERANCE`
-of the mean, this is the plan, and no row group is decoded twice. Otherwise (with few or uneven row groups) a whole row
+of the mean, the plan is ready, and no row group is decoded twice. Otherwise (with few or uneven row groups) a whole row
 group is assigned only if it fits into a shard's equal share of the rows. The remaining row groups are divided between
-shards, so that the sizes of the shards differ by at most one row. This needs at most ``num_workers - 1`` divisions, and
-each one means that one more worker decodes the same row group.
+shards, so that the sizes of the shards differ by at most one row. At most ``num_workers - 1`` divisions are needed.
+Each division means that one more worker decodes the same row group.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
-        is within 1 % of the mean; if a row group had to be divided, they differ by at most one row.
+        is within 1 % of the mean; if a row group had to be divided, the sizes differ by at most one row.
 
     Raises:
         InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
@@ -109,9 +109,9 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
         )
 
     groups = shuffled(groups, seed)
-    parts = _deal_whole(groups, num_workers)
+    parts = _assign_whole(groups, num_workers)
     if not _is_even([sum(part.rows for part in mine) for mine in parts]):
-        parts = _deal_cut(groups, num_workers)
+        parts = _assign_divided(groups, num_workers)
     return tuple(Shard(tuple(sorted(mine))) for mine in parts)
 
 
@@ -119,7 +119,7 @@ def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
     """Return the items in a random order that depends only on the seed and is the same in every version of Python.
 
     The function implements a Fisher-Yates shuffle with ``random()``, because Python guarantees that the numbers from
-    ``random()`` never change, but gives no such guarantee for ``shuffle()``.
+    ``random()`` never change, but gives no such guarantee for ``random.shuffle()``.
     """
     deck = list(items)
     rng = random.Random(seed)
@@ -133,7 +133,7 @@ def _whole(group: RowGroup) -> RowRange:
     return RowRange(group.path, group.index, 0, group.rows)
 
 
-def _deal_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
+def _assign_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
     """Assign every row group as a whole to the shard that has the fewest rows so far."""
     heap = [(0, rank) for rank in range(num_workers)]
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
@@ -150,7 +150,7 @@ def _is_even(loads: Sequence[int]) -> bool:
     return min(loads) >= 1 and all(abs(load - mean) <= TOLERANCE * mean for load in loads)
 
 
-def _deal_cut(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
+def _assign_divided(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
     """Assign rows so that the shards differ by at most one row. A row group that fits into a shard is assigned as a
     whole; the other row groups are divided between shards."""
     share, extra = divmod(sum(group.rows for group in groups), num_workers)

@@ -51,8 +51,8 @@ class Split:
             rows: Number of rows in this row group.
 
         Returns:
-            Number of rows for each part; the sum is `rows`. Summed over all row groups, each part gets its share of all
-            rows, rounded.
+            Number of rows for each part; the sum is `rows`. The sum of a part's counts over all row groups is its share
+            of all rows, rounded.
         """
         # The weights are converted to exact fractions of the decimals that the user wrote. With floats, 0.29 * 100 is
         # 28.999999999999996, and a row would be missing.
@@ -73,8 +73,8 @@ class GroupSelection:
 
     Args:
         rows: Number of rows of the row group in the file.
-        steps: For each split of the chain: the split, and the number of rows in all previous row groups that this split
-            divides.
+        steps: For each split, in the order in which they are applied: the split, and the number of rows that it divides
+            in all previous row groups.
         key: Identifier of the row group that does not depend on the name of its directory.
     """
 
@@ -113,7 +113,8 @@ def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) ->
     Args:
         rows: Number of rows of each row group, in an order that does not depend on how the files were listed.
         keys: Identifier of each row group; see :class:`GroupSelection`.
-        splits: The chain. Each split divides the rows that the previous split selected.
+        splits: Splits in the order in which they are applied. Each split divides the rows that the previous split
+            selected.
 
     Returns:
         The selection in each row group.

@@ -36,16 +36,16 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    # A dataset with a filter cannot be read directly. It can be recognised only by the private attribute
-    # `_scan_options`, in which `Dataset.filter()` stores the filter's expression.
+    # A dataset with a filter cannot be read directly. Only the private attribute `_scan_options` shows whether a
+    # dataset has a filter: `Dataset.filter()` stores the filter's expression in it.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:
         return None
     source = ParquetSource(dataset.files)
     try:
-        # A dataset may contain only some row groups of a file. So the row groups of the dataset are counted. Its rows
-        # cannot be counted instead, because `count_rows()` counts all rows of the file.
+        # A dataset may contain only some row groups of a file, so the row groups are compared. The numbers of rows
+        # cannot be compared, because `count_rows()` counts all rows of the file.
         groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
         same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
     except DataError:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TO_ARROW = ("to_arrow", "toArrow")
-"""Names of the method that returns a frame as a ``pyarrow.Table``: in Snowpark (and Polars), and in PySpark."""
+"""Names of the method that returns a frame as a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
+PySpark."""
 
 
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
@@ -63,15 +64,16 @@ def is_frame(value: Any) -> bool:
 
 
 def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
-    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or there is none."""
+    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or the frame has no
+    such method."""
     if hasattr(frame, "__arrow_c_stream__"):
         return None
     return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need an import of pandas,
-    # which is slow, and unnecessary for all other frames.
+    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need a slow import of
+    # pandas, which all other frames do not need.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )

@@ -74,8 +74,8 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
                 "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
             ) from None
         except sa.exc.SQLAlchemyError as exc:
-            # Only the first line of the error is shown. It is the database's message. The other lines repeat the query
-            # with its parameters, which may be confidential.
+            # Only the first line of the error is shown, which is the database's message. The other lines repeat the
+            # query with its parameters, which may be confidential.
             raise _query_error(exc) from exc
         finally:
             if writer is not None:
@@ -89,11 +89,11 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
 def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
     """Run a SELECT so that it cannot change the database, and write its rows to Parquet files.
 
-    PostgreSQL, MySQL and MariaDB run it in a read-only transaction, SQLite on a connection with ``PRAGMA query_only``.
-    With any other database the transaction is rolled back at its end. That does not hold back a statement that commits
-    by itself (such as DDL in Oracle), values taken from a sequence, or a function that commits on its own. No
-    transaction holds back writes outside of the tables: a file on the server (``INTO OUTFILE``), another server. Use
-    an account that may only read.
+    PostgreSQL, MySQL and MariaDB run the SELECT in a read-only transaction, SQLite on a connection with ``PRAGMA
+    query_only``. On any other database the transaction is rolled back at its end. The rollback does not undo a
+    statement that commits by itself (such as DDL in Oracle), a function that commits, or values taken from a sequence.
+    No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
+    another server. Therefore use a database account that may only read.
 
     Args:
         sql: The statement, with parameters as ``:name``.
@@ -139,7 +139,8 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
     with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
         quoted: str = result.connection.dialect.identifier_preparer.quote(column)
-    # A backslash is put before each ":". Otherwise SQLAlchemy takes the ":" for the beginning of a parameter.
+    # A backslash is put before each ":", because SQLAlchemy would otherwise take the ":" for the beginning of a
+    # parameter.
     return quoted.replace(":", r"\:")
 
 
@@ -182,10 +183,10 @@ def _query_error(error: Exception) -> DataError:
     """Return the error that the user sees for a query that failed, without the lines that repeat the parameters."""
     import sqlalchemy as sa
 
-    # A database that ends the connection, has a deadlock or a timeout raises one of these. So does SQLite for a wrong
-    # column, but a retry does no harm there.
-    passing = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
-    return (DataAccessError if passing else DataError)(f"the query failed: {str(error).splitlines()[0]}")
+    # These exceptions are raised after a lost connection, a deadlock or a timeout, so a retry may help. SQLite raises
+    # them for a wrong column, too, where a retry is useless but does no harm.
+    retryable = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+    return (DataAccessError if retryable else DataError)(f"the query failed: {str(error).splitlines()[0]}")
 
 
 def _statement(sql: str, params: Mapping[str, Any]) -> Any:
@@ -330,8 +331,8 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _rewrite(path: str, schema: pa.Schema) -> None:
     """Rewrite a staged Parquet file with wider column types, such as float instead of integer."""
     filesystem, inner = resolve(path)
-    # The name of the new file begins with a dot, because readers of the directory skip such names. So if the process
-    # dies before the new file replaces the old one, the new file is not read.
+    # The name of the new file begins with a dot, because readers of a directory skip names that begin with a dot. So if
+    # this process dies before the new file replaces the old file, nothing reads the new file.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
     with open_parquet(path) as file, TableWriter(wider, schema) as writer:

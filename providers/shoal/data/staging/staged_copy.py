@@ -17,11 +17,12 @@ _WRITTEN, _SUBMITTED = "written as JSON", "submitted"
 
 
 class StagedCopy:
-    """A staged copy of data that this process holds.
+    """A staged copy of data (Parquet files that shoal wrote for the workers) that this process holds.
 
-    The sources of connectors and the specs of datasets refer to this object. When the last of them is gone, at the
-    latest when the process exits, the copy is removed. If a job uses it then, the end of the job removes it. If a spec
-    was only written as JSON, another process may submit it later, so the copy stays until a job has used it.
+    The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last source
+    or spec is gone, at the latest when the process exits. If a job still uses the copy, the copy is removed when the
+    job ends. If a spec was written as JSON but not submitted, another process may submit the spec later, so the copy
+    stays until a job has used the copy.
 
     Args:
         location: Directory or URI of the copy.
@@ -33,7 +34,7 @@ class StagedCopy:
         self._release = weakref.finalize(self, _release, location, os.getpid(), self._uses)
 
     def __eq__(self, other: object) -> bool:
-        # Specs with equal fields are equal, whether or not this process holds the staged copy that they name.
+        # Two specs with equal fields are equal, even if this process holds the staged copy for only one of them.
         return other is None or isinstance(other, StagedCopy)
 
     def __hash__(self) -> int:
@@ -43,24 +44,24 @@ class StagedCopy:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Only this process holds the data. So a pickled connector or spec contains None instead of this object.
+        # A pickled connector or spec contains None instead of this object, because only this process holds the data.
         return type(None), ()
 
     def discard(self) -> bool:
-        """Remove the copy now. Return False if it did not exist any more."""
+        """Remove the staged copy of the data now. Return False if the copy did not exist any more."""
         self._release.detach()
         return discard(self.location)
 
     def written(self) -> None:
-        """Note that a spec that names the copy was written as JSON, which another process may read."""
+        """Note that a spec with this staged copy was written as JSON, which another process may read."""
         self._uses.add(_WRITTEN)
 
     def submitted(self) -> None:
-        """Note that this process has submitted a job that uses the copy."""
+        """Note that this process has submitted a job that uses the staged copy of the data."""
         self._uses.add(_SUBMITTED)
 
     def keep(self) -> None:
-        """Keep the copy until this process exits."""
+        """Keep the staged copy of the data until this process exits."""
         _kept.append(self)
 
 

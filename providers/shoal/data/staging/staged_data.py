@@ -1,7 +1,7 @@
 """Write and remove staged data: Parquet files that shoal writes for the workers.
 
 A directory of staged data contains a marker file, which names the process that holds the data, and a file for each job
-that uses them. It is removed when no process holds the data and no job uses them any more.
+that uses the data. The directory is removed when no process holds the data and no job uses them any more.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from shoal.state.process import ProcessId
 
 # Name of the file that marks a directory as created by shoal. shoal removes only directories that contain this file.
-# The name begins with an underscore, so that readers of the data skip it. The file contains the process that holds the
-# data, as JSON: {"process": {...}}, or {"process": null} after that process has released them.
+# The name begins with an underscore, so that readers of the data skip it. The marker file names the process that holds
+# the data, as JSON: {"process": {...}}, or {"process": null} after this process has released the data.
 MARKER = "_shoal_staging"
 
-# As long as a job uses the data, their directory contains an empty file for this job. The name of the file is this
-# text, followed by the id under which the attempt of the job was submitted.
+# Beginning of the names of the empty files in a directory of staged data that stand for the jobs that use the data. The
+# rest of a name is the id under which an attempt of the job was submitted. The file is removed when the attempt ends.
 _USED_BY = "_shoal_used_by."
 
 _GLOB = "*?[]"
-"""Characters that fsspec interprets as a pattern when it removes a directory; URIs that contain them are refused."""
+"""Characters that fsspec interprets as a pattern when it removes a directory. URIs that contain these characters are
+refused."""
 
 
 def default_location() -> str:
@@ -104,7 +105,8 @@ def claim(location: str, user: str) -> None:
     from pyarrow.fs import FileType
 
     filesystem, inner = resolve(normalise(location))
-    # Object stores have no directories. There, the claim alone would make a directory that is never removed.
+    # An object store has no directories of its own. Without this check, writing the file would create the removed
+    # directory again, and nothing would remove it.
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         raise DataError(f"the staged data in {location} do not exist any more: stage them again")
     with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):
@@ -128,8 +130,8 @@ def unclaim(location: str, user: str) -> None:
 
 
 def release(location: str) -> bool:
-    """Note in a directory of staged data that its process does not hold the data any more, and remove the directory
-    unless a job uses it.
+    """Note in a directory of staged data that no process holds the data any more, and remove the directory unless a job
+    uses the data.
 
     Returns:
         True if the directory was removed.
@@ -140,8 +142,8 @@ def release(location: str) -> bool:
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         return False
     # This process first notes in the marker file that it does not hold the data any more, and then looks for jobs that
-    # use them. A job that ends at the same time first removes its claim, and then reads the marker file. So at least
-    # one of the two sees that the data are unused, and removes the directory.
+    # use the data. A job that ends at the same time first removes its own file, and then reads the marker file. So the
+    # process or the job, or both, see that the data are unused, and remove the directory.
     _write_holder(filesystem, inner, None)
     return discard_unused(location)
 
@@ -149,7 +151,7 @@ def release(location: str) -> bool:
 def hand_over(location: str) -> None:
     """Leave a directory of staged data to the process that will submit a job with it.
 
-    The marker file then names no process, so the directory stays until a job that uses it has ended.
+    The marker file then names no process, so the directory stays until a job has used the data and ended.
     """
     filesystem, inner = resolve(normalise(location))
     with filesystem.open_output_stream(f"{inner}/{MARKER}"):
@@ -199,7 +201,7 @@ def _this_process() -> ProcessId:
 
 
 def discard(location: str) -> bool:
-    """Remove a directory that shoal created for staged data, even if it is still used.
+    """Remove a directory that shoal created for staged data, even if a process or a job still uses the data.
 
     Args:
         location: Directory or URI that :func:`staged` created.
@@ -220,8 +222,8 @@ def discard(location: str) -> bool:
         raise InvalidArgumentError(
             f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
         )
-    # The marker file is removed last. If this process is killed before that, the next call of this function still finds
-    # the marker file, and removes the rest.
+    # The marker file is removed last. If this process is killed before the end, the next call of this function still
+    # finds the marker file, and removes the rest.
     for found in filesystem.get_file_info(FileSelector(inner)):
         if found.type == FileType.Directory:
             filesystem.delete_dir(found.path)

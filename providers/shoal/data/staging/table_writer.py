@@ -1,4 +1,5 @@
-"""Write tables and record batches to Parquet files whose row groups suit a division among workers."""
+"""Write tables and record batches to Parquet files, with row groups of a size that can be assigned evenly to
+workers."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
-# 16 workers get four each. A row group has at least 8 Ki rows, because smaller ones compress badly and make the footer
-# large. It has at most 32 MiB after decoding, which limits the memory that a worker needs while it reads.
+# 16 workers get four each. A row group has at least 8 Ki rows, because smaller row groups compress badly and make the
+# footer large. A row group has at most 32 MiB after decoding, which limits the memory that a worker needs while it
+# reads.
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
@@ -36,7 +38,8 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Writer that appends tables with the same schema to one Parquet file. As a context manager, it closes the file.
+    """Writer that appends tables with the same schema to one Parquet file. As a context manager, the writer closes the
+    file at the end.
 
     Args:
         path: File to write.

@@ -1,6 +1,6 @@
 """Define `TorchDataset`, a torch dataset that returns the rows of Parquet files as tensors.
 
-Its epochs are shuffled with a seed and can be resumed, and it works in the worker processes of a DataLoader.
+The dataset shuffles its epochs with a seed, can resume an epoch, and works in the worker processes of a DataLoader.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with this size, before any row is
+# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with this size before any row is
 # read.
 _TEXT_BYTES = 64
 
@@ -61,8 +61,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
     has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
-    shuffled, and then the rows within a few row ranges at a time, so that only these few are in memory (see
-    :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among themselves.
+    shuffled first. Then the rows of a few row ranges at a time are shuffled together, so that only these row ranges are
+    in memory (see :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among
+    themselves.
 
     Clients of object stores do not work after a fork. If the files are on an object store, pass
     ``multiprocessing_context="forkserver"`` to a DataLoader that has workers.
@@ -71,7 +72,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         ingester: Reader of the rows.
         ranges: Row ranges of the dataset, in order.
         rows: Number of rows per epoch. If it exceeds the number of rows in `ranges`, rows are repeated.
-        position: Rank and seed, on which the order depends.
+        position: Rank and seed, which decide the order of the rows.
         batch_size: Number of rows per item; None returns single rows as Python objects.
         shuffle: Whether each epoch has a new order.
         drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
@@ -169,11 +170,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position that this process has reached in the epoch. Another dataset with the same rows in the
-        same order can continue there.
+        same order can continue at this position.
 
-        The other dataset continues after a call of :meth:`load_state_dict` with this position.
+        To continue, pass this position to :meth:`load_state_dict` of the other dataset.
 
-        torchdata's ``StatefulDataLoader`` calls both methods, in its worker processes too.
+        torchdata's ``StatefulDataLoader`` calls `state_dict` and `load_state_dict`, also in its worker processes.
 
         Returns:
             A dict of JSON values: the epoch, the number of items returned in this epoch, and the values that identify
@@ -202,7 +203,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         """Make the next ``iter()`` of this dataset continue at a position that :meth:`state_dict` returned.
 
         If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
-        the next ``iter()`` returns no items in this case, because other workers may not have ended the epoch.
+        however, the next ``iter()`` then returns no items, because other workers may not have ended the epoch.
 
         Args:
             state_dict: Result of :meth:`state_dict`.
@@ -235,7 +236,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         """Begin an epoch. Return the epoch's number, and how many of its items have to be skipped to continue at a
         saved position.
 
-        The second number is None if the saved position is the end of the epoch.
+        The number of items to skip is None if the saved position is the end of the epoch.
         """
         if self._resumed is None:
             epoch = self._epochs.next()
@@ -274,16 +275,16 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: shuffling.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are left
-        out, because they were returned before.
+        """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are
+        skipped, because an earlier iterator has returned them.
 
-        At the end the iterator may return one item too many, which the caller must drop.
+        The iterator may return one item too many at the end, which the caller must drop.
         """
         key = (self._position.seed, progress.epoch or 0, self._position.rank)
         first = 0
         if self.shuffle:
             # If rows are repeated so that all ranks have the same number of rows, the first repeated row range is
-            # chosen at random. The choice differs between epochs, but is the same for all workers of a DataLoader,
+            # chosen at random. The choice differs between epochs. All workers of a DataLoader make the same choice,
             # because they divide the same rows.
             first = int.from_bytes(shuffling.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
@@ -308,22 +309,22 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     ) -> Iterator[Window]:
         tables = self._ingester.iter_batches(Shard(tuple(itertools.chain(*order))), self.columns)
         for window in order:
-            # Each table is converted to arrays before the next one is read. Otherwise the tables with text and
-            # decimals, which are copied in the conversion, would be in memory in addition to the arrays.
+            # Each table is converted to arrays before the next one is read. Otherwise tables with text and decimals
+            # would be in memory in addition to the arrays, because the conversion copies text and decimals.
             parts = [self._convert(tables, part) for part in window]
             permutation = next(permutations)
-            # `pop` removes the arrays of a column from `parts` before `rearranged` copies them into one array. So at
-            # most one column is in memory twice.
+            # `pop` removes the arrays of a column from `parts` before `rearranged` copies them into one array.
+            # Therefore at most one column is in memory twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
 
     def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
         try:
             table = next(tables)
         except DataError as exc:
-            where = f"row group {part.row_group}"
-            if where in str(exc) or not str(exc).startswith(part.path):
+            place = f"row group {part.row_group}"
+            if place in str(exc) or not str(exc).startswith(part.path):
                 raise
-            raise DataError(f"{exc} (while reading {where})") from exc
+            raise DataError(f"{exc} (while reading {place})") from exc
         return {name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()}
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
@@ -348,8 +349,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 if missing == 0:
                     yield self._joined(held)
                     held, missing = [], size
-            # `del` frees this window (the rows that are shuffled together). Otherwise it would stay in memory while the
-            # next window is read.
+            # Without `del`, this window (the rows that are shuffled together) would stay in memory while the next
+            # window is read.
             del window
         if held:
             yield self._joined(held)

@@ -1,12 +1,13 @@
-"""Count the epochs of a torch dataset. Its copies in a DataLoader's worker processes share the same count.
+"""Count the epochs of a torch dataset. All copies of the dataset in a DataLoader's worker processes share one count.
 
 A DataLoader with workers calls ``iter()`` on the copies of the dataset in its workers, never on the user's dataset. For
-every epoch it either forks new copies or keeps the old ones. The counter is therefore in memory that all copies share.
+every epoch the DataLoader either starts new workers with new copies, or keeps the old ones. The counter is therefore in
+memory that all copies share.
 
-Each worker has a slot (one 64-bit number in the shared memory) that only this worker writes. Therefore no lock is
-needed, which a killed worker could leave locked. A slot is read and written atomically. It contains two numbers: how
-many epochs were begun, and the round in which the last of these epochs was begun. A round is one set of worker
-processes. DataLoader draws a random number for every set, by which this module distinguishes the rounds.
+Each worker has a slot: one 64-bit number in the shared memory, which is read and written atomically. Only this worker
+writes its slot, so no lock is needed, which a killed worker could leave locked. A slot contains two numbers: how many
+epochs were begun, and the round in which the last of these epochs was begun. A round is one set of worker processes.
+DataLoader draws a random number for every set, and this module distinguishes the rounds by this number.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COUNT = (1 << _COUNT_BITS) - 1
 
 
 class EpochCounter:
-    """Counter of epochs, from 0. Copies of this object in a DataLoader's worker processes share the same count."""
+    """Counter of epochs, from 0. All copies of a counter in a DataLoader's worker processes share one count."""
 
     def __init__(self) -> None:
         self._slots = torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
@@ -32,7 +33,7 @@ class EpochCounter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         # In a DataLoader worker that was started by "spawn", the unpickled `_slots` already share memory with the main
-        # process. Any other unpickled counter gets shared memory of its own, and so counts separately.
+        # process. Any other unpickled counter gets shared memory of its own, and therefore counts separately.
         if not self._slots.is_shared():
             self._slots.share_memory_()
 
@@ -72,7 +73,7 @@ def _slot_and_round() -> tuple[int, int]:
     """Return the index of this process's counter in shared memory, and a number that identifies the set of DataLoader
     workers to which this process belongs.
 
-    Both are 0 in the main process. The second number is below 2**31.
+    In the main process, the index and the number are 0. The number is below 2**31.
     """
     worker = get_worker_info()
     if worker is None:

@@ -1,6 +1,6 @@
 """Compute, without I/O, which rows of a shard each DataLoader worker returns, and in which order.
 
-The row ranges of a shard, one after the other, are called the line here. The line is divided among the workers of a
+The sequence of row ranges of a shard is called the line in this module. The line is divided among the workers of a
 DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
 positions of these divisions do not depend on the epoch, so that exactly one worker returns each row even if the workers
 are in different epochs. Each worker then shuffles the row ranges of its share.
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from shoal.data.planning.row_groups import RowRange
 
 # These numbers decide the size of a window, which is a group of row ranges that are in memory together and whose rows
-# are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, but it ends earlier
-# if the next range would make it larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by
-# itself.
+# are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, unless the next range
+# would make the window larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by itself.
 BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# If the dataset has no batch size, each DataLoader worker builds batches from its own rows. Each worker gets a multiple
-# of this number of rows, if there are enough rows. If this number is a multiple of DataLoader's batch size, at most one
-# worker has an incomplete batch, and ``len()`` of the DataLoader returns the right number of batches.
+# If the dataset has no batch size, each DataLoader worker builds batches from its own rows. The number of rows of each
+# worker is a multiple of 1,024, or of a smaller power of two if the dataset has few rows. If this multiple is also a
+# multiple of DataLoader's batch size, at most one worker has an incomplete batch, and ``len()`` of the DataLoader
+# returns the right number of batches.
 _ROWS_TOGETHER = 1_024
-# Rows are given to DataLoader workers in blocks of equal size. If there are enough rows, each worker gets at least this
-# number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.
+# Rows are given to DataLoader workers in blocks of equal size. If the dataset has enough rows, each worker gets at
+# least this number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.
 _MULTIPLES_PER_WORKER = 16
 
 
@@ -36,7 +36,7 @@ _MULTIPLES_PER_WORKER = 16
 class Share:
     """The rows ``start <= i < stop`` that one DataLoader worker reads, and the number of items built from them.
 
-    The rows are counted over all row ranges of the shard.
+    The rows are numbered from 0 over all row ranges of the shard.
     """
 
     start: int
@@ -83,7 +83,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
         first: Index of the row range with which the repetition begins.
 
     Returns:
-        The original row ranges, followed by the repeated ones.
+        The original row ranges, followed by the repeated row ranges.
     """
     longer = list(line)
     missing = rows - sum(part.rows for part in line)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def begin(spec: JobSpec) -> None:
-    """Do what the training will need and what takes seconds: start its workers, and import its library.
+    """Start the workers of a training and import its library ahead of time, because both take seconds.
 
     Args:
         spec: Spec of the job.
@@ -149,7 +149,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 def _skipped(
     register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
 ) -> JobResult | None:
-    """Return the result of a skipped job, whose training would only repeat that of the model's newest version.
+    """Return the result of a job that skips its training, because the newest version has the same rows and settings.
 
     Args:
         register: Settings that name the model.

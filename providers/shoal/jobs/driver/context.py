@@ -21,17 +21,17 @@ from shoal.training.progress import OnProgress
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """Data about one attempt that its driver passes to the code that runs this kind of job.
+    """Data about one attempt that its driver passes to the code that trains or predicts.
 
     Attributes:
         store: Store that has the attempt's row.
         key: The attempt.
         run: MLflow run of the attempt; None if the job records nothing in MLflow.
         tags: MLflow tags that name the job, attempt, pool and holder.
-        environment: Environment variables for the workers. The workers get them as arguments of their Ray actors.
+        environment: Environment variables for the workers, which get them as arguments of their Ray actors.
         on_progress: Function that takes the training's latest progress, which is then stored in the job's row.
-        on_trained: Function to call when the workers' work is over and only the driver's is left. It ends the workers
-            and lets the next job of the pool start.
+        on_trained: Function to call when the workers have finished and only the driver has work left. The function ends
+            the workers and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
         stopwatch: Measures the seconds of each step.
     """
@@ -58,7 +58,7 @@ class AttemptContext:
         return artifacts.claim_of(self.store, self.key)
 
     def keep_gpu_choice(self, choice: bool) -> bool:
-        """Record whether the job uses GPUs, unless an earlier attempt has recorded it. Return what is recorded.
+        """Record whether the job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 
         Args:
             choice: Choice of this attempt.
@@ -73,7 +73,7 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether the attempt of a job that has marked a folder as its own (the claim) has ended.
+        """Return whether the attempt that the marker file of a folder names (the claim) has ended.
 
         The result is False if shoal's database does not know the attempt.
         """

@@ -1,9 +1,9 @@
-"""Start drivers in milliseconds: a process that has imported the modules of a driver, and forks itself for each job.
+"""Start drivers in milliseconds: fork, for each job, a process that has already imported the modules of a driver.
 
-A pool's head starts it (``python -P -m shoal.jobs.driver.fork_server``) and writes a request for each job to its stdin,
-as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started, one when it has
-ended. The process has one thread and runs no code of a job, and each fork of it serves one job. The drivers end with
-it, and it ends with the head.
+A pool's head starts this process (``python -P -m shoal.jobs.driver.fork_server``) and writes a request for each job to
+its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started, one when
+it has ended. The process has one thread and runs no code of a job, and each fork of it serves one job. The drivers end
+with the process that forked them, and that process ends with the head.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
-    """The server's state: its pipes, and the drivers that run."""
+    """Server that forks the drivers, with its pipes and the drivers that run."""
 
     def __init__(self) -> None:
-        # The answers have a descriptor of their own, so that nothing that a library prints gets among them.
+        # The answers have a descriptor of their own, so that texts that a library prints do not mix with the answers.
         self._answers = os.dup(1)
         os.dup2(2, 1)
         self._woken, wakes = os.pipe()
@@ -37,7 +37,8 @@ class ForkServer:
 
     def serve(self) -> None:
         """Start drivers, and report their ends, until stdin is closed."""
-        # Without this call, the garbage collection of a driver would copy the pages that it shares with this process.
+        # Without `gc.freeze`, the garbage collection of a driver would copy the memory that it shares with this
+        # process.
         gc.freeze()
         requests = b""
         with selectors.DefaultSelector() as selector:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
 
 _SEND_EVERY_SECONDS = 1.0
-"""Seconds between two calls to MLflow. Metrics are collected meanwhile, because a call takes at least 10 ms, which is
-the time of many training steps."""
+"""Seconds between two calls to MLflow. Metrics are buffered between the calls, because a call takes at least 10 ms,
+which is the time of many training steps."""
 
 _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""
@@ -38,7 +38,7 @@ _SYSTEM = "system/"
 class _Sender:
     """Buffer for the metrics and the usage of all ranks, which are sent to MLflow in batches.
 
-    The object is a context manager. At the end of its block, it sends the metrics that are left.
+    The object is a context manager, and sends the remaining metrics at the end of its block.
 
     Args:
         run: MLflow run of the attempt; None: the metrics are discarded.
@@ -106,7 +106,7 @@ def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str,
 
 
 class _NodeLog:
-    """Writer of the nodes' system metrics to MLflow, as ``system/<node>/...``. A separate thread calls it.
+    """Writer of the nodes' system metrics to MLflow, as ``system/<node>/...``; a separate thread uses it.
 
     Args:
         run: MLflow run of the attempt.
@@ -189,7 +189,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
 
 
 def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
-    """Go on with another MLflow run, because rank 0 has called ``set_experiment``; a failure is only printed."""
+    """Continue the job in another MLflow run, because rank 0 has called ``set_experiment``; only print a failure."""
     if place.run is None or place.run.run_id == run_id:
         return
     try:
@@ -250,6 +250,6 @@ def _program(spec: FunctionJobSpec) -> bytes:
     assert spec.train_func is not None
     if spec.run_config.packages or spec.run_config.code:
         # The packages and code that the job brings with it can be imported only in the workers, and not in this
-        # process. So the function is named here, and each worker imports it.
+        # process. So the program contains only the function's name, and each worker imports the function.
         return Program.of(call_imported, (spec.train_func, *spec.args), spec.kwargs).dumps()
     return Program.of(imported(spec.train_func), spec.args, spec.kwargs).dumps()

@@ -1,7 +1,7 @@
 """Tell the user and the pool that a node of the Ray cluster has announced its end.
 
-Ray reports such nodes only to processes that are connected to the cluster, and not over HTTP. So the reconciler of a
-`ray://` pool does not see them, and the drivers of jobs write the announced ends into the rows of the nodes. The
+Ray reports announced ends only to processes that are connected to the cluster, and not over HTTP. So the reconciler of
+a `ray://` pool does not see the announcements, and the drivers of jobs write them into the rows of the nodes. The
 reconciler then requests a replacement before the node goes.
 """
 
@@ -16,11 +16,11 @@ from shoal.state import Store
 from shoal.training import cluster
 
 _PERIOD_S = 5.0
-"""Seconds between two looks. AWS announces the end of a spot machine 120 s before."""
+"""Seconds between two checks of the nodes. AWS announces the end of a spot machine 120 s before the end."""
 
 
 class LeavingWatch:
-    """Thread that looks for nodes that have announced their end. It must not keep the process from ending.
+    """Thread that looks for nodes that have announced their end. The process can end while the thread runs.
 
     Args:
         store: Store that has the rows of the nodes.
@@ -39,7 +39,7 @@ class LeavingWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its present look."""
+        """End the thread after its present check of the nodes."""
         self._done.set()
 
     def look(self) -> None:
@@ -67,5 +67,5 @@ class LeavingWatch:
         while not self._done.wait(_PERIOD_S):
             try:
                 self.look()
-            except Exception as error:  # neither the store nor Ray may answer; the next look tries again
+            except Exception as error:  # the store or Ray may not answer now; the next check tries again
                 print(f"the announced end of a node could not be recorded: {error}", flush=True)

@@ -61,7 +61,8 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""
 
 _NODE_SECONDS = "system/node_seconds"
-"""Metric of MLflow's run. MLflow shows it beside the usage of CPUs and memory, away from the model's metrics."""
+"""Name of the MLflow metric for the job's node-seconds. MLflow shows this metric beside the usage of CPUs and memory,
+away from the model's metrics."""
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 """Status that MLflow's run gets for each final state of the attempt."""
@@ -70,13 +71,13 @@ _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobSta
 class _Ended(BaseException):
     """Exception that the SIGTERM handler raises to stop the job, for example after a cancellation or a timeout.
 
-    It is a `BaseException`, so that no `except Exception` in the job's code catches it.
+    The exception is a `BaseException`, so that no `except Exception` in the job's code catches it.
     """
 
 
 @dataclass(frozen=True)
 class _End:
-    """How an attempt ended: the data that the driver writes into the attempt's row in the store.
+    """End of an attempt: the data that the driver writes into the attempt's row in the store.
 
     Attributes:
         state: Final state of the attempt.
@@ -100,7 +101,7 @@ class Driver:
         store: Store that has the attempt's row.
         job: The attempt's row.
         spec: Spec of the job, with its credentials.
-        secrets: Credentials. The workers get them, but the log and the attempt's row must not contain them.
+        secrets: Credentials, which the workers get, but which must not appear in the log and in the attempt's row.
     """
 
     def __init__(self, store: Store, job: Job, spec: AnyJobSpec, secrets: Secrets) -> None:
@@ -119,13 +120,14 @@ class Driver:
     def run(self) -> int:
         """Run the attempt until it has ended, and return the exit code.
 
-        After the attempt, its end is stored first. Errors in the clean-up after that are only printed. The last step
+        The end of the attempt is stored before the clean-up, and errors in the clean-up are only printed. The last step
         starts the next waiting job of the pool, which now has room.
         """
         self._watchdog.start()
         end = self._until_end()
         # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
-        # the end of the attempt from being stored. The process ends by itself soon after that.
+        # the end of the attempt from being stored. The process needs no watchdog any more, because it ends by itself
+        # soon.
         self._watchdog.stop()
         self._leaving.stop()
         stored = self._store_end(end)
@@ -197,7 +199,7 @@ class Driver:
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
             connect(gcs, runtime_env)
             self._leaving.start()
-            # `ray.init` has replaced the SIGTERM handler by its own.
+            # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return
         [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
@@ -219,7 +221,7 @@ class Driver:
     def _could_fit(self) -> bool:
         """Return whether the workers would fit if the pool had MAX_NODES nodes.
 
-        The nodes that are active now do not decide: one may have been lost just before, or the pool may grow.
+        The number of active nodes does not decide, because a node may have been lost just before, or the pool may grow.
         """
         try:
             status = ComputePool(self._job.pool, store=self._store).describe()
@@ -228,7 +230,7 @@ class Driver:
             return True
         spec = PoolSpec.parse(status.uri)
         if spec.gpus_per_node == ALL and not status.active:
-            return True  # only a node that is active has counted its GPUs
+            return True  # the number of GPUs per node is not known, because only an active node has counted its GPUs
         # The nodes of an existing Ray cluster may be larger than the spec says.
         cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
         gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])
@@ -267,8 +269,9 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # The job's row already contains a state, an error and a result. If they are the same as those to write, an
-            # earlier try has written them, and only the database's reply was lost. The write then counts as successful.
+            # The job's row already contains a state, an error and a result. If the row's values are equal to those to
+            # write, an earlier try has written them and only the database's reply was lost, so the write counts as
+            # successful.
             job = attempts.load(self._store, self._key)
             # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
@@ -376,7 +379,7 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
     Args:
         gcs: Address of the GCS (Ray's control service) on the head that the job was submitted to, as ``host:port``.
-        runtime_env: Ray's runtime environment for the workers; empty if they need none.
+        runtime_env: Ray's runtime environment for the workers; empty if the workers need none.
     """
     os.environ["RAY_ADDRESS"] = gcs
     if _JOB_CONFIG in os.environ:
@@ -387,7 +390,7 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
 
 def _without_package(config: str) -> str:
-    """Remove the driver's folder from Ray's configuration of the job, so that no node unpacks it for the workers."""
+    """Remove the driver's folder from Ray's configuration of the job, so that nodes with workers do not unpack it."""
     found = json.loads(config)
     (found.get("runtime_env") or {}).pop("working_dir", None)
     return json.dumps(found)
@@ -435,7 +438,7 @@ def main() -> int:
         telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
-            sys.path.append(os.getcwd())  # where this process looks for the frames, as the workers do
+            sys.path.append(os.getcwd())  # this folder has the unpacked frames, which are found through sys.path
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

@@ -12,11 +12,11 @@ from shoal.state.schema import Job
 
 
 class Stopwatch:
-    """Stopwatch of one attempt. It runs from its creation, when the driver starts.
+    """Stopwatch that divides the time of one attempt among its steps, created when the driver starts.
 
     Args:
         queue_s: Seconds for which the attempt has waited in the pool's queue.
-        before_s: Seconds from the end of this wait until now, in which the head has started the driver.
+        before_s: Seconds since the attempt left the queue, in which the head has started the driver.
         monotonic: Returns seconds by a clock that never jumps.
     """
 
@@ -33,17 +33,17 @@ class Stopwatch:
 
     @classmethod
     def of(cls, job: Job, now: float) -> Self:
-        """Return a stopwatch for the attempt with this row.
+        """Return a stopwatch for an attempt.
 
         Args:
-            job: The attempt's row. Another host may have written its times, so differences below 0 count as 0.
+            job: The attempt's row. Another host may have written the row's times, so differences below 0 count as 0.
             now: Present time in seconds since the epoch.
         """
         sent_at = job.admitted_at or job.created_at
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Note that the workers have finished. Call this as soon as they have.
+        """Note that the workers finish now, at the time of this call.
 
         Args:
             train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.

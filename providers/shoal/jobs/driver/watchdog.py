@@ -1,7 +1,8 @@
 """End a driver whose job was cancelled, has timed out, or has not been polled by any process for too long.
 
-A thread of the driver, the watchdog, reads the job's row every 2 s to find that out. The thread also writes the
-driver's heartbeat (the time of its last sign of life) into the row, together with the progress of the training.
+The watchdog, a thread of the driver, reads the job's row every 2 s to find out whether the driver has to end. The
+thread also writes the driver's heartbeat (the time of its last sign of life) into the row, together with the progress
+of the training.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def why_end(
 class Watchdog:
     """Thread that sends SIGTERM to its own process when the job has to end; :attr:`reason` then says why.
 
-    The watchdog measures with its monotonic clock how long `last_polled_at` has stayed unchanged. It does not compare
-    the value with a wall clock, because wall clocks may jump, differ between hosts, and go on while the machine is
-    suspended.
+    The watchdog measures with its monotonic clock how long `last_polled_at` has stayed unchanged. The watchdog does not
+    compare the value with a wall clock, because wall clocks may jump, differ between hosts, and go on while the machine
+    is suspended.
 
     Args:
         store: Store that has the attempt's row.
@@ -152,7 +153,7 @@ class Watchdog:
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of the pool's nodes each time a third of it has passed, to keep them during the job."""
+        """Renew the lease of the pool's nodes each time a third of it has passed, so that the job keeps the nodes."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3

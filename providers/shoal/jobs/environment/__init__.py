@@ -1,1 +1,1 @@
-"""Python packages and code that a job brings with it for its workers."""
+"""Bring a job's own Python packages and code to its workers."""

@@ -14,7 +14,8 @@ from shoal.training.pytorch.program import MAX_BYTES
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}")
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Time of all files in the archive, the earliest that a zip can have. So the same code gives the same archive."""
+"""Modification time of all files in the archive, so that the same code always gives the same archive. The time is the
+earliest that a zip archive can contain."""
 
 
 def stored(paths: Sequence[str]) -> tuple[str, ...]:

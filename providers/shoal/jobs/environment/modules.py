@@ -1,8 +1,8 @@
 """Prepare a job's packages and code on the pool's head, for Ray to distribute them to the workers.
 
-Ray applies the runtime environment of a job to its workers only. The driver goes on with the node's own Python, and
-finds the packages and the code behind its own modules. Ray's own plugin for uv is not used, because it copies the whole
-virtual environment of the node first (84 s and 2 GB per node where this was measured).
+Ray applies the runtime environment of a job to its workers only. The driver runs with the node's own Python. In its
+`sys.path`, the job's packages and code come after the node's own modules. Ray's own plugin for uv is not used, because
+it copies the whole virtual environment of the node first (measured: 84 s and 2 GB per node).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
         folder = _kept(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions, so it also has to import the
-    # packages and the code. They come last, so that they cannot replace the node's own packages. The code comes before
-    # the packages, as in the workers.
+    # packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace the node's
+    # own packages. The code comes before the packages, as in the workers.
     sys.path.extend(reversed(shipped))
     return {"py_modules": shipped, "worker_process_setup_hook": shipped_modules.HOOK} if shipped else {}
 
@@ -70,7 +70,7 @@ def _kept(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path],
         if not folder.exists():
             mine.mkdir(mode=0o700, exist_ok=True)
             # The folder is filled under a temporary name, and renamed when it is complete. So a driver that is killed
-            # before that leaves no incomplete folder under the final name.
+            # meanwhile leaves no incomplete folder under the final name.
             unfinished = Path(tempfile.mkdtemp(dir=mine))
             try:
                 (unfinished / name).mkdir()

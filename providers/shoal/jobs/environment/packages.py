@@ -21,7 +21,7 @@ _OF_THE_NODES = frozenset({"ray", "shoal"})
 
 
 def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Install packages into a folder, with those of their dependencies that this Python lacks.
+    """Install packages into a folder, with those of their dependencies that the Python of this process lacks.
 
     uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
 
@@ -31,7 +31,7 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
         variables: Environment variables in addition to those of this process.
 
     Returns:
-        The installed packages with their versions; none if this Python has them all.
+        The installed packages with their versions; none if the Python of this process has all packages.
 
     Raises:
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.request import FunctionResult
 
 _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
-"""Name of the model file by framework. Both libraries choose the file's format by the ending of the name."""
+"""Name of the model file by framework. XGBoost and LightGBM choose the file's format by the ending of the name."""
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""Names of files that may already be in an attempt's folder before it is claimed. If the folder is under `$SHOAL_HOME`,
-the attempt's log is in it from the start."""
+"""Names of files that may already be in an attempt's folder before the attempt marks the folder as its own. If the
+folder is under `$SHOAL_HOME`, the attempt's log is in it from the start."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
@@ -45,7 +45,7 @@ def folder(key: Key, artifact_location: str | None) -> str:
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """Return an attempt's claim: the content of the marker file by which a folder shows which attempt owns it.
+    """Return an attempt's claim, the content of the marker file that shows which attempt owns a folder.
 
     Args:
         store: Store that has the job's rows.
@@ -59,7 +59,7 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
 
     Args:
         folder: Path or URI of the attempt's folder.
-        claim: The attempt's claim, which determines which folders the attempt may replace.
+        claim: The attempt's claim (job and attempt in its marker files), which determines which folders it may replace.
         artifact_location: Directory or URI that contains the folder.
 
     Raises:
@@ -128,8 +128,8 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
     Args:
         result: Result of the job.
-        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
-            result does not keep them.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials, because the
+            result does not keep credentials.
 
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
@@ -145,11 +145,11 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
 
 def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
-    """Read the training result of a finished job without the model, which may be large: its `model` is empty.
+    """Read the training result of a finished job without the model, which may be large; the field `model` is empty.
 
     Args:
         result: Result of the job.
-        artifact_location: As for `load_training`.
+        artifact_location: The job's `artifact_location`; see `load_training`.
 
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
@@ -205,8 +205,8 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
 
     Args:
         result: Result of the job.
-        artifact_location: The job's `artifact_location`. It is needed only if it contains credentials, because the
-            result does not keep them.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials, because the
+            result does not keep credentials.
 
     Raises:
         InvalidArgumentError: The job ran no function.

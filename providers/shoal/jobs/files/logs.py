@@ -29,12 +29,13 @@ class LogFollower:
     Args:
         key: The attempt.
         over_http: Function that returns Ray's copy of the whole log.
-        position: Value of the attribute `position` of another reader, which has returned the lines before.
+        position: Value of the attribute `position` of an earlier reader, which has returned all lines before this
+            position.
 
     Attributes:
-        position: Number of bytes of which all lines were returned. It is negative if they are bytes of Ray's copy, in
-            which other bytes have the same number. If the next bytes are read from the other source, the reader begins
-            with the first line again.
+        position: Number of bytes of the log whose lines were returned. A negative number counts bytes of Ray's copy,
+            whose content is different from that of the driver's file. If the source of the log changes, the reader
+            begins with the first line again.
     """
 
     def __init__(self, key: Key, over_http: Callable[[], str], position: int = 0) -> None:
@@ -51,9 +52,9 @@ class LogFollower:
         """Yield the lines of the log that were written since the last call.
 
         Args:
-            ended: Whether the log is complete. If so, a last line without a line break is returned too; otherwise such
-                a line may be half written, and is left for the next call.
-            most_bytes: Largest number of bytes to read now. A longer line is returned in parts. -1: all.
+            ended: Whether the log is complete. In a complete log, a last line without a line break is returned too;
+                otherwise such a line may be half written, and is left for the next call.
+            most_bytes: Largest number of bytes to read now. A longer line is returned in parts. -1: read all bytes.
         """
         new, is_copy = self._new(most_bytes)
         taken = new if ended or (len(new) == most_bytes and b"\n" not in new) else new[: new.rfind(b"\n") + 1]

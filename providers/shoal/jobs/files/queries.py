@@ -18,8 +18,8 @@ Spec = TypeVar("Spec", bound=AnySpec)
 def locations(spec: AnySpec, key: Key) -> dict[str, str]:
     """Return the directories to which an attempt writes the rows that its SQL queries return.
 
-    The directories' names depend only on the spec and the attempt. Another process can therefore find and remove them
-    after the driver was killed.
+    The directories' names depend only on the spec and the attempt, so that another process can find and remove the
+    directories after the driver was killed.
 
     Args:
         spec: Spec of the job.

@@ -27,7 +27,8 @@ from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, Promot
 log = logging.getLogger(__name__)
 
 _YOUNGEST = timedelta(days=1)
-"""Smallest legal age of an attempt that is removed. A task that is retried within this time finds its result."""
+"""Smallest legal age of an attempt that is removed. A task that is retried within this time still finds its job's
+result."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ def prune_jobs(
     """Remove attempts that ended long ago: their rows in the store, and their files in `$SHOAL_HOME`.
 
     Attempts that have not ended are kept, and so are attempts that a promotion names. A job with a `job_id` from its
-    spec keeps its first and its newest attempt, so that its numbers go on. All other jobs are removed as a whole, when
-    their last attempt is old enough.
+    spec keeps its first and its newest attempt, so that the numbers of later attempts continue. All other jobs are
+    removed as a whole, when their last attempt is old enough.
 
-    The files are the log, the model and the return values, also those in the store. Files in an `artifact_location`,
-    in MLflow and in folders without shoal's marker stay. Jobs of a pool on another host are left to that host.
+    The removed files are the log, the model and the return values, also those in the store. Files in an
+    `artifact_location`, in MLflow and in folders without shoal's marker stay. Jobs of a pool on another host are left
+    to that host.
 
     The function may be called at any time, by several processes at the same time, and again after it was killed.
 
@@ -88,8 +90,8 @@ def prune_jobs(
         )
     store, before = Store(), clock() - older_than.total_seconds()
     removed: list[DeletedAttempt] = []
-    # The lock keeps out other processes of this host only. That is enough, because the files are on this host, and the
-    # rows of a job are removed only by the host of the job's pool.
+    # The lock keeps out other processes of this host only. A lock of this host is enough, because the files are on this
+    # host, and the rows of a job are removed only by the host of the job's pool.
     with file_lock(lock_file("retention")):
         for job_id in _with_old_attempts(store, before):
             with store.reading() as session:
@@ -112,14 +114,15 @@ def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, 
     Args:
         rows: All attempts of the job, the oldest first.
         promoted: Numbers of the attempts that a promotion names.
-        before: Time in seconds since the epoch before which the removed attempts have ended.
+        before: Time in seconds since the epoch; only attempts that ended before this time may be removed.
         id_is_chosen: Whether the job's id is from its spec, so that the job may be submitted again.
     """
     old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
     if not id_is_chosen:
         return old if len(old) == len(rows) else []
     # The marker files in the folders of all attempts contain the time at which the first attempt was submitted. shoal
-    # recognises the folders by this time, and reads it from the first attempt's row. So this row is kept.
+    # recognises the folders by this time, and reads it from the first attempt's row. Therefore the first attempt's row
+    # is kept.
     return [row for row in old if row not in (rows[0], rows[-1])]
 
 
@@ -157,7 +160,7 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
             _remove_files(store, row.key)
-        with suppress(OSError):  # there is no such folder, or it stays because it has files of other attempts
+        with suppress(OSError):  # the folder does not exist, or it stays because it has files of other attempts
             artifacts.folder_of_job(job_id).rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
         # A retry may have added an attempt meanwhile, so it is checked again which attempts are unneeded.
@@ -170,7 +173,10 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
 
 
 def _remove_stored_files(session: Session, removed: Sequence[_Row], job_id: str) -> None:
-    """Remove the files that the removed attempts have in the store; those of a function belong to all attempts."""
+    """Remove the files that removed attempts have in the store.
+
+    The files of a training function belong to all attempts of the job, so they are removed with the job's last attempt.
+    """
     from shoal.jobs.files.store_filesystem import remove_folder
 
     folders = [artifacts.folder(row.key, storage.IN_STORE) for row in removed]

@@ -8,7 +8,7 @@ from shoal.jobs.journal.attempts import Key
 
 
 def claim(key: Key, locations: Iterable[str]) -> None:
-    """Note in directories of staged data that an attempt uses them, so that they are not removed before its end."""
+    """Note in directories of staged data that an attempt uses them, so that they stay until the attempt has ended."""
     from shoal.data.staging import staged_data
 
     for location in locations:
@@ -16,8 +16,10 @@ def claim(key: Key, locations: Iterable[str]) -> None:
 
 
 def give_up(key: Key, locations: Iterable[str]) -> None:
-    """Note in directories of staged data that an attempt has ended. Remove those that no process holds and no other
-    attempt uses; locations that no longer exist are ignored."""
+    """Note in directories of staged data that an attempt has ended, and remove the directories that nothing else uses.
+
+    Directories that no longer exist are ignored.
+    """
     from shoal.data.staging import staged_data
 
     for location in locations:

@@ -1,6 +1,7 @@
-"""Keep the results of jobs in the store, for pools whose nodes share no other place with the process that submits.
+"""Keep the results of jobs in the store, for pools whose nodes share no other storage with the submitter.
 
-fsspec finds this filesystem by an entry point of the package, so that `shoal-store://` is used as any other URI.
+fsspec finds this filesystem by an entry point of the package, so that URIs with `shoal-store://` are used like all
+others.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
         Args:
             path: Folder or file.
-            detail: Whether to return a dict for each of them instead of its path.
+            detail: Whether to return a dict for each file or folder instead of the path.
 
         Raises:
             FileNotFoundError: There is no such file or folder.
@@ -76,7 +77,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Do nothing, because folders need not be created."""
 
     def rmdir(self, path: str) -> None:
-        """Do nothing, because a folder ends with its last file."""
+        """Do nothing, because a folder does not exist any more when its last file is removed."""
 
     def _rm(self, path: str) -> None:
         path = self._strip_protocol(path)

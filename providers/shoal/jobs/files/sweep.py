@@ -21,7 +21,8 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _NAMED = '"staging": "'
-"""Text in the stored spec of a job that names a folder of staged data; in all other specs the value is null."""
+"""Text that the stored spec of a job contains if the spec names a folder of staged data; in all other specs the value
+is null."""
 
 _PAGE = 100
 """Number of rows that are read at a time."""
@@ -106,9 +107,9 @@ def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
 
     Args:
         location: The folder.
-        gone: Ids under which ended attempts that have used the folder were submitted.
-        known: Whether the spec of an ended job names the folder. If not, the folder may belong to another store, so it
-            is removed only if its marker names a process that has released it or has ended.
+        gone: Submission ids of ended attempts that have used the folder.
+        known: Whether the spec of an ended job names the folder. A folder that no spec names may belong to another
+            store, so it is removed only if the process that its marker names has released it or has ended.
     """
     for user in gone:
         staged_data.unclaim(location, user)
@@ -116,8 +117,8 @@ def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
 
 
 def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
-    """Call a function that removes a folder, and return False if it returns False or fails. A failure is logged, so
-    that the sweep goes on with the other folders."""
+    """Call a function that removes a folder, and return False if the function returns False or fails. A failure is
+    logged, so that the sweep goes on with the other folders."""
     try:
         return act(*args) is not False
     except (ShoalError, OSError) as error:
@@ -140,7 +141,7 @@ def _row(session: Session, key: Key) -> Job | None:
 
 
 def _has_ended(session: Session, submission_id: str) -> bool:
-    """Return whether this store has the attempt with a submission id, and the attempt has ended."""
+    """Return whether the attempt with a submission id is in this store and has ended."""
     key = _key(submission_id)
     job = key and _row(session, key)
     return bool(job and job.state in JOB_ENDED)
@@ -158,7 +159,7 @@ def _needed(session: Session) -> set[str]:
 
 
 def _of_query(location: str) -> Key | None:
-    """Return the attempt whose SQL query filled a folder, which the folder's name says (see `queries.locations`)."""
+    """Return the attempt whose SQL query filled a folder, read from the folder's name (see `queries.locations`)."""
     submission_id, _, number = Path(location).name.rpartition(".")
     return _key(submission_id) if number.isdigit() else None
 

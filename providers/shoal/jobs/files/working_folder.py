@@ -13,8 +13,9 @@ _FOLDER = "work"
 def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     """Return the folder in which an attempt's workers run.
 
-    On an embedded pool, it is the folder of the process that submitted the job, where people expect their relative
-    files. On any other pool, it is a folder of the attempt in `$SHOAL_HOME`, which is created here.
+    On an embedded pool, the folder is the working folder of the process that submitted the job, so that relative paths
+    work as users expect. On any other pool, each attempt has a folder of its own in `$SHOAL_HOME`, which this function
+    creates.
 
     Args:
         store: Store that has the rows.

@@ -47,8 +47,8 @@ class Order:
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec of the job as JSON, without credentials. Its key `question` has the job's fingerprint, by which the same job
-    is recognised."""
+    """Spec of the job as JSON, without credentials. The spec's key `question` has the job's fingerprint, by which the
+    same job is recognised."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
@@ -79,7 +79,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
     its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
 
-    If the order has no `orphan_after`, an attempt that is pending or running loses its own.
+    If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed.
 
     Args:
         store: Store that has the rows.
@@ -266,7 +266,7 @@ def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key
 def touch(store: Store, key: Key, now: float) -> Job:
     """Update the `last_polled_at` of an attempt, and return its row.
 
-    A job with `orphan_after` ends itself if `last_polled_at` is not updated for that time.
+    A job ends itself if `last_polled_at` is not updated for `orphan_after` seconds.
 
     Raises:
         JobError: There is no such attempt.
@@ -279,17 +279,18 @@ def touch(store: Store, key: Key, now: float) -> Job:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a process that waits for many jobs records of one of them (see `touch_all`)."""
+    """Update of one attempt's row by a process that waits for many jobs (see `touch_all`)."""
 
     key: Key
     log_shown: int
     """Position up to which the job's log was shown."""
     task_try: int
-    """Number of the try for which the process waits. If a newer try has attached, its position is not changed."""
+    """Number of the task's try for which the process waits. If a newer try has attached to the job, the row's
+    `log_shown` is not changed."""
 
 
 def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
-    """Update the `last_polled_at` of several attempts that have not ended, and how much of their logs was shown."""
+    """Update the `last_polled_at` and `log_shown` of several attempts that have not ended."""
     table = Base.metadata.tables[Job.__tablename__]
     row = table.c
     shown = case((row.task_try == bindparam("of_try"), bindparam("shown", type_=BigInteger)), else_=row.log_shown)
@@ -324,14 +325,14 @@ _SMALL = (
     Job.needs_credentials,
     Job.driver_key,
 )
-"""Columns that a process reads that waits for many jobs."""
+"""The columns of a job's row that a process reads if it waits for many jobs; large columns are left out."""
 
 _MOST_KEYS = 400
 """Number of attempts that one query reads. SQLite limits the number of values in a query."""
 
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
-    """Return the rows of several attempts, with the columns of `_SMALL` only. Attempts without a row are missing."""
+    """Return the rows of several attempts, with the columns of `_SMALL` only; attempts without a row are left out."""
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
         for pairs in _in_parts(keys):
@@ -369,7 +370,7 @@ def note_run(store: Store, key: Key, run_id: str) -> None:
 
 
 def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
-    """Record whether a job uses GPUs, unless an earlier attempt has, and return the recorded choice.
+    """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 
     Models that were trained on GPUs and on CPUs differ, so all attempts of a job use the same device.
 
@@ -386,9 +387,9 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
 
 
 def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
-    """Return the group of workers with the number of GPUs per worker, as far as it is known whether the job uses GPUs.
+    """Set the number of GPUs per worker in a job's group of workers, if it is known whether the job uses GPUs.
 
-    A job that is known to use none then does not wait for them in the queue.
+    A job that uses no GPUs then does not wait in the queue until GPUs are free.
     """
     return gang if not gang or uses_gpu is None else gang | {"gpus": int(uses_gpu)}
 
@@ -447,13 +448,13 @@ def end(
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
-    seconds.pop("queue", None)  # the driver has recorded it at its start
+    seconds.pop("queue", None)  # the driver has recorded the seconds in the queue at its start
     telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
 
 
 def kind_of_job(job: Job) -> str:
-    """Return the framework in a job's spec, as metrics name it."""
+    """Return the framework in a job's spec, which is the kind of the job in telemetry."""
     return str(job.spec.get("framework", "xgboost"))
 
 
@@ -461,7 +462,7 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
     """Return the node-seconds that attempts have used up to now: the number of their nodes multiplied by the time.
 
     Attempts that have not started are missing, and so are attempts of earlier versions of shoal, which did not record
-    this.
+    node-seconds.
     """
     found: dict[tuple[str, int], float] = {}
     with store.reading(snapshot=False) as session:
@@ -520,7 +521,7 @@ def _newest_of(job_id: str) -> Select[Job]:
 
 
 def _in_parts(keys: Collection[Key]) -> Iterator[list[tuple[str, int]]]:
-    """Yield attempts as pairs of id and number, as many at a time as one query may name."""
+    """Yield lists of attempts, as pairs of job id and number; each list is as long as one query allows."""
     pairs = [(key.job_id, key.attempt) for key in keys]
     for first in range(0, len(pairs), _MOST_KEYS):
         yield pairs[first : first + _MOST_KEYS]

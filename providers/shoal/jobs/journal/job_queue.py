@@ -1,9 +1,9 @@
 """Read the queues of pools, and admit waiting attempts, that is, decide that they may start now.
 
 A waiting attempt has no process; it exists only as a row in the store. An attempt joins the queue after its credentials
-were written into a file in `$SHOAL_HOME` (`shoal.jobs.credentials.hand_over`). From then on, any process of the pool's
-host may admit the attempt and send it to the head. Admission checks in one transaction whether there is room and writes
-the row, so that two processes never give the same room to two attempts.
+were written into a file in `$SHOAL_HOME` (`shoal.jobs.credentials.hand_over`). Any process of the pool's host may admit
+an attempt in the queue, and then sends the attempt to the head. Admission checks in one transaction whether there is
+room and writes the row, so that two processes never give the same room to two attempts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         store: Store that has the attempt's row.
         key: The attempt.
         now: Seconds since the epoch.
-        endpoint: Present addresses of the pool's head. They are written into the row of an admitted attempt, because
+        endpoint: Present addresses of the pool's head, which are written into the row of an admitted attempt, because
             the head may have been replaced while the attempt waited.
 
     Raises:
@@ -120,7 +120,7 @@ def _is_unsent(job: Job) -> bool:
 def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> None:
     """Record that a running attempt needs no more CPUs and GPUs, so that they count as free for the waiting attempts.
 
-    The attempt still counts with its driver.
+    The attempt's driver still counts as running.
 
     Args:
         store: Store that has the attempt's row.
@@ -155,7 +155,7 @@ def put_back(store: Store, key: Key) -> None:
 def look(store: Store, pool: str) -> Line:
     """Return the present state of a pool's queue.
 
-    The function only makes two small queries outside a transaction, so the state may already be old. That does no harm,
+    The function only makes two small queries outside a transaction. The state may already be old, which does no harm,
     because `admit` checks again in a transaction.
     """
     with store.reading(snapshot=False) as session:
@@ -223,8 +223,8 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
             # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
-            # priority is not skipped. Such rows come from older versions of shoal. These versions have no queue, and
-            # send attempts to the head at once.
+            # priority counts, because it comes from an older version of shoal, which sends attempts to the head at
+            # once.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))

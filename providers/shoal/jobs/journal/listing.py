@@ -33,7 +33,8 @@ MOST_LINES = 20_000
 
 @dataclass(frozen=True)
 class JobLine:
-    """One attempt of a job, as a list of jobs shows it. Times are in seconds since the epoch, or None before they come.
+    """One attempt of a job, as a list of jobs shows it. Times are in seconds since the epoch, or None if they are still
+    to come.
 
     Attributes:
         job_id: Id of the job.
@@ -142,7 +143,7 @@ class StoreMark:
     """Mark of the store's contents: two marks differ if pools, nodes, leases, operations or jobs have changed.
 
     Attributes:
-        text: Text to compare. It has no meaning of its own.
+        text: Text to compare with the text of another mark; it has no other meaning.
         jobs: Number of attempts in the store.
     """
 
@@ -177,7 +178,7 @@ def _joined(*columns: Any) -> ScalarSelect[str]:
 
 
 def _newest(*columns: Any) -> ScalarSelect[str]:
-    """Return a query for the number of values and the greatest value of columns with times, as one text."""
+    """Return a query for the number of values and the greatest value of each given column, as one text."""
     return select(
         _text([part for column in columns for part in (func.count(column), func.max(column))])
     ).scalar_subquery()

@@ -20,7 +20,8 @@ from shoal.state.stamps import shared_now
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-"""Seconds between two tries to take a lock. That is short enough because a lock is usually held for about a second."""
+"""Seconds between two tries to take a lock. The time is short enough because a lock is usually held for about a
+second."""
 
 
 _Claim = tuple[str, float]
@@ -77,9 +78,9 @@ def store_lock(
     Args:
         store: Store that has the lock's row.
         name: Name of the lock.
-        ttl: Seconds after which other processes may take the lock of a process that died. This must be far more than
-            the block needs.
-        patience: Seconds to wait for the lock. This should be several times `ttl`.
+        ttl: Seconds after which other processes may take the lock of a process that died; must be far more than the
+            block needs.
+        patience: Seconds to wait for the lock; should be several times `ttl`.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
         sleep: Waits for a number of seconds.
@@ -115,14 +116,14 @@ def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
     Args:
         store: Store that has the lock's row.
         held: The lock to take.
-        dead: Holder and `expires_at` that the lock has if its holder is dead; None: no holder is known to be dead.
+        dead: Holder and `expires_at` of a lock whose holder is known to be dead; None: no holder is known to be dead.
 
     Returns:
         None if the lock was taken; otherwise its present holder and `expires_at`.
     """
     with transaction(store, JobStep.LOCK) as session:
         lock = session.get(Lock, held.name)
-        now = shared_now(session, held.clock())  # only now, because the first statement may wait for other writers
+        now = shared_now(session, held.clock())  # read after the first statement, which may wait for other writers
         if lock is None:
             session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
             return None

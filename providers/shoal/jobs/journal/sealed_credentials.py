@@ -31,9 +31,9 @@ def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
 
 
 def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
-    """Return the sealed credentials of a pending attempt, or an empty text if no process has sent them yet.
+    """Return the encrypted credentials of a pending attempt, or an empty text if no process has sent them yet.
 
-    The result is None if the attempt is not pending any more, or if another driver has asked since then.
+    The result is None if the attempt is not pending any more, or if another driver has asked for the credentials since.
     """
     query = select(Job.state, Job.driver_key, Job.sealed_credentials)
     with store.reading(snapshot=False) as session:
@@ -44,13 +44,13 @@ def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
 
 
 def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bool:
-    """Write sealed credentials into the row of a pending attempt; return False if its driver does not need them.
+    """Write encrypted credentials into the row of a pending attempt; return False if its driver does not need them.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        driver_key: Public key for which the credentials were sealed.
-        sealed: The sealed credentials.
+        driver_key: Public key of the driver for which the credentials were encrypted.
+        sealed: The encrypted credentials.
     """
     of_driver = (Job.state == JobState.PENDING, Job.driver_key == driver_key, Job.sealed_credentials.is_(None))
     sends = update(Job).where(Job.id == key.job_id, Job.attempt == key.attempt, *of_driver)

@@ -1,9 +1,10 @@
 """Give names to all points at which a job changes its database row or its files, or starts or ends its driver. The
-crash tests kill a process at each of these points.
+crash tests kill a process at each named point.
 
-A process may die before, during and after each step. The next submission, or the next clean-up of the host, then goes
-on from that state. The crash tests end a process at every member of `JobStep`, so every new transaction or action on a
-job needs a member. The members of `RetentionStep` are the steps that remove what is no longer needed.
+A process may die before, during and after each step. The next submission, or the next clean-up of the host, goes on
+from the state in which the process died. The crash tests end a process at every member of `JobStep`, so every new
+transaction or action on a job needs a member. The members of `RetentionStep` are the steps that remove old versions of
+models and old attempts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class JobStep(StrEnum):
     """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""
     HAND_OVER = "hand-over"
     """Action: the submitter writes the credentials into a file for the driver. Transaction, on pools that others run: a
-    waiting process writes them into the attempt's row, sealed."""
+    waiting process writes the encrypted credentials into the attempt's row."""
     ADMIT = "admit"
-    """Transaction: put the attempt into its pool's queue, and give it room if there is some; or let it wait again."""
+    """Transaction: put the attempt into its pool's queue, and admit it if there is room; or put an admitted attempt
+    back."""
     SEND = "send"
     """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"
@@ -47,13 +49,13 @@ class JobStep(StrEnum):
     LOCK = "lock"
     """Transaction: take a named lock."""
     SETTLE = "settle"
-    """Transaction, while the lock is held: complete the record of a promotion whose process was killed."""
+    """Transaction, while the lock of an alias is held: complete the record of a promotion whose process was killed."""
     INTEND = "intend"
-    """Transaction, while the lock is held: record a promotion before the model's alias is moved."""
+    """Transaction, while the lock of an alias is held: record a promotion before the model's alias is moved."""
     PROMOTE = "promote"
-    """Action, while the lock is held: move the model's alias in MLflow to the version that won the comparison."""
+    """Action, while the lock of an alias is held: move the alias in MLflow to the version that won the comparison."""
     CONFIRM = "confirm"
-    """Transaction, while the lock is held: record that the alias was moved."""
+    """Transaction, while the lock of an alias is held: record that the alias was moved."""
     UNLOCK = "unlock"
     """Transaction: release a named lock."""
     END = "end"
@@ -73,9 +75,9 @@ class RetentionStep(StrEnum):
     CHECK = "check"
     """Transaction, while the locks of a model's aliases are held: check that a version is not needed."""
     DELETE_LOGGED_MODEL = "delete-logged-model"
-    """Action, while the locks are held: delete the logged model of a version in MLflow."""
+    """Action, while the locks of a model's aliases are held: delete the logged model of a version in MLflow."""
     DELETE_VERSION = "delete-version"
-    """Action, while the locks are held: delete a version in MLflow."""
+    """Action, while the locks of a model's aliases are held: delete a version in MLflow."""
     REMOVE_FILES = "remove-files"
     """Action: remove the files of a job's old attempts."""
     REMOVE_ROWS = "remove-rows"

@@ -18,11 +18,11 @@ T = TypeVar("T")
 def patiently(store: Store, action: Callable[[], T]) -> T:
     """Call a function, and call it again while the store cannot be used, for up to `STORE_PATIENCE` seconds.
 
-    The pool's nodes wait for the store for the same time.
+    The nodes of a pool also wait for `STORE_PATIENCE` seconds if the store cannot be used.
 
     Args:
         store: The store that the function uses.
-        action: Function to call. It must be safe to call it again after a call that failed half-way.
+        action: Function to call, which must be safe to call again after a call that failed half-way.
 
     Raises:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
@@ -31,7 +31,7 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
         retry=retry_if_exception(lambda error: _may_pass(error) and store.exists()),
         stop=stop_after_delay(STORE_PATIENCE),
         wait=wait_fixed(STORE_PERIOD),
-        before_sleep=_say_once,
+        before_sleep=_print_first_error,
         reraise=True,
     )
     return retrying(action)
@@ -42,6 +42,6 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 
-def _say_once(state: RetryCallState) -> None:
+def _print_first_error(state: RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome is not None:
         print(f"{state.outcome.exception()}; trying again for up to {STORE_PATIENCE:.0f} s", flush=True)

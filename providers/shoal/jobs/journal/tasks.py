@@ -1,4 +1,4 @@
-"""Find the jobs of a task of a workflow engine, whatever spec each try of the task had."""
+"""Find the jobs that the tries of a workflow engine's task have submitted, even if the tries had different specs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class TaskTry:
         key: Name of the task, unique among the tasks of the holder.
         number: Number of the try, from 1.
         cleared: Number of the last try before a user cleared the task (told the engine to run it anew). 0: none.
-        durable: Whether the try takes over a job of an earlier try. False: it ends such a job and submits a new one.
+        durable: Whether the try takes over a job of an earlier try. False: the try ends such a job and submits a new
+            one.
     """
 
     key: str
@@ -32,21 +33,22 @@ class TaskTry:
         return self.durable and (job.task_try or 0) > self.cleared
 
     def is_older_than(self, job: Job) -> bool:
-        """Return whether a job belongs to a newer try of this task. The engine had lost this try, and started another
-        one."""
+        """Return whether a job belongs to a newer try of the task, because the engine had lost this try."""
         return job.task_key == self.key and (job.task_try or 0) > self.number
 
     def superseded_by(self, job: Job) -> JobError:
-        """Return the error of a try that is older than a job."""
+        """Return the error for a try whose job belongs to a newer try."""
         return JobError(
-            f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if that try '
-            f"does not exist any more, end the job with `shoal jobs cancel {job.id}`"
+            f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if try '
+            f"{job.task_try} does not exist any more, end the job with `shoal jobs cancel {job.id}`"
         )
 
 
 def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
-    """Return the rows of a task's attempts that an earlier try has left: those that have not ended, the newest first,
-    and the newest attempt of the task if it has succeeded and its result was not collected.
+    """Return the rows of the attempts that earlier tries of a task have left, the newest first.
+
+    An attempt is returned if it has not ended. The newest attempt of the task is also returned if it has succeeded and
+    its result was not collected.
 
     Args:
         store: Store that has the rows.
@@ -55,7 +57,8 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     """
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
     if task.number <= 1:
-        # No earlier try has left a result. Without results, the query reads few rows only, by the index of the states.
+        # For a first try, the query reads only unfinished jobs, which is fast through the index of the states, because
+        # no earlier try has left a result.
         query = query.where(Job.state.in_(JOB_ACTIVE))
     with store.reading(snapshot=False) as session:
         found = list(session.scalars(query))

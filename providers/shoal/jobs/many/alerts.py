@@ -1,4 +1,4 @@
-"""Find models that were not promoted, and jobs that have waited, for longer than a bound."""
+"""Find models that were not promoted, and jobs that have waited, for longer than a given time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shoal.state.schema import Job, JobState
 
 @dataclass(frozen=True)
 class StaleModel:
-    """A model that was not promoted for longer than a bound.
+    """A model that was not promoted for longer than a given time.
 
     Attributes:
         model: Name of the registered model.
         alias: Alias in MLflow's registry that a promotion sets.
-        days: Days since the last promotion; for a model that was never promoted, since its first job. None: the store
-            knows neither, because no job for the model was ever submitted.
+        days: Days since the last promotion; for a model that was never promoted, since its first job. None: no job for
+            the model was ever submitted.
         version: Version that was promoted last; None if there was no promotion.
     """
 
@@ -45,7 +45,7 @@ class StaleModel:
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A job that has waited in its pool's queue for longer than a bound.
+    """A job that has waited in its pool's queue for longer than a given time.
 
     Attributes:
         job_id: Id of the job.
@@ -70,14 +70,14 @@ class WaitingJob:
 
 
 def stale_models(older_than: timedelta, models: Collection[str] | None = None) -> list[StaleModel]:
-    """Return, sorted by name, the models whose last promotion is older than a bound, or that were never promoted.
+    """Return, sorted by name, the models that were not promoted for longer than a given time, or never.
 
     The promotions and jobs are those in shoal's store (``$SHOAL_HOME`` or ``$SHOAL_STATE_URL``); MLflow is not asked. A
-    model that was never promoted is found by its jobs, as long as the store has them. If two registries have models of
-    the same name, they count as one.
+    model that was never promoted is found by its jobs, as long as the store has them. Models of the same name in two
+    registries count as one model.
 
     Args:
-        older_than: The bound.
+        older_than: Time since the last promotion from which a model is returned.
         models: Names of the models to check. A name without any job or promotion is returned too. None: all models.
 
     Raises:
@@ -99,10 +99,10 @@ def stale_models(older_than: timedelta, models: Collection[str] | None = None) -
 
 
 def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[WaitingJob]:
-    """Return the jobs that have waited in a pool's queue for longer than a bound, the longest wait first.
+    """Return the jobs that have waited in a pool's queue for longer than a given time, the longest wait first.
 
     Args:
-        longer_than: The bound.
+        longer_than: Waiting time from which a job is returned.
         pool_name: Name of the pool. None: all pools.
 
     Raises:
@@ -121,7 +121,7 @@ def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[W
 def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | None]]:
     """Return a dict from (model's name, alias) to the time and the version of the last promotion.
 
-    For a model that was never promoted, this is the time of its first job, and no version.
+    For a model that was never promoted, the time is that of the model's first job, and the version is None.
     """
     found: dict[tuple[str, str], tuple[float, str | None]] = {}
     for promotion in confirmed_promotions(store):
@@ -134,7 +134,7 @@ def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | N
 
 
 def _checked(name: str, bound: timedelta) -> float:
-    """Check that an alert's bound is a positive duration, and return the bound in seconds."""
+    """Check that the time limit of an alert is a positive duration, and return the limit in seconds."""
     if not isinstance(bound, timedelta) or bound <= timedelta(0):
         raise InvalidArgumentError(f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)")
     return bound.total_seconds()

@@ -22,7 +22,7 @@ def for_each(
     min_rows: int = 1,
     connection_url: Callable[[str], str | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one spec per value of a column; each trains a model from the rows of its value only.
+    """Return one spec per value of a column; each spec trains a model only on the rows with its value.
 
     Every dataset of a spec (for training, evaluation and the holdout) is restricted to the rows with the value. In the
     names of the registered model, the experiment and the MLflow run, in tags and in `job_id`, the placeholder
@@ -35,10 +35,11 @@ def for_each(
         spec: A `JobSpec` or a `FunctionJobSpec`, or its fields. The training dataset of a `FunctionJobSpec` is the
             first one in its `dataset_map`.
         column: Name of a column that all datasets have.
-        values: Values to make specs for. By default, all values in the training dataset, in ascending order. They are
-            found in the names of the partition directories, by reading the column, or by a query in the database.
+        values: Values to make specs for. By default, all values in the training dataset, in ascending order. shoal
+            finds the values in the names of the partition directories, by reading the column, or by a query in the
+            database.
         min_rows: Number of rows of the training dataset that a value needs. Values with fewer rows get no spec; a
-            warning is logged. This applies only to values that are found, so not together with `values`.
+            warning is logged. `min_rows` cannot be given together with `values`.
         connection_url: Finds the SQLAlchemy URL of a dataset's connection by its name, as for `submit`.
 
     Returns:

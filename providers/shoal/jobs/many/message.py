@@ -1,6 +1,6 @@
-"""Write the message about trained models: one line per model, and its metric against that of earlier versions.
+"""Build the message about trained models: one line per model, with its metric and the metrics of earlier versions.
 
-The functions send nothing: Airflow's notifiers and Prefect's automations do.
+The functions only build the message, which Airflow's notifiers and Prefect's automations send.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
     """Build a message for people about the trainings of one or more models.
 
     The subject names the outcome of one model, or counts the outcomes of several. The text has a line per model with
-    outcome, metric, the champion's metric and the reason, and below it the metric of the last ten versions.
+    outcome, metric, the champion's metric and the reason, and below that line the metrics of the last ten versions.
 
     Args:
         lines: One line per model; see `shoal.jobs.summary`.

@@ -52,7 +52,7 @@ class Names:
     def texts(self, values: Sequence[Scalar]) -> list[str]:
         """Convert each value to a text that a name can contain, and check that no two values become the same text.
 
-        Letters, digits, ``_``, ``-`` and ``.`` of a value are kept. Each run of other characters becomes ``_``.
+        Letters, digits, ``_``, ``-`` and ``.`` of a value are kept. Each sequence of other characters becomes ``_``.
 
         Raises:
             InvalidArgumentError: Two values give the same name or the same job id.

@@ -29,8 +29,8 @@ class NoResult:
     """Stand-in for the result of a training that has none, because it failed or was skipped.
 
     Attributes:
-        cause: Reason for which there is no result.
-        skipped: Whether the training was skipped. False: it failed.
+        cause: Reason why there is no result.
+        skipped: Whether the training was skipped. False: the training failed.
     """
 
     cause: str
@@ -56,10 +56,10 @@ class ModelLine(PlainResult):
     champion: float | None = Field(
         default=None,
         description="Value of the metric that the champion before this training reaches on the same holdout. None: "
-        "there was no champion, or it is unknown.",
+        "there was no champion, or its metric is unknown.",
     )
     champion_version: str | None = Field(
-        default=None, description="Version number of the champion before this training. None: there was none."
+        default=None, description="Version number of the champion before this training. None: there was no champion."
     )
     sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
     recent: tuple[RecentVersion, ...] = Field(
@@ -75,7 +75,7 @@ class ModelLine(PlainResult):
             result: The job's `JobResult` or its dict; a `NoResult`, or the exception with which the training failed.
 
         Raises:
-            InvalidArgumentError: `result` is none of these.
+            InvalidArgumentError: `result` is of another type.
         """
         model, metric = _model_of(spec)
         if isinstance(result, BaseException):
@@ -127,7 +127,7 @@ def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequ
     Args:
         specs: Specs of the trainings, or their fields, such as the result of `for_each`. A text is the name of a model
             for which no spec could be made.
-        results: What each training gave, in the order of `specs`: a `JobResult` or its dict, a `NoResult`, or an
+        results: Result of each training, in the order of `specs`: a `JobResult` or its dict, a `NoResult`, or an
             exception.
 
     Raises:
@@ -196,8 +196,8 @@ def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
 def one_line(text: str) -> str:
     """Return a text as one line of about 300 characters.
 
-    Begin and end of a long text are kept: some libraries name the cause first and then list what is allowed, and a
-    chain of errors ends with the cause.
+    Of a long text, the beginning and the end are kept. Some libraries name the cause first and then list what is
+    allowed, and a chain of errors ends with the cause.
     """
     line = " ".join(redact(text).split())
     half = _LONGEST_CAUSE // 2

@@ -21,8 +21,8 @@ from shoal.jobs.specs.training import JobSpec
 log = logging.getLogger("shoal.jobs")
 
 MOST_VALUES = 1000
-"""Most values that are accepted if they are found and not given. A column with more values is probably not the one that
-was meant. Airflow maps a task over at most 1024 items by default."""
+"""Largest number of values that shoal accepts if it finds the values of a column itself. A column with more values is
+probably not the column that the user meant. Airflow maps a task over at most 1024 items by default."""
 
 
 class SharedColumn:
@@ -58,7 +58,7 @@ class SharedColumn:
         named = [dataset.connection for dataset in datasets if dataset.connection]
         self._urls = credentials.connections(named, os.environ, connection_url)
         self._quoted: dict[str, str] = {}
-        """Name of the column as the database needs it, by the key of the query."""
+        """Quoted name of the column for the database, by the key of the query."""
         self._types: list[tuple[str, Any]] = []
         """Path and Arrow type of the column in each dataset of Parquet files."""
         self._check_present(datasets)
@@ -86,7 +86,7 @@ class SharedColumn:
                 counts[plain] = counts.get(plain, 0) + rows
         if nulls:
             log.warning(
-                'column "%s" has no value in %d of %d rows: they are in no spec',
+                'column "%s" has no value in %d of %d rows: these rows are in no spec',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
         # In SQLite, a column may have values of several types, which cannot be sorted together, so they are sorted by
@@ -100,7 +100,7 @@ class SharedColumn:
                 "it" if len(few) == 1 else "them",
             )  # fmt: skip
         if not kept:
-            raise DataError(self._nothing(counts, min_rows))
+            raise DataError(self._no_values_message(counts, min_rows))
         if len(kept) > MOST_VALUES:
             raise InvalidArgumentError(
                 f'column "{self._column}" has {len(kept)} values, and at most {MOST_VALUES} are accepted: name another '
@@ -145,8 +145,8 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # The filters and splits of the dataset do not change its columns. They are left out, because applying
-                # them may need a count of the rows.
+                # The filters and splits of the dataset do not change its columns, so they are left out: applying them
+                # may need a count of the rows.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
@@ -165,13 +165,13 @@ class SharedColumn:
     def _url(self, dataset: DatasetSpec) -> str:
         return self._urls[connection_variable(str(dataset.connection))]
 
-    def _nothing(self, counts: dict[Scalar, int], min_rows: int) -> str:
+    def _no_values_message(self, counts: dict[Scalar, int], min_rows: int) -> str:
         source = self._training.origin[0]
         rows = f" with {describe_filters(self._training.filters)}" if self._training.filters else ""
         if counts:
             return (
-                f'no value of column "{self._column}" has {min_rows} rows in {source}{rows}; the most are '
-                f"{max(counts.values())}: lower min_rows"
+                f'no value of column "{self._column}" has {min_rows} rows in {source}{rows}; the most frequent value '
+                f"has {max(counts.values())}: lower min_rows"
             )
         return (
             f'{source} has no rows{rows} that have a value in column "{self._column}": check the table and the filters'

@@ -1,4 +1,4 @@
-"""Constant predictions, such as the mean of the labels, that a useful model must beat."""
+"""Compute constant predictions, such as the mean of the labels, that a useful model must beat."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
     """Return the same prediction for every row, as a baseline that a useful model must beat.
 
     Args:
-        kind: Prediction to make. "mean" or "median": that of the labels. "majority": for a classifier's metric the
-            frequency of each class, which makes the most frequent class the predicted one; for any other metric the
-            most frequent label.
+        kind: Kind of the prediction. "mean" or "median": the mean or the median of the labels. "majority": for a
+            classifier's metric the frequency of each class, which makes the most frequent class the predicted one; for
+            any other metric the most frequent label.
         metric: Metric that the predictions are made for.
         labels: True values, ``[rows]``.
 

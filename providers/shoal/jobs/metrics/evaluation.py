@@ -110,8 +110,8 @@ _METRICS: dict[str, Metric] = {
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
 
 _MOST_CLASSES = 100_000
-"""Largest number of classes. If a column of ids is given as the label by mistake, this limit makes it an error;
-otherwise a matrix with one column per id would fill the memory."""
+"""Largest number of classes. Because of this limit, a column of ids that is given as the label by mistake causes an
+error, and not a matrix with one column per id that fills the memory."""
 
 NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""
@@ -124,7 +124,7 @@ def metric_named(name: str) -> Metric:
         name: One of :data:`NAMES`.
 
     Raises:
-        InvalidArgumentError: There is no such metric. The message names a similar one.
+        InvalidArgumentError: There is no such metric; the message names a similar metric.
     """
     if at := _NDCG_AT.fullmatch(name):
         return Metric("max", Takes.RANKS, "ndcg_score", {"k": int(at[1])})
@@ -182,7 +182,7 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
     function = getattr(sklearn.metrics, how.function)
     with warnings.catch_warnings():
         # scikit-learn warns if a metric is not defined for the rows (the result is NaN), and if float32 probabilities
-        # do not add up to exactly 1. Both cases are expected, so the warnings are not shown.
+        # do not add up to exactly 1. These warnings of scikit-learn are expected, so they are not shown.
         warnings.simplefilter("ignore")
         try:
             if how.takes is Takes.RANKS:
@@ -234,8 +234,8 @@ def _over_groups(
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
     total, counted = 0.0, 0
-    # scikit-learn gets all groups of the same size as one matrix with one row per group. So scikit-learn is called once
-    # per size and not once per group.
+    # scikit-learn gets all groups of the same size as one matrix with one row per group, so that it is called once per
+    # size and not once per group.
     for size in np.unique(sizes[sizes > 1]):
         rows = order[starts[sizes == size][:, None] + np.arange(size)]
         rows = rows[labels[rows].min(axis=1) < labels[rows].max(axis=1)]

@@ -118,9 +118,9 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 def comparable(champion: Candidate, challenger: Candidate) -> bool:
     """Return whether the metrics of champion and challenger can be compared fairly.
 
-    The metrics cannot be compared if the champion's is not finite. Nor can they if the champion was trained on rows of
-    the holdout, or of the same time, and the challenger was not, because such a champion's metric is better than it
-    would be on new rows.
+    The comparison is not fair if the champion's metric is not finite. The comparison is also not fair if the champion
+    was trained on rows of the holdout or from the same period, and the challenger was not: such a champion has a better
+    metric on the holdout than on new rows.
     """
     if not math.isfinite(champion.value):
         return False
@@ -253,18 +253,19 @@ def worse_slices(register: Register, challenger: Evaluation, champion: Evaluatio
 def _equal(difference: float, bound: float, value: float) -> bool:
     """Return whether the difference of two metrics is equal to a bound, except for a rounding error.
 
-    For example, 0.9 - 0.8 is a little less than 0.1. The rounding depends on the size of the metrics themselves.
+    For example, 0.9 - 0.8 is a little less than 0.1. The rounding error depends on the size of the metrics themselves.
 
     Args:
         difference: Difference of the metrics.
-        bound: The bound; 0 is not a bound that rounding can change, because equal metrics have the difference 0.
+        bound: The bound. A bound of 0 always gives False, because the difference of two equal metrics is exactly 0.
         value: One of the two metrics.
     """
     return bound > 0 and math.isclose(difference, bound, rel_tol=1e-9, abs_tol=_ROUNDING * abs(value))
 
 
 _ROUNDING = 4 * sys.float_info.epsilon
-"""Largest error of the difference of two metrics, in units of the metrics: each of them is rounded, too."""
+"""Largest rounding error of the difference of two metrics, relative to one of the metrics. Each of the metrics is
+rounded, too."""
 
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 

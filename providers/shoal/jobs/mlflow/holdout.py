@@ -1,4 +1,4 @@
-"""Read and check the labels, groups and slices of the holdout, which is the rows on which models are compared.
+"""Read and check the labels, groups and slices of the holdout, the rows on which models are compared.
 
 The check comes before the training, so that a wrong holdout does not cost hours of training.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 _MOST_SLICES = 1_000
-"""Largest number of slices. If `by` names a column of ids or times by mistake, this limit makes it an error; otherwise
-the report could have a million lines."""
+"""Largest number of slices. Because of this limit, a column of ids or times in `by` causes an error, and not a report
+with a million lines."""
 
 _NAMED_FILES = 3
 """Number of files that an error message lists; the other files are only counted."""
@@ -170,7 +170,7 @@ def check_holdout(
 
     Raises:
         DataError: The holdout does not exist, has no rows, lacks a column, or has labels that do not suit a metric. Or
-            the model will be trained on some of its rows or on rows of the same time, and `overlap` is "refuse".
+            `overlap` is "refuse", and the model will be trained on rows of the holdout or on rows from the same period.
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)

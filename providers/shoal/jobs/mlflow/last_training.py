@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 TAG = "shoal.spec_digest"
-"""Name of a registered version's tag with the digest of the settings of its training. A version gets the tag when it
-has been compared with the champion, so versions of trainings that failed before that do not have it."""
+"""Name of a registered version's tag with the digest of the settings of its training. A version gets the tag after its
+comparison with the champion, so versions of trainings that failed earlier do not have the tag."""
 
 FILES_TAG = "shoal.files_digest"
 """Name of a registered version's tag with the digest of the times at which the files of its datasets were written."""
@@ -35,11 +35,12 @@ SKIPPED = "shoal.skipped"
 """Name of the tag of an MLflow run whose training was skipped; its value is the reason."""
 
 _LOOKED_AT = 50
-"""Number of newest versions among which the version of the last training is searched. Those of failed trainings and of
-other programs are passed over."""
+"""Number of newest versions that are searched for the version of the last successful training. Versions of failed
+trainings and of other programs are passed over."""
 
 _OF_THE_RUN = ("run_config", "tracking", "question", "user_code", "dataset", "verbose_eval")
-"""Fields of a spec that do not change the model, or that are compared by themselves: the dataset by its digest."""
+"""Fields of a spec that are left out of the digest of the settings: they do not change the model, or are compared
+separately, such as the dataset, whose digest is compared."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Fingerprints:
         rows: Digest of the training rows.
         holdout: Digest of the holdout's rows.
         settings: Digest of the spec's other fields, such as parameters, columns and rules of the promotion.
-        files: Digest of the times at which the files were written. It is needed because the digest of rows that are
-            read without filters comes from the files' footers, which may stay the same when a value changes.
+        files: Digest of the times at which the files were written. For rows that are read without filters, the digest
+            `rows` comes from the files' footers, which may stay the same when a value changes.
     """
 
     rows: str
@@ -97,9 +98,9 @@ class Fingerprints:
 def reason_to_skip(
     run: Run, store: Store, key: Key, holder: str, register: Register, fingerprints: Fingerprints
 ) -> tuple[str, str] | None:
-    """Return a model's newest version, and why a new training would only repeat it; None if the job must train.
+    """Return a model's newest version, and why a new training would give the same model; None if the job must train.
 
-    The job's log gets a line if the training goes on.
+    If there is a newest version but the job must train, a line in the job's log says why.
 
     Args:
         run: MLflow run of the attempt.
@@ -118,14 +119,14 @@ def reason_to_skip(
         version = _last(run, store, register.model)
         replaced = None if version is None else _replaced(run, register, version)
     except (mlflow.MlflowException, RegistryError) as error:
-        # Some registries cannot search for versions. The job can train nevertheless, so this is no error.
+        # Some registries cannot search for versions. A job with such a registry is never skipped, but can train.
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
         return None
     if version is None:
         return None
     name = f"{register.model} version {version.version}"
     if (version.tags.get(JOB_TAG), version.tags.get(HOLDER_TAG)) == (key.job_id, holder):
-        print(f"{name} is of an earlier attempt of this job, so the job trains again", flush=True)
+        print(f"{name} was registered by an earlier attempt of this job, so the job trains again", flush=True)
         return None
     if replaced:
         print(f"not skipped: {name} was promoted, but {replaced}", flush=True)
@@ -138,8 +139,10 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a version, after its comparison with the champion, with digests of its training's settings and file times, by
-    which a later job finds that it would only repeat this training.
+    """Tag a registered version with the digests of the settings and of the file times of its training.
+
+    A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
+    The version is tagged after the comparison with the champion.
 
     An error is only printed, because the model is registered already.
     """
@@ -189,7 +192,8 @@ def _files_digest(spec: JobSpec) -> str:
     distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
     times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
     if any(time is None for of_dataset in times for time in of_dataset):
-        # It is not known whether a file was written again. So the digest is random and differs from every other digest.
+        # A file without a known write time may have been written again unnoticed, so the digest is random and differs
+        # from every other digest.
         return uuid4().hex
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 

@@ -1,9 +1,9 @@
 """Record each promotion in the store: which version of a model became champion, and with which metric.
 
-MLflow keeps no history of an alias, and cannot set an alias only on the condition that it still has the expected value.
-Therefore a row is written before an alias is set, and is marked as confirmed after that. Both transactions check that
-the process still holds the lock for the alias. The newest confirmed row tells which champion shoal chose last. If the
-alias points to another version, it was moved by a person, or by a process that had lost the lock.
+MLflow keeps no history of an alias, and has no compare-and-set: it cannot check and set an alias in one step. Therefore
+a row is written before an alias is set, and is marked as confirmed after that. The transactions that write and confirm
+the row check that the process still holds the lock for the alias. The newest confirmed row tells which champion shoal
+chose last. If the alias points to another version, it was moved by a person, or by a process that had lost the lock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Ledger:
         """Mark the row of a promotion in the store as confirmed, right after the alias was set in MLflow.
 
         Returns:
-            False if the lock was lost; another process may also have set the alias then.
+            False if the lock was lost; in that case another process may have set the alias, too.
         """
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
@@ -164,8 +164,8 @@ def confirmed_promotions(store: Store, registry: str | None = None, model: str |
 def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
     """Return the versions of a model that shoal promoted last, one for each alias, according to the store.
 
-    For each alias, this is the version of the newest confirmed promotion. If a process died after it wrote a newer
-    promotion and before it confirmed that, the newer promotion's version is returned, too.
+    For each alias, the result has the version of the newest confirmed promotion. If a process died after it wrote a
+    newer promotion and before it confirmed that promotion, the newer promotion's version is returned, too.
 
     Args:
         session: Transaction on the store.

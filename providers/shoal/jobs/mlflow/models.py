@@ -38,13 +38,13 @@ _CHALLENGERS = 10
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version of a registered model. Facts that the version's tags do not have are None, or empty.
+    """One version of a registered model. A field is None or empty if the version's tags do not have the fact.
 
     Attributes:
         version: Version number in MLflow's registry.
         created_at: Time at which the version was registered, in seconds since the epoch.
         metric: Name of the metric that decided about the version.
-        value: Value of that metric on the holdout.
+        value: Value of the deciding metric on the holdout.
         metrics: Values of all metrics on the holdout, by name.
         promoted: Whether the version became the champion; None if that is not recorded.
         reason: Name of the rule that decided.
@@ -115,7 +115,7 @@ class ModelDetails:
     Attributes:
         status: Champion, newest challenger and aliases.
         versions: Number of versions that shoal has registered and that still exist.
-        slices: The champion's metric on each slice, when it was promoted; empty if that is not recorded.
+        slices: The champion's metric on each slice, measured before its promotion; empty if it is not recorded.
         challengers: The newest versions that shoal has registered, ten at most, the newest first.
     """
 
@@ -134,11 +134,12 @@ class HistoryEntry:
         at: Time at which the version was registered, or promoted if it does not exist any more, in seconds since the
             epoch.
         metric: Name of the metric that decided.
-        value: Value of that metric on the holdout of that time.
-        holdout_digest: Digest of the rows of that holdout. Only values with equal digests were measured on equal rows.
+        value: Value of the deciding metric on the holdout with which the version was evaluated.
+        holdout_digest: Digest of the rows of the holdout with which the version was evaluated. Only values with equal
+            digests were measured on equal rows.
         promoted: Whether the version became the champion; None if that is not recorded.
         promoted_at: Time of the version's latest promotion; None if no promotion is recorded in this store.
-        previous: Version that had the alias before that promotion.
+        previous: Version that had the alias before the latest promotion of this version.
         exists: Whether the version still exists in the registry.
         decision: The decision in one sentence.
         job_id: Id of the job that trained the version.

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
 _LOCK_TTL_S = 120.0
 """Seconds until the lock for an alias expires. A process that holds the lock makes two requests to MLflow, each with a
-default time limit of 120 s. If they take longer than the lock lasts, the process loses the lock; it then compares again
-in another round and corrects the alias."""
+default time limit of 120 s. If the requests take longer than 120 s, the process loses the lock, and then compares the
+models in another round and corrects the alias."""
 
 _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
 
 _AT_ONCE = 40
-"""Number of versions that other jobs may register while a challenger is evaluated. They are newer than the challenger,
-and so they are not among its earlier versions."""
+"""Number of versions that other jobs may register while a challenger is evaluated. Such versions are newer than the
+challenger, so they do not count as its earlier versions."""
 
 _COLUMNS = "shoal.input_cols"
 """Name of a registered version's tag: its value is a JSON list of the input columns. Only models whose signature does
@@ -144,7 +144,7 @@ def enter(
 
     def score_champion(version: str) -> Evaluation:
         # If the champion's signature names no columns, a tag of its version lists its input columns. `input_cols` are
-        # the challenger's columns, which may be different. They are used only if the champion has no such tag.
+        # the challenger's columns, which may be different, and are used only if the champion has no such tag.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:
@@ -218,7 +218,7 @@ def challenge(
     Args:
         client: MLflow client.
         ledger: Record of the promotions of the alias. The ledger's store also has the lock for the alias, because
-            MLflow cannot set an alias only on the condition that it still has the expected value.
+            MLflow has no compare-and-set for aliases.
         register: Name under which the model is registered, and the rules of the comparison.
         model_uri: URI of the logged challenger.
         key: The attempt that trained the challenger.
@@ -311,7 +311,8 @@ class _Contest:
         against: Version with which the last round compared the challenger.
         decision: Decision of the last round.
         written: Versions to which this process has given the alias.
-        since: Id of the ledger's row for the first promotion by this process; None: this process has promoted none yet.
+        since: Id of the ledger's row for the first promotion by this process; None: this process has promoted no
+            version yet.
     """
 
     client: MlflowClient
@@ -365,7 +366,8 @@ class _Contest:
     def _moved_by_others(self, standing: _Standing) -> bool:
         """Return whether a person moved the champion's alias after this process had set it.
 
-        That is so if the alias points to a version to which neither this process nor a recorded promotion gave it.
+        A person has moved the alias if it points to a version that neither this process nor a recorded promotion has
+        chosen.
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 

@@ -133,8 +133,8 @@ class Registry:
             try:
                 return self.client.get_registered_model(name)
             except mlflow.MlflowException as error:
-                # MLflow refuses a name that no model can have, such as one with a slash, as an invalid parameter. There
-                # is no such model then.
+                # For a name that no model can have, such as a name with a slash, MLflow reports an invalid parameter.
+                # The registry has no model of such a name.
                 if is_missing(error) or error.error_code == "INVALID_PARAMETER_VALUE":
                     return None
                 raise
@@ -202,7 +202,7 @@ def holdout_metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, floa
         if metric.endswith(_DIGEST):
             deciding = metric.removesuffix(_DIGEST)
             continue
-        # A text that is not a number was written by another program or a person. Such a metric is left out.
+        # A text that is not a number was written by another program or a person, so the metric is left out.
         with suppress(ValueError):
             values[metric] = float(text)
     return deciding, values

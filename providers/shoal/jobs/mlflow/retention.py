@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _LOCK_TTL_S = 120.0
-"""Seconds until the lock for an alias expires. It is held for at most four requests to MLflow."""
+"""Seconds until the lock for an alias expires. The lock is held for at most four requests to MLflow."""
 
 _YOUNGEST = timedelta(days=1)
-"""Smallest legal age of a version that is deleted. Its job may have another store, so that it is not known whether the
-job still compares the version with the champion."""
+"""Smallest legal age of a version that is deleted. The job of a younger version may still compare the version with the
+champion, and shoal cannot check this if the job is in another store."""
 
 _LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
 """Pattern of the source of a version that was registered from a logged model."""
@@ -90,8 +90,8 @@ def prune_models(
     `keep_last` versions of its model. Versions with any alias or stage are kept, and so are the version that shoal
     promoted last and the versions of running jobs.
 
-    The logged model of a deleted version is deleted, too, unless another version uses it. MLflow marks both as deleted;
-    `mlflow gc` then removes the files. The MLflow run stays.
+    The logged model of a deleted version is deleted, too, unless another version uses it. MLflow marks the version and
+    the logged model as deleted; `mlflow gc` then removes the files. The MLflow run stays.
 
     The function may be called at any time, by several processes at the same time, and again after it was killed.
 
@@ -149,7 +149,7 @@ def unneeded(
         versions: Versions that shoal has registered, the newest first.
         kept: Versions that must be kept, such as those with an alias.
         active: Attempts that have not ended; their versions are kept.
-        before: Time in seconds since the epoch before which the deleted versions were registered.
+        before: Time in seconds since the epoch; only versions that were registered before this time may be deleted.
         keep_last: Number of the newest versions that are kept.
     """
     return [
@@ -166,8 +166,8 @@ def unneeded(
 class _Deletion:
     """Object that deletes old versions of one registered model.
 
-    Before each version is deleted, all that speaks against it is checked again, under the locks under which promotions
-    of the model move its aliases.
+    Right before it deletes a version, the object checks again whether the version is needed. During the check and the
+    deletion, it holds the locks of the model's aliases, so that no promotion moves an alias.
 
     Attributes:
         store: Store with the locks and the records of promotions.
@@ -196,10 +196,11 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version, unless it is needed by now, for example because an alias points to it.
+        """Delete one version, unless something needs it by now, such as an alias that points to it.
 
         Returns:
-            False if the version is needed, is already deleted, or a lock was lost. It is left to the next call then.
+            False if the version is needed or is already deleted, or if a lock was lost. After a lost lock, the next
+            call of `prune_models` tries again.
         """
         import mlflow
 
@@ -233,7 +234,7 @@ class _Deletion:
         return True
 
     def _is_shared(self, version: ModelVersion) -> bool:
-        """Return whether another version has the same files: it is a copy, or comes from the same logged model."""
+        """Return whether another version uses the same files, as copies and versions of the same logged model do."""
         try:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]

@@ -44,7 +44,7 @@ def prediction_module(model: Any) -> ModuleType | None:
     """Return the module of shoal that predicts with the library of a model; None if the model predicts through pyfunc.
 
     Args:
-        model: Model that :func:`load` returned. Its class shows the library.
+        model: Model that :func:`load` returned; the model's class shows the library.
     """
     library = type(model).__module__.partition(".")[0]
     return importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
@@ -63,8 +63,8 @@ def evaluate(
     Args:
         model: Model that :func:`load` returned.
         holdout: The rows to evaluate the model on, with their labels.
-        names: Names of the metrics. The first one decides, and is also computed for each slice. Any other that
-            cannot be computed is NaN, and the log has the reason.
+        names: Names of the metrics. The first metric decides, and is also computed for each slice. Any other metric
+            that cannot be computed is NaN, and the log has the reason.
         input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
         overlap: The holdout's rows that the model was trained on; None if that is not known.
 

@@ -21,7 +21,7 @@ from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import experiment_id
 from shoal.training.mlflow.job_run import FIRST_RUN_TAG, JOB_RUN_TAG
-from shoal.training.mlflow.tracking import Tracking
+from shoal.training.mlflow.options import Tracking
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +39,7 @@ _PARAM_LENGTH = 6000
 thousand columns, are cut off."""
 
 _SIGNATURE_ROWS = 100
-"""Number of rows from which the model's signature is inferred. That is enough to find the types of the columns."""
+"""Number of rows from which the model's signature is inferred. 100 rows are enough to find the types of the columns."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
@@ -56,8 +56,8 @@ def default_uri() -> str:
 
 def uri_of(given: str | None = None) -> str:
     """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
-    # This URI must be equal to the one in a job's spec and in the store's records of promotions. Both contain the
-    # absolute path of an SQLite file, so the path is made absolute here, too.
+    # This URI must be equal to the one in a job's spec and in the store's records of promotions. Specs and records
+    # contain the absolute path of an SQLite file, so the path is made absolute here, too.
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
@@ -116,7 +116,7 @@ class Run:
         """Start an MLflow run, and create its experiment if that does not exist.
 
         Args:
-            tracking: Tracking settings of the job. Their experiment id and parent run, if any, must exist.
+            tracking: Tracking settings of the job, whose experiment id and parent run, if any, must exist.
             name: Name of the run if `tracking` has none.
             tags: Tags in addition to those of `tracking`.
         """
@@ -242,8 +242,8 @@ class Run:
     def move_to(self, run_id: str) -> None:
         """Go on with another run, which a worker has created for this job in the experiment that user code has chosen.
 
-        The parameters are copied now. Workers may still log to the run that is left, so `finish` copies its metrics and
-        deletes it.
+        The parameters are copied now. Workers may still log to the old run, so `finish` later copies the old run's
+        metrics and deletes the old run.
         """
         import mlflow
 
@@ -281,10 +281,10 @@ class Run:
             self._merge(run_id, self.run_id)
 
     def _merge(self, left: str, into: str) -> None:
-        """Copy the parameters and metrics of a run that the job no longer uses into another run, and delete the former.
+        """Copy the parameters and metrics of an unused run of the job into another run, and delete the unused run.
 
-        The run is kept if it has artifacts or models, because these belong to a run for ever. Only a rank that has not
-        called ``set_experiment`` can have logged them there.
+        The run is kept if it has artifacts or models, because MLflow cannot move these to another run. Only a rank that
+        has not called ``set_experiment`` can have logged artifacts or models to the old run.
         """
         run = self.client.get_run(left)
         if run.info.lifecycle_stage == "deleted":

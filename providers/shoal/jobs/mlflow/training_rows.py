@@ -42,8 +42,8 @@ class Overlap:
     Attributes:
         files: Files of the holdout that have rows on which the model was trained.
         training: Time range of training rows that has times in common with `holdout`; None if there is no such range.
-        holdout: Time range of those rows of the holdout that are not in files of the training rows. None like
-            `training`.
+        holdout: Time range of those rows of the holdout that are not in files of the training rows; None if `training`
+            is None.
     """
 
     files: tuple[SharedFile, ...] = ()
@@ -73,8 +73,8 @@ def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> T
 def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) -> Overlap:
     """Find out whether a holdout has rows on which a model was trained.
 
-    Files that both datasets have are compared row by row. For other files, the same rows may have been written again,
-    or read from a database again: these are compared by their times.
+    Files that both datasets have are compared row by row. All other files are compared by the times of their rows,
+    because the same rows may have been written to another file, or read from a database again.
 
     Args:
         rows: Record of the training rows.
@@ -97,8 +97,8 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 def is_training_data(name: str) -> bool:
     """Return whether a function's dataset counts as training data, by its name: "test", for example, does not.
 
-    What a function does with its datasets is not known. A dataset counts as training data unless its name begins with
-    "eval", "holdout", "test" or "val".
+    shoal does not know how a function uses its datasets. Therefore a dataset counts as training data unless its name
+    begins with "eval", "holdout", "test" or "val".
     """
     return not name.lower().startswith(_EVALUATION_NAMES)
 

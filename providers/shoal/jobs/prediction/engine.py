@@ -25,7 +25,7 @@ from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
 
 _FIRST_LINE_S = 10.0
-"""Seconds until the first line about the progress. Shorter predictions print none."""
+"""Seconds until the first line about the progress. Shorter predictions print no progress."""
 
 
 def run(
@@ -39,17 +39,17 @@ def run(
 ) -> PredictResult:
     """Predict every row of a dataset, and publish the predictions when all are written.
 
-    Each worker reads, predicts and writes a contiguous share of the rows. After a lost worker the next gang keeps the
-    files that are complete. If the output has the predictions of the same rows by the same model already, nothing is
-    done.
+    Each worker reads, predicts and writes a contiguous share of the rows. If a worker is lost, the next group of
+    workers keeps the files that are complete. If the output has the predictions of the same rows by the same model
+    already, nothing is done.
 
     Args:
         spec: Model, dataset, output and limits of the run.
-        claim: Job and attempt of the run.
+        claim: Job and attempt of the run, for the marker files of its folders.
         env: Environment variables for the workers; may contain credentials.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
-        has_ended: Function that returns whether the attempt with a claim is known and has ended. Its unpublished files
-            are removed.
+        has_ended: Function that returns whether the attempt that a folder's marker file names (the claim) is known and
+            has ended. Unpublished files of ended attempts are removed.
         on_progress: Function to call with the number of predicted rows, after each row group.
 
     Raises:
@@ -129,8 +129,8 @@ class _Run:
         self._size = resolve_size(
             spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
         )
-        # The rows are divided into files only once. If a restart divided them differently, it could not keep the files
-        # that are complete already.
+        # The rows are divided into files only once, because a restart that divided them differently could not keep the
+        # files that are complete already.
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:

@@ -68,7 +68,7 @@ def identity(uri: str) -> str:
     """Return a text that identifies a model: the URI of a version or run, or the path and the id of a model folder.
 
     Raises:
-        JobError: There is no model.
+        JobError: There is no model at this URI.
     """
     if uri.startswith(("models:/", "runs:/")):
         return uri

@@ -15,9 +15,9 @@ def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.
     """Append predictions to a table: one column, or several columns if the model returns several values per row.
 
     Args:
-        table: The rows' other columns; may be none.
+        table: Table with the other columns of the output, which may have no columns.
         predicted: Predictions ``[rows]`` or ``[rows, outputs]``; one output per row gives one column.
-        column: Name of the column, or of the columns without their numbers.
+        column: Name of the new column; several new columns get this name with a number.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Publish the output folder of a batch prediction: complete or not at all, and never in place of other files."""
+"""Publish the output folder of a batch prediction, completely or not at all, and without replacing foreign files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 class Output:
     """Output location of a batch prediction: a local folder or a URI of an object store.
 
-    On a local path the files are written to a folder beside it, which is renamed when it is complete. An object store
-    cannot rename folders: there the files are written to a folder in it whose name readers skip, then moved one by
-    one, and the marker is written last.
+    If the output is a local folder, the workers write to a folder beside it, which is renamed when it is complete. An
+    object store cannot rename folders. In an object store, the workers write to a subfolder of the output that readers
+    of Parquet skip; then the files are moved one by one, and the marker file is written last.
 
     Args:
         path: Directory or URI of the predictions.
         claim: Job and attempt that predict.
         may_publish: Function that returns whether this attempt may still publish; called right before publishing.
-        has_ended: Function that returns whether the attempt with a claim is known and has ended.
+        has_ended: Function that returns whether the attempt that a folder's marker file names (the claim) is known and
+            has ended.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Output:
         """Return whether the output location already has complete predictions of the same rows by the same model.
 
         Args:
-            key: Digest of what decides the predictions: rows, model and columns.
+            key: Digest of the rows, the model and the columns, which together determine the predictions.
             overwrite: Whether other predictions may be replaced.
 
         Raises:
-            InvalidArgumentError: The place has something else, or other predictions that must not be replaced.
+            InvalidArgumentError: The output location has other files, or other predictions that must not be replaced.
         """
         found = self._names()
         if not found:
@@ -96,7 +97,7 @@ class Output:
     def prepare(self) -> None:
         """Create an empty staging folder, and remove the staging folders of ended attempts, such as killed ones.
 
-        These are the earlier attempts of this job, and the attempts of other jobs that predicted to the same place.
+        The ended attempts are earlier attempts of this job, and attempts of other jobs with the same output location.
         """
         for attempt in range(1, self._claim.attempt):
             # `remove` raises an InvalidArgumentError for a folder of a newer attempt; such a folder stays.
@@ -115,15 +116,15 @@ class Output:
 
         Args:
             names: Names of all files.
-            key: Digest of what decides the predictions; see :meth:`finished`.
+            key: Digest of the rows, the model and the columns; see :meth:`finished`.
             model: URI of the model.
             rows: Number of predictions.
             overwrite: Whether other predictions may be replaced.
 
         Raises:
             TrainingError: A file is missing, because its worker's node wrote it to a disk that this node cannot see; a
-                newer attempt has begun; or files of others have come into the folder.
-            InvalidArgumentError: Another job has published other predictions there meanwhile.
+                newer attempt has begun; or another program has added files to the folder.
+            InvalidArgumentError: Another job has published other predictions at the output location meanwhile.
         """
         expected = set(names)
         missing = sorted(expected - set(_list(self.staging)))
@@ -153,7 +154,7 @@ class Output:
             self._claim.remove(self.staging)
 
     def discard(self) -> None:
-        """Remove the staging folder, which has the files that the workers wrote and that are not published yet."""
+        """Remove the staging folder with the files of the workers that are not published yet."""
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 

@@ -28,8 +28,8 @@ class Assignment:
     Args:
         model_uri: MLflow URI of the model, with its version.
         source: Rows to predict.
-        input_cols: Input columns of a model whose signature names none.
-        keep_cols: Columns of the dataset that the output has as well.
+        input_cols: Input columns of a model whose signature names no columns.
+        keep_cols: Columns of the dataset that are copied into the output.
         prediction_col: Column of the predictions.
         folder: Directory or URI to write to.
     """
@@ -45,7 +45,7 @@ class Assignment:
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     """Predict the rows assigned to this worker, write them to its output files, and return its peak memory in bytes.
 
-    A file that is there already is complete, and is kept: a gang before this one has written it.
+    A complete file that the workers before a restart have written is kept.
     """
     memory.reset_peak()
     predictor: Predictor | None = None
@@ -57,8 +57,8 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
-        # rename, so a file there has its final name from the start. If the worker is ended while it writes such a file,
-        # it closes the file, which then looks complete. Therefore `_is_complete` counts the rows.
+        # rename, so a file there has its final name from the start. A worker that is ended while it writes such a file
+        # closes the file, which then looks complete, so `_is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))

@@ -1,1 +1,1 @@
-"""Jobs on pools whose nodes share only the network with the submitter: credentials, code and data reach them there."""
+"""Run jobs on pools that share only the network with the submitter: send credentials, code and data to the nodes."""

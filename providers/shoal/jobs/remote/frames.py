@@ -1,6 +1,6 @@
-"""Bring staged data of this machine to where the nodes of a pool that others run can read them.
+"""Make staged data of this machine readable for the nodes of a pool that others run.
 
-Small data travel with the job's code (`shoal.jobs.remote.package`). Other data are copied to `artifact_location`.
+Small data travel with the job's code (`shoal.jobs.remote.package`). Larger data are copied to `artifact_location`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
 
 _OURS = "_shoal_"
-"""First part of the names of the files in a directory of staged data that contain no rows."""
+"""Prefix of the names of those files in a directory of staged data that contain no rows."""
 
 _CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass
 class Sent:
-    """The data of a job, as its nodes can read them.
+    """Spec of a job whose data the nodes can read, and the files that travel with the job.
 
     Attributes:
-        spec: Spec that names the data where the nodes read them.
+        spec: Spec that names the data by paths or URIs that the nodes can read.
         packaged: Path on this machine of each file that travels with the job's code, by its path in the package.
     """
 
@@ -42,11 +42,11 @@ class Sent:
 
 @contextmanager
 def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
-    """Bring the staged data that a spec names to where the nodes can read them.
+    """Make the staged data that a spec names readable for the pool's nodes.
 
-    Data that the nodes can reach stay where they are. All others travel with the code if they are small, and otherwise
-    are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed. The
-    others are removed when the jobs that use them have ended.
+    Data that the nodes can reach stay where they are. All other data travel with the code if they are small, and
+    otherwise are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are
+    removed. All other copies are removed when the jobs that use them have ended.
 
     Args:
         spec: Spec of the job.
@@ -64,7 +64,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # Without a location that the nodes can reach, `reach.check` refuses the job.
+    # The data have no location that the nodes can reach, so `reach.check` refuses the job later.
     if base is None or base == storage.IN_STORE or not reach.is_reachable(base, pool):
         yield Sent(spec)
         return
@@ -101,7 +101,7 @@ def _files(directory: str) -> list[Path]:
 
 
 def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec) -> DatasetSpec:
-    """Return a dataset that names its files in the package, and add them to `packed`."""
+    """Add the files of a dataset to the package, and return the dataset with the paths in the package."""
     if dataset.staging not in local:
         return dataset
     from shoal.data.parquet.listing import list_files

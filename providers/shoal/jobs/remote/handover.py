@@ -1,8 +1,8 @@
-"""Pass the credentials of an attempt to its driver through the attempt's row, sealed for this driver.
+"""Pass the credentials of an attempt to its driver through the attempt's row, encrypted for this driver only.
 
-This way is for pools that others run (`ray://`), whose head need not share a folder with the submitter. The drivers of
-local pools read a file (`shoal.jobs.credentials`): it costs no time, and the submitter need not live until the driver
-has started.
+Only jobs on pools that others run (`ray://`) get credentials in this way, because the head of such a pool may share no
+folder with the submitter. The drivers of local pools read a file (`shoal.jobs.credentials`), which costs no time, and
+the submitter may end before the driver has started.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
 PATIENCE_S = 600.0
-"""Seconds for which a driver waits for its credentials. A process that waits for the job sends them within seconds. If
-the task is deferred, Airflow first has to start a worker process for it, which may take minutes if Airflow is busy."""
+"""Seconds for which a driver waits for its credentials. A process that waits for the job sends the credentials within
+seconds. For a deferred task, Airflow first has to start a worker process, which may take minutes if Airflow is busy."""
 
 _POLL_S = 0.5
-"""Seconds between two looks of a driver at its row."""
+"""Seconds between two reads of the attempt's row by a driver that waits for credentials."""
 
 
 _TAKEN = "the attempt has ended, or another driver runs it"
 
 
 class AttemptTakenError(JobError):
-    """Error for a driver whose attempt is not pending any more, or for which another driver has asked since then."""
+    """Error for a driver whose attempt is not pending any more, or has been taken over by another driver."""
 
 
 def receive(
@@ -52,12 +52,12 @@ def receive(
         sleep: Waits for a number of seconds.
 
     Returns:
-        The credentials; None if the driver gets none in this way.
+        The credentials; None if the job needs no credentials from the row.
 
     Raises:
-        AttemptTakenError: The attempt is not pending any more, or another driver has asked for its credentials. This
-            driver must exit, because it would run the job without credentials.
-        JobError: No process has sent the credentials in time, or they were not sealed for this driver.
+        AttemptTakenError: The attempt is not pending any more, or another driver has asked for its credentials. A
+            driver that gets this error must exit, because it would run the job without credentials.
+        JobError: No process has sent the credentials in time, or they were not encrypted for this driver.
     """
     if not sealed_credentials.is_needed(store, key):
         return None
@@ -80,7 +80,7 @@ def receive(
 
 
 def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
-    """Seal the credentials of an attempt and write them into its row, if its driver has asked for them.
+    """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them.
 
     Args:
         store: Store that has the attempt's row.
@@ -88,7 +88,7 @@ def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
         secrets: The credentials.
 
     Returns:
-        Whether this call has written them.
+        Whether this call has written the credentials.
 
     Raises:
         JobError: The driver's key is not valid.

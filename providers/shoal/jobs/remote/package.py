@@ -1,13 +1,14 @@
-"""Send the code and the small frames of a job to a cluster that shares no folder with the submitter, as a package of
-Ray's Job API.
+"""Send the code and the small DataFrames of a job to a cluster that shares no folder with the submitter, as a package
+of Ray's Job API.
 
-The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`) and of its small frames
-(`shoal.jobs.remote.frames`). It is uploaded to the head over HTTP, so no Ray is needed here. Ray unpacks it into the
-folder in which the driver starts, and also on the nodes of the workers if it has frames. Ray removes it after the job.
-The path of each file contains the SHA-256 of its content, which every reader of the file checks.
+The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`) and of its small
+DataFrames, called frames (`shoal.jobs.remote.frames`). The submitter uploads the package to the head over HTTP, and so
+needs no Ray. Ray unpacks the package into the folder in which the driver starts, and also on the nodes of the workers
+if the package has frames. Ray removes the package after the job. The path of each file contains the SHA-256 of its
+content, which every reader of the file checks.
 
-Each attempt has a package of its own: Ray removes a package when the last job that names it has ended, and a job that
-is still queued does not count.
+Each attempt has a package of its own. Ray removes a package when the last job that names it has ended, but does not
+know the jobs that still wait in shoal's queue.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
 
 MAX_FRAME_BYTES = 8 * 2**20
-"""Size limit of all frames that travel with one job, as Parquet. The head keeps them in memory until the job's end."""
+"""Size limit in bytes of all frames that travel with one job, as Parquet. The head keeps the frames in memory until the
+job has ended."""
 
 _PREFIX = f"{packaged.SCHEME}:"
-"""First part of the paths in a spec that are relative to the unpacked package."""
+"""Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
 _PLACES = ("program", "user_code")
@@ -65,9 +67,9 @@ class Package:
 
 
 def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
-    """Return a copy of a spec that names its code by paths in the package, and the package.
+    """Return a copy of a spec that names the code by paths in the job's package, and the package.
 
-    Code at a URI, such as an object store, stays there.
+    Code at a URI, such as in an object store, is not packed.
 
     Args:
         document: The spec, as plain data.
@@ -85,7 +87,7 @@ def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[di
 
 
 def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return a copy of a spec in which the paths in the package are those of the unpacked files.
+    """Return a copy of a spec in which the paths of unpacked files replace the paths in the package.
 
     Args:
         document: The spec, as plain data.
@@ -106,8 +108,8 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
 
 def is_used(document: dict[str, Any]) -> bool:
     """Return whether a spec names files in a package."""
-    # The spec is not parsed, because this process may start a waiting job of another version of shoal. Paths of code
-    # and URIs of frames begin alike.
+    # The spec is searched as text and not parsed, because another version of shoal may have submitted the waiting job.
+    # Paths of code and URIs of frames have the same prefix.
     return f'"{_PREFIX}' in json.dumps(document)
 
 
@@ -117,7 +119,7 @@ def has_frames(spec: AnyJobSpec) -> bool:
 
 
 def name(submission_id: str) -> str:
-    """Return the name of an attempt's package. Ray's name of a package has no other characters."""
+    """Return the name of an attempt's package, which has only characters that Ray allows."""
     return f"_ray_pkg_shoal_{ids.digest(submission_id)[:32]}.zip"
 
 

@@ -61,7 +61,7 @@ def is_reachable(location: str, pool: PoolSpec) -> bool:
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
-    """Return a spec whose results go into the store, unless it names a place for them or the nodes share `$SHOAL_HOME`.
+    """Return a spec whose results go into the store, unless it names a location or the nodes share `$SHOAL_HOME`.
 
     Args:
         spec: Spec of the job.
@@ -114,12 +114,12 @@ def check_nodes(store: Store, pool: PoolSpec) -> None:
         problems = "; ".join(str(each) for each in broken)
         raise InvalidArgumentError(
             f'no job can run on the nodes of pool "{pool.name}": {problems}. `shoal doctor --pool {pool.name}` checks '
-            "them again"
+            "the nodes again"
         )
 
 
 def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the local paths that a job needs, with a description of each, and what to do instead."""
+    """Yield each local path that a job needs, with a description of the path and a remedy."""
     location = spec.run_config.artifact_location
     for dataset in spec.datasets():
         if dataset.staging is not None and (path := _local(dataset.staging)):

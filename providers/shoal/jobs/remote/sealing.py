@@ -1,9 +1,9 @@
 """Encrypt the credentials of an attempt so that only its driver can read them.
 
 The driver makes a new X25519 key at its start and writes the public half into the attempt's row. The submitter makes a
-key of its own for each message, derives a key of AES-GCM from both (HKDF-SHA256), and writes the ciphertext into the
-row. The job, the attempt and both public keys are authenticated with the text. So a message for another attempt or for
-another driver cannot be opened, and a copy of the row cannot be opened after the driver has ended.
+key of its own for each message, derives a key of AES-GCM from both keys (HKDF-SHA256), and writes the ciphertext into
+the row. AES-GCM also authenticates the job, the attempt and both public keys. So a driver can decrypt only messages for
+its own attempt and its own key, and a copy of the row cannot be decrypted after the driver has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONCE_BYTES = 12
 
 
 class SealError(JobError):
-    """Error for a message that was not sealed for this attempt and this driver, or was changed."""
+    """Error for encrypted credentials that are for another attempt or another driver, or that were changed."""
 
 
 class DriverKey:
@@ -62,7 +62,7 @@ class DriverKey:
             return AESGCM(key).decrypt(nonce, message[_KEY_BYTES + _NONCE_BYTES :], bound)
         except (InvalidTag, ValueError, binascii.Error):
             raise SealError(
-                "the credentials in the attempt's row were not sealed for this attempt and this driver, or were "
+                "the credentials in the attempt's row were not encrypted for this attempt and this driver, or were "
                 "changed: find out which process writes to the store, and submit the job again"
             ) from None
 
@@ -105,5 +105,5 @@ def _key(own: X25519PrivateKey, other: X25519PublicKey, bound: bytes) -> bytes:
 
 
 def _bound(submission_id: str, sender: bytes, receiver: bytes) -> bytes:
-    """Return what a message belongs to: the attempt, and the public keys of its sender and its receiver."""
+    """Return the bytes that tie a message to its attempt, and to the public keys of its sender and its receiver."""
     return _PURPOSE + sender + receiver + submission_id.encode()

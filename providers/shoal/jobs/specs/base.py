@@ -13,7 +13,7 @@ from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.settings import Settings
-from shoal.training.mlflow.tracking import Caller, Tracking
+from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
 
 
@@ -90,8 +90,9 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec with the pool's name. MLflow options that the spec does not set get the values of
-        the submitter's MLflow session.
+        """Return a copy of the spec with the pool's name and with the options of the submitter's MLflow session.
+
+        Only MLflow options that the spec does not set get the values of the session.
 
         Relative paths of datasets are made absolute, because the job runs in another folder than the submitter.
 
@@ -102,10 +103,11 @@ class AnySpec(Settings, ABC):
         return self._completed(pool, Caller.of(environment))
 
     def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec from which the fingerprint is computed. It differs from the result of `completed`
-        in that only MLFLOW_TRACKING_URI is taken over from the MLflow session.
+        """Return a copy of the spec from which the fingerprint is computed.
 
-        The rest of the session may be another one when the same job is submitted again, in another process.
+        Unlike the result of `completed`, the copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session.
+
+        The rest of the session may differ if another process submits the same job again.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -152,7 +154,7 @@ class AnySpec(Settings, ABC):
         """Return a copy of the spec in which each dataset is replaced by the result of calling `replaced` with it.
 
         Args:
-            replaced: Returns the new dataset for each one in the spec.
+            replaced: Function that returns the new dataset for each dataset in the spec.
         """
         register = self.register_as
         if register is None:

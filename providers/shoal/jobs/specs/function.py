@@ -30,13 +30,13 @@ class FunctionRegister(Register):
     input_cols: tuple[str, ...] = Field(
         default=(),
         description="Names of the holdout's feature columns, in order. Only a model whose MLflow signature is a tensor "
-        "needs them, because such a signature has no column names.",
+        "needs these names, because such a signature has no column names.",
     )
     group_col: str | None = Field(
         default=None,
         min_length=1,
         description="Name of the holdout's column that assigns rows to groups, such as queries. Ranking metrics need "
-        "it.",
+        "this column.",
     )
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         default=None,
         description="Value that `shoal.distributors.attach` returns for the job: `ranks` is the list of the return "
         "values of all ranks, `rank-0` the return value of rank 0. `submit` of a decorated function or a distributor "
-        "sets it. None: a `Response`, which has the metrics and the model folder, too.",
+        "sets this field. None: a `Response`, which has the metrics and the model folder, too.",
     )
 
     @model_validator(mode="after")
@@ -164,7 +164,7 @@ def kind_of(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
         InvalidArgumentError: The framework is unknown.
     """
     framework = fields.get("framework", "xgboost")
-    # A value that is not a text is refused by `JobSpec`.
+    # `JobSpec` refuses a framework that is not a text.
     if not isinstance(framework, str):
         return JobSpec
     if framework not in _KINDS:

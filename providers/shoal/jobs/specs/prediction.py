@@ -19,7 +19,7 @@ PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
 _REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
-"""URIs that name one version, or an alias. A stage or "latest" may name several versions during one run."""
+"""Pattern of the URIs that name a version or an alias. A stage or "latest" may name several versions during one run."""
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Start of a model's URI, such as ``runs:/`` or ``s3://``. All other models are folders."""
 
@@ -66,13 +66,13 @@ class PredictJobSpec(AnySpec):
     )
     input_cols: tuple[str, ...] = Field(
         default=(),
-        description="Names of the input columns, in order. Only a model whose MLflow signature is a tensor needs them, "
-        "because such a signature has no column names.",
+        description="Names of the input columns, in order. Only a model whose MLflow signature is a tensor needs these "
+        "names, because such a signature has no column names.",
     )
     overwrite: bool = Field(
         default=False,
         description="Whether to replace other predictions that shoal has written to `output_path` before. False: the "
-        "job fails if there are any.",
+        "job fails if there are other predictions.",
     )
     scaling_config: ScalingConfig = Field(
         default_factory=ScalingConfig,

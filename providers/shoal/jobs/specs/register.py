@@ -32,8 +32,8 @@ _LATER_OPTIONS = frozenset(
         "group_col",
     }
 )
-"""Options of `Register` that the specs of the first versions did not have. They are left out of the stored spec while
-they are at their defaults, so that an unchanged spec keeps its fingerprint."""
+"""Options of `Register` that the specs of the first versions did not have. These options are left out of the stored
+spec while they have their default values, so that an unchanged spec keeps its fingerprint."""
 
 
 class Register(Settings):
@@ -58,7 +58,7 @@ class Register(Settings):
     mode: Mode | None = Field(
         default=None,
         description='Whether a lower ("min") or a higher ("max") value of the metric is better. None: the metric '
-        "determines it; any other value must agree with the metric.",
+        "determines the direction; any other value must agree with the metric.",
     )
     holdout: DatasetSpec = Field(
         description="Dataset on which the champion and the challenger are evaluated; neither should have been trained "

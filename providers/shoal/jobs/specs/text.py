@@ -1,4 +1,4 @@
-"""Read the fields of a job spec from a text, such as a JSON or YAML file, and limit their depth and numbers.
+"""Read the fields of a job spec from a JSON or YAML text, and refuse fields with too many levels or too long integers.
 
 DAG files import this module, so it does not import the specs themselves."""
 

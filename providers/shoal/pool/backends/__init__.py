@@ -1,5 +1,5 @@
-"""Backends that start and end nodes. Each subpackage contains one backend, which implements the interface
-`base.Backend`."""
+"""Backends, which start and end the nodes of pools. Each subpackage contains one backend, an implementation of the
+interface `base.Backend`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def _ray() -> Backend:
 
 
 BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
-"""For each value of `PoolSpec.backend`: a function that returns the backend."""
+"""Functions that create the backends, by the values of `PoolSpec.backend`."""
 
 __all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]

@@ -3,11 +3,11 @@ rollback, is the same for all backends.
 
 There are two kinds of backends:
 
-- shoal runs the nodes (`local`). A supervisor process owns each node, claims its row and writes the node's state to it.
+- shoal runs the nodes (`local`). A supervisor process owns each node, and writes the node's state to the node's row.
   `look` only has to report which nodes are gone.
-- An API starts the nodes (`ray`; later KubeRay, Spark, Snowflake). No process of shoal runs beside a node, so `look`
-  also reports which rows have a node by now. `start` and `end` pass on the total number of nodes, because these APIs
-  take a size and not a single node.
+- An external API starts the nodes (`ray`; later KubeRay, Spark, Snowflake). No process of shoal runs beside a node, so
+  `look` also reports which of the requested nodes have started. `start` and `end` send the total number of nodes,
+  because these APIs take a size and not a single node.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shoal.state.schema import Node, NodeState
 
 @dataclass(frozen=True)
 class PoolRef:
-    """The data about a pool with which its backend starts and ends nodes.
+    """The data about a pool that its backend needs to start and end nodes.
 
     Attributes:
         spec: The pool's settings.
-        size: Number of nodes that the pool should have now; 0 while it goes down.
-        stamp: Time of this decision in seconds since the epoch. A process that was paused after the decision finds a
-            newer stamp, and does not overwrite the newer decision.
+        size: Number of nodes that the pool should have now; 0 while the pool goes down.
+        stamp: Time at which this size was decided, in seconds since the epoch. If a process was paused after the
+            decision, it finds a newer stamp, and does not overwrite the newer decision.
     """
 
     spec: PoolSpec
@@ -54,7 +54,7 @@ class NodeRef:
 
     @classmethod
     def of(cls, node: Node) -> NodeRef:
-        """Build the `NodeRef` (the reference to a node that backends use) from the node's row."""
+        """Build a `NodeRef` (the reference to a node that backends use) from the node's row."""
         supervisor = ProcessId.from_json(node.supervisor) if node.supervisor else None
         return cls(
             node.id, node.name, node.pool, node.epoch, supervisor, node.is_head, NodeState(node.state), node.endpoint
@@ -66,8 +66,8 @@ class Arrival:
     """A node that an external API (such as a Ray cluster's autoscaler) has started and that `Backend.look` has found.
 
     Attributes:
-        endpoint: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, where the cluster says it,
-            ``memory_bytes``. Each row of a pool gets another Ray node.
+        endpoint: Data of the Ray node: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, if the cluster
+            reports it, ``memory_bytes``. Each row of a pool gets a different Ray node.
         cpus: CPUs that the node really has.
         gpus: GPUs that the node really has.
     """
@@ -83,8 +83,8 @@ class Seen:
     cluster has a node now). The rows of all other nodes are still correct.
 
     Attributes:
-        lost: For each lost node: its id and the reason.
-        arrived: For each row whose node has arrived: the node's id and the arrival.
+        lost: The reason why each lost node is lost, by the node's id.
+        arrived: The data of each requested node that has arrived, by the id in the node's row.
         silence: Reason why the nodes could not be checked at all; None if they were checked.
     """
 
@@ -101,10 +101,10 @@ class Backend(Protocol):
     """
 
     bound_to_host: bool
-    """Whether only the host that started a pool can act on it."""
+    """Whether only the host that started a pool can start and end its nodes."""
 
     start_timeout: float
-    """Seconds after which a node that is not up counts as failed."""
+    """Seconds after which a node that is not yet ready counts as failed."""
 
     start_timeout_per_node: float
     """Additional seconds for each node that starts before this node, for backends that start only a few nodes at
@@ -123,33 +123,34 @@ class Backend(Protocol):
     def prepare(self, spec: PoolSpec) -> None:
         """Create the files that nodes need, such as a token, before the first node of a pool starts.
 
-        Must be quick, because it is called inside a transaction.
+        This method has to be quick, because it is called inside a transaction.
         """
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the files that `prepare` has created; with `everything`, also the logs. Called after all nodes have
-        ended."""
+        """Remove the files that `prepare` has created; with `everything`, also the logs. The caller makes sure that all
+        nodes have ended."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Check which nodes are lost, and which nodes that were requested from an external API (such as an autoscaler)
         have started. A backend must not change anything and must not raise an error in this method.
 
-        It is called every few seconds, also by `describe_pool`, so it must take no longer than one or two requests.
+        The reconciler and `describe_pool` call this method often, so it may send at most one or two requests.
         """
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
         """Start the nodes that belong to the given rows, and return without waiting until the nodes are ready.
 
-        Called again for nodes whose row was not claimed in time. A node counts as started only when its supervisor or
-        `look` reports it. Errors that a retry may solve must not be raised: the next call is the retry.
+        This method is called again for a node if no supervisor has written itself to the node's row in time. A node
+        counts as started only when its supervisor or `look` reports it. An error that a retry may solve must not be
+        raised, because the next call is the retry.
         """
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """End nodes and check that they are gone.
 
         Returns:
-            For each node id: None if nothing of the node is left, else a description of what is left. For None, the
-            caller deletes the row and does not check again. A node that was never started counts as ended.
+            For each node id: None if nothing of the node is left, else a description of what is left. After None, the
+            caller deletes the node's row and does not check again. A node that was never started counts as ended.
         """
 
     def existing(self) -> list[str]:
@@ -165,4 +166,4 @@ class Backend(Protocol):
         be ready."""
 
     def log(self, node: NodeRef) -> str:
-        """Return the location of a node's log, or an empty string if shoal has none."""
+        """Return the location of a node's log, or an empty string if shoal has no log of the node."""

@@ -1,5 +1,5 @@
-"""Client for the HTTP API of a Ray head. It is used for the jobs of all pools and for the nodes of `ray://` pools. Ray
-need not be installed."""
+"""Client for the HTTP API of a Ray head, used for the jobs of all pools and for the nodes of `ray://` pools. The client
+works without Ray installed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Problem(Enum):
     NOTHING_LISTENS = auto()
     """The head's machine refused the connection, because nothing listens at the address."""
     NO_CONNECTION = auto()
-    """No connection to the head could be made, for another reason."""
+    """The connection to the head failed for another reason than a refusal."""
     SLOW = auto()
     """The connection was made, but no answer came within the time limit."""
     NO_ANSWER = auto()
-    """No answer came, for another reason."""
+    """The head did not answer, for another reason than the time limit."""
     TOKEN_REFUSED = auto()
-    """The head accepts no request with this token, or none without a token."""
+    """The head does not accept the token, or the request has no token and the head needs one."""
     BUSY = auto()
-    """The head failed to answer this request (5xx); another try may succeed."""
+    """The head answered with an internal error (HTTP status 5xx). Another try may succeed."""
     REFUSED = auto()
-    """The head refused the request for another reason."""
+    """The head refused the request, but not because of the token."""
     NOT_RAY = auto()
-    """The answer is not that of a Ray head."""
+    """The answer does not look like the answer of a Ray head."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class RayJob:
     """Status of a submitted job, as the head reports it."""
 
     status: str
-    """PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
+    """Ray's name of the job's state: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED."""
     message: str | None = None
     exit_code: int | None = None
-    """Exit code of the driver; None while it runs, and if it was never started."""
+    """Exit code of the driver; None while the driver runs, and if it was never started."""
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended, so that its status does not change any more."""
+        """Return whether the job has ended. Its status then no longer changes."""
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
 
 
@@ -80,9 +80,10 @@ class RayHead:
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
         token: Bearer token; empty if the head needs none.
-        ca: File with the certificates of the authorities that an https URL may have; None: those of this machine.
+        ca: File with the certificates of the authorities that are trusted for an https URL; None: the authorities that
+            this machine trusts.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: Rule that decides by the exception of the last try whether a submission is tried again.
+        retrying: Rule that decides, from the exception of the last try, whether a submission is tried again.
         error: Function that returns the exception to raise for a failed request.
     """
 
@@ -102,8 +103,8 @@ class RayHead:
         self._options: dict[str, Any] = {
             "headers": {"Authorization": f"Bearer {token}"} if token else {},
             "timeout": timeout_s,
-            # Connect to the head directly, not through a proxy from the environment variables: a proxy cannot reach the
-            # head at a loopback address.
+            # Connect to the head directly, and not through a proxy from the environment variables, because a proxy
+            # cannot reach a head at a loopback address.
             "trust_env": False,
             # Plain HTTP needs no certificates, and loading them would take 40 ms of CPU time.
             "verify": not api.lower().startswith("http:") and _trusted(ca),
@@ -114,7 +115,8 @@ class RayHead:
         return self._read(self._send("GET", path, params=params), read)
 
     def upload(self, package: str, content: bytes) -> None:
-        """Upload a package with code, which a job names when it is submitted. Ray removes it after that job.
+        """Upload a package with code for a job, which names the package in its submission. Ray removes the package
+        after the job.
 
         Args:
             package: Name of the package. The name begins with ``_ray_pkg_`` and ends with ``.zip``.
@@ -128,13 +130,14 @@ class RayHead:
         """Submit a job, unless the head already has a job with this id.
 
         Args:
-            argv: The command, run on the head.
+            argv: The command to run on the head.
             submission_id: Id of the submission; Ray accepts each id only once.
-            metadata: Shown in Ray's dashboard, so it must not contain secrets.
-            package: Name of an uploaded package, into whose folder Ray unpacks it for the command. None: there is none.
+            metadata: Names and values that Ray's dashboard shows, so they must not contain secrets.
+            package: Name of an uploaded package, which Ray unpacks into the command's working folder; None for no
+                package.
 
         Returns:
-            False if a submission with this id existed.
+            False if the head already had a submission with this id.
         """
         body: dict[str, Any] = {
             "entrypoint": shlex.join(argv),
@@ -155,7 +158,7 @@ class RayHead:
         return self._about("GET", submission_id, "/logs", lambda answer: str(answer["logs"])) or ""
 
     def stop(self, submission_id: str) -> bool:
-        """Stop a submitted job (SIGTERM, and SIGKILL after 3 s). Return False if the job does not run."""
+        """Stop a submitted job with SIGTERM, and with SIGKILL after 3 s. Return False if the job does not run."""
         return self._about("POST", submission_id, "/stop", lambda answer: bool(answer["stopped"])) or False
 
     def delete(self, submission_id: str) -> bool:
@@ -203,7 +206,7 @@ class RayHead:
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Return what httpx needs to check a head's certificate.
+    """Return the value of httpx's option `verify` with which httpx checks a head's certificate.
 
     Raises:
         PoolUnreachableError: The file cannot be read, or contains no certificate.

@@ -1,4 +1,4 @@
-"""Record the versions of the software on a pool's nodes, and refuse a caller whose own versions do not fit them."""
+"""Record the versions of the software on a pool's nodes, and refuse callers with incompatible versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata
 from shoal.errors import InvalidArgumentError
 
 _FRONT = "version:"
-"""First part of the keys under which a head's row contains the versions."""
+"""Prefix of the keys under which the database row of a head contains the versions of its software."""
 
 _DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
 _TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
@@ -22,9 +22,9 @@ API, which may change with any minor release."""
 
 
 def untested_ray() -> str | None:
-    """Return a sentence for users if the installed Ray is of another minor release than the tested one, else None.
+    """Return a warning if the installed minor release of Ray is not the one with which shoal is tested.
 
-    Without Ray, the result is None, too.
+    The result is None if it is the tested release, or if Ray is not installed.
     """
     try:
         found = metadata.version("ray")
@@ -39,7 +39,8 @@ def untested_ray() -> str | None:
 
 
 def mine() -> dict[str, str]:
-    """Return the versions of this process: of Python, shoal and libraries, and the folder of its environment."""
+    """Return the versions of Python, shoal and the training libraries in this process, and the folder of its Python
+    environment."""
     found = {"python": platform.python_version()}
     for title, names in _DISTRIBUTIONS.items():
         for name in names:
@@ -51,12 +52,13 @@ def mine() -> dict[str, str]:
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
-    """Return versions as entries for the row of a pool's head."""
+    """Return versions as entries for the database row of a pool's head."""
     return {_FRONT + name: version for name, version in found.items()}
 
 
 def recorded(head: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions that the row of a pool's head contains; none if an earlier version of shoal wrote the row."""
+    """Return the versions in the row of a pool's head. The result is empty if an earlier version of shoal has written
+    the row."""
     return {name.removeprefix(_FRONT): version for name, version in head.items() if name.startswith(_FRONT)}
 
 
@@ -65,14 +67,14 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
 
     Args:
         pool: Name of the pool.
-        theirs: Versions of the pool.
-        library: Library whose model comes back to the caller; None if no model does.
+        theirs: Versions of the software on the pool's nodes.
+        library: Library whose model is returned to the caller; None if no model is returned.
 
     Raises:
         InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
     """
-    # If the pool uses the same environment (the same folder) as this process, the pool's new processes import what is
-    # installed there now, even after an upgrade. So the recorded versions are not compared.
+    # If the pool uses the Python environment of this process (the same folder), the pool's new processes import the
+    # packages that are installed there now, even after an upgrade. So the recorded versions are not compared.
     if theirs.get("prefix") == sys.prefix:
         return
     ours = mine()

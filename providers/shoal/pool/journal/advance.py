@@ -34,8 +34,11 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Set the state of lost nodes to failed, and the state of requested nodes for which the Ray cluster now has a node
-    to ready. Skip a node whose row has changed since the node was checked."""
+    """Write to the rows of a pool's nodes what a check of the nodes has found.
+
+    A lost node gets the state failed, and a requested node that has joined the Ray cluster gets the state ready. Nodes
+    whose rows have changed since the check are skipped.
+    """
     for node, seen_as in list(_news(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
@@ -45,7 +48,7 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
 
 
 def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
-    """Return whether anything in the pool has to change now, for example whether a node has to be started or a lease
+    """Return whether anything in the pool has to change now, for example because a node has to be started or a lease
     has expired."""
     return (
         not is_bound_here(snapshot.pool)
@@ -57,9 +60,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield the nodes that have changed since their rows were written. A node that was lost is yielded with the reason.
-    A node that was requested from a Ray cluster is yielded with the data of its Ray node, once the cluster has one for
-    it."""
+    """Yield the nodes that have changed since their rows were written: a lost node with the reason, and a requested
+    node that has joined the Ray cluster with the data of its Ray node."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -83,15 +85,17 @@ class Intents:
     start: list[NodeRef]
     end: list[NodeRef]
     decided: list[str]
-    """One sentence for each operation that ended, each lease that expired, was ended or granted, and the pool going
-    down."""
+    """Sentences for the log: one for each operation that ended and each lease that expired, was ended or was granted,
+    and one if the pool goes down."""
     size: int
     """Number of nodes that the pool should have from now on."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """Delete expired leases and those over their limits, end operations that are complete or past their deadline, grant
-    waiting leases, and write which nodes to start and end.
+    """Update a pool's rows, and write which nodes to start and end.
+
+    Leases that have expired or are over their limits are deleted, operations that are complete or past their deadline
+    are ended, and waiting leases are granted if they fit.
 
     Args:
         session: The caller's transaction.
@@ -110,7 +114,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     snapshot, gone_down = _stop_or_touch(session, snapshot, now)
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
-    # From here on no row is deleted, and the snapshot's rows are changed in place, so the snapshot stays up to date.
+    # The following code deletes no rows, and changes the snapshot's rows in place, so the snapshot stays up to date.
     _end_and_drain(session, snapshot, now)
     nodes = [*snapshot.nodes, *_start(session, snapshot, now)]
     pool = snapshot.pool
@@ -176,7 +180,7 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
     for node_id in difference.drain:
         node = by_id[node_id]
-        # A node whose end was announced may work until then: shoal has started its replacement already.
+        # A node whose end was announced may work until its end, because its replacement is already started.
         node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 
@@ -198,11 +202,11 @@ def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
 
 
 def _has_expired(snapshot: Snapshot, lease: Lease, shared_now: float) -> bool:
-    """Return whether a lease has expired, because it was not renewed within its time to live. The lease of a job that
-    goes on does not expire.
+    """Return whether a lease was not renewed within its time to live. The lease of an unfinished job does not expire.
 
-    A lease renewed on this host since its last boot is checked against the monotonic clock, which a suspend or a change
-    of the wall clock does not affect. A lease of another host is checked against the clock that both hosts share.
+    If a lease was renewed on this host since the last boot, its age is measured with the monotonic clock, which a
+    suspend or a change of the wall clock does not affect. The lease of another host is compared with the clock of the
+    database server, which all hosts share.
     """
     if lease.id in snapshot.lasting:
         return False
@@ -228,7 +232,7 @@ def _intend_start(
         head_id=head_id,
         operation_id=cause.id if cause else None,
         cpus=spec.cpus_per_node,
-        gpus=max(0, spec.gpus_per_node),  # for -1, the node's supervisor reports the number later
+        gpus=max(0, spec.gpus_per_node),  # -1 means all free GPUs: the node's supervisor writes their number later
         busy=False,
         start_deadline=min(deadline, cause.deadline) if cause else deadline,
         created_at=now,

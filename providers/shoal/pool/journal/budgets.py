@@ -1,7 +1,7 @@
-"""End leases whose lifetime or budget of node-hours is over, and their jobs, and check the quotas of teams.
+"""End leases that have used up their lifetime or their budget of node-hours, and their jobs; check quotas of teams.
 
-Every reconcile round checks this, so a limit also holds if the process that requested the lease is dead or does not
-release it.
+Every reconcile round checks the limits, so a limit holds even if the process that requested the lease is dead or does
+not release the lease.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shoal.state import stamps
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage
 
 SPENT_ADVICE = "raise the budget, or use fewer nodes or less time"
-"""Last part of the errors about a budget that is used up."""
+"""Advice at the end of error messages about a budget that is used up."""
 
 
 def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple[Lease, str]]:
-    """Return the granted leases that have to be ended, each with the reason."""
+    """Return the granted leases whose lifetime or budget is over, each with a sentence about the reason."""
     found = []
     for lease in snapshot.leases:
         if lease.waiting or (lease.max_lifetime is None and lease.budget_node_hours is None):
@@ -35,9 +35,10 @@ def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple
 
 
 def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[str]:
-    """End the granted leases whose lifetime or budget is over, with their unfinished jobs. Return one sentence each.
+    """End the granted leases whose lifetime or budget is over, and their unfinished jobs. Return one sentence for each
+    lease.
 
-    The driver of such a job reads the end in its job's row within seconds, and ends itself.
+    The driver of such a job sees the recorded end in its job's row within seconds, and ends itself.
     """
     spent = spent_leases(session, snapshot, now)
     for lease, reason in spent:
@@ -90,7 +91,7 @@ def check_quota(session: Session, pool: Pool, team: str | None, size: int, optio
 
 
 def set_quota(pool: Pool, team: str, *, max_nodes: int | None, node_hours: float | None) -> None:
-    """Set the limits of a team on a pool. Without any limit, the team's quota is removed."""
+    """Set the limits of a team on a pool. If both limits are None, the team's quota is removed."""
     quotas = dict(pool.quotas or {})
     quotas.pop(team, None)
     if max_nodes is not None or node_hours is not None:
@@ -99,7 +100,7 @@ def set_quota(pool: Pool, team: str, *, max_nodes: int | None, node_hours: float
 
 
 def quota_text(pool: Pool, team: str) -> str:
-    """Describe the limits of a team on a pool, such as ``3 nodes, 100 node-hours``."""
+    """Return the limits of a team on a pool as text, such as ``3 nodes, 100 node-hours``."""
     limits = (pool.quotas or {}).get(team, {})
     units = (("max_nodes", "nodes"), ("node_hours", "node-hours"))
     given = [f"{limits[name]:g} {unit}" for name, unit in units if limits.get(name) is not None]
@@ -117,7 +118,7 @@ def check_request(session: Session, pool: str, holder: str, options: LeaseOption
         now: Seconds since the epoch.
 
     Raises:
-        BudgetError: The leases of this run have used as many node-hours as the budget has, or more.
+        BudgetError: The leases of this run have used all node-hours of the budget.
     """
     budget = options.budget_node_hours
     if budget is None:
@@ -129,7 +130,8 @@ def check_request(session: Session, pool: str, holder: str, options: LeaseOption
 
 
 def end_reason(session: Session, lease_id: str) -> str | None:
-    """Return the reason why a lease was ended although its holder had not released it; None if it was not."""
+    """Return the reason (lifetime or budget) why shoal ended a lease before its holder released it; None if there is
+    none."""
     reasons = select(Usage.end_reason).where(Usage.lease_id == lease_id, Usage.end_reason.is_not(None))
     return session.scalars(reasons).first()
 

@@ -23,8 +23,8 @@ clocks alike. When NTP steps, it changes only the wall clock."""
 def has_jumped(pool: Pool) -> bool:
     """Return whether the wall clock has jumped since the times in the pool's database rows were last corrected.
 
-    The result is False for rows of shoal 0.1, rows of another host and rows from before a reboot. Their times are not
-    corrected.
+    The result is False for rows of shoal 0.1, rows of another host and rows from before a reboot, because the times in
+    these rows cannot be corrected.
     """
     jump = stamps.jump(pool.clock, stamps.present())
     return jump is not None and abs(jump) > _TOLERANCE_S
@@ -34,7 +34,7 @@ def follow(session: Session, pool: Pool) -> None:
     """Correct a pool's times after a jump of the wall clock: add the jump to the times of the pool, its nodes and its
     open operations.
 
-    Does nothing for a pool of another host, because only that host compares the times with its own clock.
+    The times of a pool of another host are not changed, because only that host compares them with its own clock.
 
     Args:
         session: A write transaction that has not yet read or written any of these times.

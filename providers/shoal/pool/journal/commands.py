@@ -1,6 +1,6 @@
 """Write the requests of users to the database rows of a pool: up, scale, lease, renew, release, alter, down and delete.
 
-Every function works inside the caller's transaction. It either raises, or writes the request to the rows.
+Every function works inside the caller's transaction, and either raises an error or writes the request to the rows.
 `shoal.pool.reconcile` carries the request out.
 """
 
@@ -28,7 +28,7 @@ from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 _MOST_NAMED = 5
-"""Largest number of leases and jobs that the error for a pool in use names."""
+"""Largest number of leases and jobs that the error message about a pool in use lists."""
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None, now: float) -> bool:
@@ -71,8 +71,10 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Set a pool's base demand (the number of nodes to keep) to MIN_NODES, unless the pool already has a base demand.
-    The pool's state has to be up. Return the id of the new operation.
+    """Open an operation that ends when a pool has MIN_NODES ready nodes, and return the operation's id. The pool's
+    state has to be up.
+
+    If the pool has no base demand (the number of nodes to keep), set the base demand to MIN_NODES.
 
     Raises:
         InvalidArgumentError: The pool is up with other settings.
@@ -121,7 +123,7 @@ def scale(
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
     # A pool that was started by a lease has no base demand (size set by `up` or `scale`) yet, and would go down with
-    # its last lease. The base demand that it gets here keeps it up.
+    # its last lease. With the base demand that is set here, the pool stays up.
     if demand is None:
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
@@ -145,9 +147,10 @@ def lease(
     now: float,
     team: str | None = None,
 ) -> tuple[str, Lease]:
-    """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size
-    and renew it. Its epoch (a counter of such requests) is then increased, so that handles from earlier requests can no
-    longer renew the lease.
+    """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size and
+    renew it.
+
+    Each request increases the lease's epoch, so that handles from earlier requests can no longer renew the lease.
 
     A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
     already. A lease that waits keeps its place when it is requested again, unless the new size is larger.
@@ -160,7 +163,7 @@ def lease(
         PoolDownError: The pool is not up, or is bound to another machine.
         InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
             the other way round.
-        ScaleError: The holder's lease has nodes, and there is no room for the larger size.
+        ScaleError: The holder's lease was already granted, and the pool has no room for the larger size.
         BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
     """
     snapshot = rows.load(session, name)
@@ -227,10 +230,10 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
 
 
 def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
-    """Let a lease expire now, or, if it belongs to a job, as soon as this job has ended.
+    """Let a lease expire now. A lease that belongs to a job expires as soon as the job has ended.
 
     Returns:
-        False if nothing was changed: the lease is gone, expires already, or was requested again under a newer epoch.
+        False if nothing was changed, because the lease is gone, was already set to expire, or was requested again.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None or lease.epoch != epoch or lease.ttl == 0.0:
@@ -338,7 +341,7 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolDownError: The pool is not up, or is bound to another machine.
-        InvalidArgumentError: The pool has no such node that is ready, the node is the head, or the pool is not local.
+        InvalidArgumentError: The pool has no ready node with this name, the node is the head, or the pool is not local.
     """
     snapshot = rows.load(session, name)
     rows.require_up(snapshot.pool)
@@ -362,12 +365,13 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
 
 
 def note_leaving(session: Session, name: str, leaving: Collection[str], now: float) -> None:
-    """Write to the rows of nodes of a Ray cluster of others that they will end soon.
+    """Write to the rows of a `ray://` pool's nodes that these nodes will end soon.
 
-    Ray does not tell when: the time is `RETIRE_WITHIN` from now, until which a replacement should be ready.
+    Ray does not tell when a node will end. So the expected end is `RETIRE_WITHIN` seconds from now, by which a
+    replacement should be ready.
 
-    Nodes of local pools are left out, because their supervisors have announced these ends (see `retire`), and so is the
-    head, which cannot be replaced beforehand.
+    Local pools are skipped, because the ends of their nodes are announced with `retire`. The head is skipped because it
+    cannot be replaced before it ends.
 
     Args:
         session: The caller's transaction.
@@ -389,7 +393,7 @@ def note_leaving(session: Session, name: str, leaving: Collection[str], now: flo
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:
-    """Change a pool's MIN_NODES and MAX_NODES.
+    """Change a pool's limits MIN_NODES and MAX_NODES.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -404,11 +408,11 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     high = pool.max_nodes if max_nodes is None else max_nodes
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
-    claims = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
-    claims["the nodes that its leases take together"] = leased(snapshot)
+    sizes = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
+    sizes["the nodes that its leases take together"] = leased(snapshot)
     if snapshot.demand:
-        claims["its base demand"] = snapshot.demand.size
-    for what, size in claims.items():
+        sizes["its base demand"] = snapshot.demand.size
+    for what, size in sizes.items():
         if size > high:
             raise InvalidArgumentError(
                 f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first, or wait until '
@@ -453,13 +457,13 @@ def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
 
 
 def _try_at_once(pool: Pool) -> None:
-    """Reset a pool's failure count and cooldown, so that a new request starts nodes at once: the cause of the failures
-    may have been fixed."""
+    """Reset a pool's failure count and cooldown, so that a new request starts nodes at once. The cause of earlier
+    failures may have been fixed."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
 
 
 def _require_unused(snapshot: Snapshot, jobs: Collection[str]) -> None:
-    """Raise an error if a pool is not down, or has unfinished jobs. The message names its leases and jobs.
+    """Raise an error if a pool is not down, or has unfinished jobs. The message names the pool's leases and jobs.
 
     Args:
         snapshot: The pool's rows.

@@ -1,7 +1,7 @@
-"""End the row of a job's attempt, with all that ends with it.
+"""Record the end of a job's attempt: its final state, the removal of its credentials, and the end of its use of nodes.
 
-`shoal.jobs.journal.attempts` records most ends. The reconciler ends the jobs of a lease that is over its limits
-(`budgets`), in the transaction that ends the lease.
+Most callers are in `shoal.jobs.journal.attempts`. The module `budgets` ends the jobs of a lease that is over its
+limits, in the transaction that ends the lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def end_job(
     error: str | None = None,
     error_is_permanent: bool | None = None,
 ) -> None:
-    """Record the end of an attempt. Its sealed credentials are removed, and its use of nodes ends.
+    """Record the end of a job's attempt. Remove its encrypted credentials from the row, and end its use of nodes.
 
     Args:
         session: A write transaction.

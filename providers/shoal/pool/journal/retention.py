@@ -13,8 +13,7 @@ from shoal.state import Store, home
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete a pool's old records: ended operations except the newest, records of used nodes, and old
-    logs of ended nodes.
+    """Delete ended operations of a pool except the newest ones, old records of used nodes, and old logs of ended nodes.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -23,8 +22,8 @@ def retain(store: Store, name: str, now: float) -> None:
         nodes = {node.name for node in rows.load(session, name).nodes}
         rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
         usage.forget_before(session, now - KEEP_USAGE)
-    # A ray:// pool has no log folder, so the loop finds no files. Another process may delete the same log at the same
-    # time, so a missing file is no error.
+    # A ray:// pool has no log folder, so the loop finds no files. If another process deletes the same log at the same
+    # time, the missing file is not an error.
     for log in (home() / "pools" / name / "logs").glob("*.log"):
         with suppress(FileNotFoundError):
             if log.stem not in nodes and now - log.stat().st_mtime > KEEP_LOGS:

@@ -14,8 +14,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll an operation (a request to change a pool's size) back, because its caller no longer wants it. Return False
-    if the operation has already ended or does not exist."""
+    """Roll back an operation (a request to change a pool's size) that its caller has given up. Return False if the
+    operation has already ended or does not exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -56,8 +56,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # `operation` is rolled back, so no other rollback may restore its size. A later operation that replaced this size
-    # would restore it. So the later operation now gets the size from before `operation` as the size to restore.
+    # `operation` is rolled back, so no later rollback may restore its size. If a later operation has replaced this
+    # size, a rollback of the later operation must restore the size from before `operation`.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -87,9 +87,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If a later request has changed the lease, the lease keeps its size. A rollback of the later request must not
-    # restore the size of `operation`, so the later request gets the size from before `operation` as the size to
-    # restore.
+    # If a later request has changed the lease, the lease keeps its size. A rollback of the later request must then
+    # restore the size from before `operation`.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

@@ -1,7 +1,7 @@
 """Read the database rows of a pool, and make simple changes to them.
 
-Every function of this package works inside the caller's transaction. Demand, operation and node rows change together or
-not at all, so that no process acts on half of a change.
+Every function of this package works inside the caller's transaction. So the rows of demands, operations and nodes
+change together or not at all, and no process acts on half of a change.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
 def load_all(session: Session) -> list[Snapshot]:
     """Load the rows of all pools, in alphabetical order, with one query per table and without locks.
 
-    The snapshots are for display: `Snapshot.lasting`, which only decides about the end of leases, is empty.
+    The snapshots are only for display. Their field `lasting` (leases that do not expire) is empty.
     """
     pools = list(session.scalars(select(Pool).order_by(Pool.name)))
     demands = {demand.pool: demand for demand in session.scalars(select(Demand))}
@@ -112,13 +112,13 @@ def _by_pool(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
 
 
 def _works(driver: dict[str, Any] | None) -> bool:
-    """Return whether a job that is unfinished by its row in the database still uses the pool. It does not if its driver
-    (the process that runs the job) has died without updating the row."""
+    """Return whether a job whose row is unfinished still uses the pool. Return False if its driver (the process that
+    runs the job) has died without updating the row."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
 def _lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
-    """Return the ids of those leases that belong to a job which has not ended, or whose driver has not exited yet."""
+    """Return the ids of the leases that belong to an unfinished job, or to a job whose driver process still runs."""
     of_jobs = {job_id: lease.id for lease in leases if (job_id := job_of(lease.holder)) is not None}
     if not of_jobs:
         return frozenset()
@@ -129,8 +129,8 @@ def _lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[
 def _goes_on(state: JobState, driver: dict[str, Any] | None) -> bool:
     """Return whether an attempt of a job has not ended, or its driver still cleans up on this host.
 
-    A driver first records the end, and then finishes the MLflow run and removes files, which it could not do if the
-    pool had gone down meanwhile.
+    A driver first records the end of the attempt. Then it finishes the MLflow run and removes files, and the pool must
+    not go down before that.
     """
     if state not in JOB_ENDED:
         return _works(driver)
@@ -138,7 +138,7 @@ def _goes_on(state: JobState, driver: dict[str, Any] | None) -> bool:
 
 
 def require_here(pool: Pool) -> None:
-    """Raise an error if a pool is bound to another machine, because only that machine can start and end the nodes.
+    """Raise an error if a pool is bound to another machine. Only that machine can start and end the pool's nodes.
 
     Raises:
         PoolElsewhereError: The pool is bound to another machine.
@@ -153,8 +153,8 @@ def require_here(pool: Pool) -> None:
 
 
 def adopt(pool: Pool) -> None:
-    """Write this host's name and id to the row of a pool that is bound to this host. Rows of shoal 0.1, and rows from
-    before the host was renamed, need this update."""
+    """Write this host's current name and id to the row of a pool that is bound to this host. The row may be from shoal
+    0.1, or from a time before the host was renamed."""
     if pool.host != ANYWHERE:
         bind_here(pool)
 
@@ -171,8 +171,8 @@ def require_up(pool: Pool) -> None:
 
 
 def keep_newest_operations(session: Session, name: str, keep: int) -> None:
-    """Delete a pool's ended operations, but keep the newest ones (`keep` is their number). Every read of the pool loads
-    all its operations, so there must not be too many of them."""
+    """Delete a pool's ended operations except the newest `keep` ones. Every read of the pool loads all its operations,
+    so too many operations would make each read slow."""
     ended = session.scalars(
         select(Operation)
         .where(Operation.pool == name, Operation.state != OperationState.OPEN)

@@ -1,9 +1,10 @@
-"""Record how many nodes leases and jobs use, and for how long (table `usage`), and add it up in node-seconds.
+"""Record how many nodes leases and jobs use, and for how long (table `usage`), and compute their node-seconds.
 
-A lease uses its nodes from the time at which it is granted to its end, also while the nodes still start. A job uses the
-nodes of its workers, and one node (the head, on which its driver runs) while it has no workers.
+A lease uses its nodes from its grant to its end, even while the nodes still start. A job uses the nodes of its workers,
+and one node (the head, on which its driver runs) while it has no workers.
 
-The transaction that changes a lease or a job also writes the row, so no process has to live until the end of the use.
+The transaction that changes a lease or a job also writes the row of its use. So the record is complete even if every
+process is killed.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from shoal.state import stamps
 from shoal.state.schema import Job, JobState, Lease, Usage
 
 _LOST_S = 60.0
-"""Seconds without a heartbeat after which the use by a job whose end is recorded is taken to have ended with the last
-heartbeat. A driver writes a heartbeat every 5 s, and the store may not answer for some time."""
+"""If the last heartbeat of a job's driver is older than this number of seconds when the job's end is recorded, the job
+has used its nodes only until that heartbeat. A driver writes a heartbeat every 5 s, but the store may not answer for
+some time."""
 
-_COMES_AGAIN = ("python:", "cli:")
-"""Prefixes of the names of holders that are not named after one run (see `shoal.pool.holder`)."""
+_SEVERAL_RUNS = ("python:", "cli:")
+"""Prefixes of the names of holders that several runs may use one after the other (see `shoal.pool.holder`)."""
 
 
 @dataclass(frozen=True)
 class HolderUsage:
-    """Use of a pool by the leases or the jobs of one holder.
+    """Use of a pool's nodes by the leases and the jobs of one holder.
 
     Attributes:
         holder: Name of the run or process.
-        nodes: Number of nodes that its leases, or its jobs, use now.
-        lease_node_seconds: Nodes of its leases, multiplied by the seconds for which the leases were granted.
-        job_node_seconds: Nodes of its jobs, multiplied by the seconds for which the jobs ran on them.
+        nodes: Number of nodes that the holder's leases use now, or its jobs, whichever is larger.
+        lease_node_seconds: Nodes of the holder's leases, multiplied by the seconds for which the leases were granted.
+        job_node_seconds: Nodes of the holder's jobs, multiplied by the seconds for which the jobs used the nodes.
     """
 
     holder: str
@@ -43,10 +45,11 @@ class HolderUsage:
 
 
 def follow_leases(session: Session, pool: str, now: float) -> None:
-    """Update the rows of a pool's leases: end the use by leases that have ended or have changed, and begin the use by
-    leases that were granted or have changed. A change is another size or another team.
+    """Update the record of used nodes after a change of a pool's leases.
 
-    Every transaction that may change leases calls this at its end.
+    The row of a lease that has ended is closed, and a lease that was granted gets a new row. If the size or team of a
+    lease has changed, its row is closed, and it gets a new one. Every transaction that may change leases calls this
+    function at its end.
     """
     session.flush()
     granted = {
@@ -70,8 +73,8 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
 
 
 def end_expired(session: Session, lease: Lease, now: float) -> None:
-    """End the use by a lease that has expired. If this host was down meanwhile, the use has ended with the lease's time
-    to live."""
+    """Record that an expired lease no longer uses nodes. Its use ends at its expiry, even if this host notices the
+    expiry only later, such as after a reboot."""
     for row in session.scalars(select(Usage).where(Usage.lease_id == lease.id, Usage.ended_at.is_(None))):
         _end(session, row, now, until=lease.expires_at)
 
@@ -95,14 +98,15 @@ def job_uses(session: Session, job: Job, nodes: int, now: float, *, since_s: flo
 
 
 def end_job(session: Session, job: Job, now: float) -> None:
-    """End the use by an attempt of a job. If its driver was lost long ago, the use ended with its last heartbeat."""
+    """Record that an attempt of a job no longer uses nodes. If its driver was lost long ago, the use ended with the
+    driver's last heartbeat."""
     last = job.heartbeat_at or job.started_at or now
     for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
         _end(session, row, now, until=last if now - last > _LOST_S else None)
 
 
 def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: float) -> dict[tuple[str, int], float]:
-    """Return the node-seconds of attempts of jobs up to now. Attempts for which none were recorded are missing.
+    """Return the node-seconds that attempts of jobs have used up to now. Attempts without a record are left out.
 
     Args:
         session: An open transaction.
@@ -122,7 +126,7 @@ def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) ->
         session: An open transaction.
         pool: Name of the pool.
         now: Seconds since the epoch.
-        since: Time (seconds since the epoch) from which the use counts.
+        since: Time, in seconds since the epoch, from which the use is counted.
     """
     rows = session.scalars(select(Usage).where(Usage.pool == pool, Usage.ended_at.is_(None) | (Usage.ended_at > since)))
     of_holder: dict[str, list[Usage]] = {}
@@ -139,7 +143,7 @@ def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) ->
 
 
 def lifetime(session: Session, lease: Lease, now: float) -> float:
-    """Return the seconds since a lease was granted; 0 if it waits."""
+    """Return the seconds since a lease was granted; 0 if the lease still waits."""
     shared_now = stamps.shared_now(session, now)
     rows = session.scalars(select(Usage).where(Usage.lease_id == lease.id))
     return sum(_seconds(row, shared_now) if row.node_seconds is None else row.node_seconds / row.nodes for row in rows)
@@ -148,18 +152,18 @@ def lifetime(session: Session, lease: Lease, now: float) -> float:
 def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: float) -> float:
     """Return the node-seconds that the leases of a run have used on a pool.
 
-    The run of a workflow engine is known by its holder, and all its leases count. The holder of a plain Python process
-    or of a user at a terminal may come again for other work, so only its present lease counts.
+    A run of a workflow engine has a holder name of its own, so all leases of the holder are counted. A plain Python
+    process or a user at a terminal may use the same holder name for several runs, so only the present lease is counted.
 
     Args:
         session: An open transaction.
         pool: Name of the pool.
         holder: Name of the run.
-        lease_id: Id of the run's present lease; None if it has none.
+        lease_id: Id of the run's present lease; None if the run has no lease now.
         now: Seconds since the epoch.
     """
     of_this_run = Usage.lease_id == lease_id
-    if not holder.startswith(_COMES_AGAIN):
+    if not holder.startswith(_SEVERAL_RUNS):
         of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
     elif lease_id is None:
         return 0.0
@@ -172,7 +176,7 @@ def of_team(session: Session, pool: str, team: str, now: float, *, since: float)
 
 
 def of_job(session: Session, job_id: str, now: float) -> float:
-    """Return the node-seconds of a job: of all its attempts since the last one that has succeeded."""
+    """Return the node-seconds that a job has used: the sum over its attempts after the last successful attempt."""
     after = session.scalar(select(func.max(Job.attempt)).where(Job.id == job_id, Job.state == JobState.SUCCEEDED)) or 0
     return _sum(session, (Usage.job_id == job_id) & (Usage.attempt > after), now)
 
@@ -193,7 +197,8 @@ def _begun(session: Session, row: Usage, now: float, *, ago: float = 0.0) -> Usa
 
 
 def _end(session: Session, row: Usage, now: float, *, ago: float = 0.0, until: float | None = None) -> None:
-    """End the use that a row describes `ago` seconds before now, and at the time `until` at the latest."""
+    """Close a row of the table `usage`. The use of nodes ended `ago` seconds before now, or at `until` if this is
+    earlier."""
     shared_now = stamps.shared_now(session, now)
     seconds = max(0.0, _seconds(row, shared_now) - ago)
     if until is not None:
@@ -202,8 +207,11 @@ def _end(session: Session, row: Usage, now: float, *, ago: float = 0.0, until: f
 
 
 def _seconds(row: Usage, shared_now: float) -> float:
-    """Return for how many seconds the use that a row describes has gone on, by the monotonic clock where it was
-    written on this host since its last boot, otherwise by the clock that all hosts share."""
+    """Return for how many seconds the nodes of a row have been in use.
+
+    If the row was written on this host since the last boot, the time is measured with the monotonic clock. Otherwise
+    it is measured with the database server's clock, which all hosts share.
+    """
     measured = stamps.age(row.begun_at, row.begun_clock)
     return max(0.0, shared_now - row.begun_at if measured is None else measured)
 
@@ -211,8 +219,8 @@ def _seconds(row: Usage, shared_now: float) -> float:
 def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: float = 0.0) -> float:
     """Return the node-seconds of the rows that a condition selects; see `_total`.
 
-    The database adds up the uses that have ended, because the caller may hold the write lock, and a team has thousands
-    of rows in a month. Only the others are read.
+    The database adds up the closed rows, because the caller may hold the write lock, and a team has thousands of rows
+    in a month. Only open rows, and rows that began before `since`, are read one by one.
     """
     ended = session.scalar(
         select(func.sum(Usage.node_seconds)).where(which, Usage.begun_at >= since, Usage.ended_at > since)
@@ -224,7 +232,8 @@ def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: flo
 
 
 def _total(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of several rows. Of a use that began before `since`, only the later part counts."""
+    """Return the node-seconds of several rows. If a use began before `since`, only the part after `since` is
+    counted."""
     shared_now = stamps.shared_now(session, now)
     total = 0.0
     for row in rows:

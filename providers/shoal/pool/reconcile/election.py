@@ -1,6 +1,7 @@
 """Let only one of the processes that wait for a pool on this host reconcile the pool.
 
-Every waiting process could reconcile the pool. With turns, many waiting processes cost no more than one.
+Every waiting process could reconcile the pool. Because only one of them does so at a time, many waiting processes cost
+no more than one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Reconciling has four steps:
 3. Start and end these nodes.
 4. In another transaction, delete the rows of the nodes that have ended, and record which nodes could not be ended.
 
-If the process is killed between two steps, the next run continues from the rows that it left.
+If the process is killed between two steps, the next run continues from the rows in the database.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that one reconcile run made.
+    """The changes that one call of `reconcile` has made to a pool.
 
     Attributes:
         started: Names of the started nodes.
@@ -64,7 +64,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         clock: Function that returns seconds since the epoch. Tests pass another function.
 
     Returns:
-        The nodes whose start or end was begun, and the operations and leases that ended.
+        The nodes that this call started or ended, and sentences about the operations and leases that ended.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -105,8 +105,8 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
 
 
 def _is_orphan(snapshot: Snapshot) -> bool:
-    """Return whether a pool is up, but belonged to a process (an embedded pool) that has ended, and no job has a lease
-    on it."""
+    """Return whether a pool that is up has lost its purpose: it is an embedded pool, the process to which it belonged
+    has ended, and no job has a lease on it."""
     owner = snapshot.pool.owner
     if snapshot.pool.state is not PoolState.UP or owner is None:
         return False

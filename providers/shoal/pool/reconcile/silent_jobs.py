@@ -10,12 +10,13 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 
 _PATIENCE_S = 30.0
-"""Seconds without a change in a job's row after which the job counts as silent. A driver (the process that runs the
-job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this limit."""
+"""Seconds without a change in a job's row after which the job counts as silent (possibly lost). A driver (the process
+that runs the job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this
+limit."""
 
 _WAITING_PATIENCE_S = 45.0
-"""Seconds that a job waits in the queue of its pool before it counts as silent. If a process on this host waits for the
-job, this process starts the job sooner."""
+"""Seconds that a job may wait in the queue of its pool before it counts as silent (possibly lost). If a process on this
+host waits for the job's result, that process starts the job sooner."""
 
 
 class SilentJobs:
@@ -33,9 +34,8 @@ class SilentJobs:
         """Return the jobs that may be lost. A job may be lost if this host has no process that is known to submit or
         run the job, and the job's row has not changed for 30 s (45 s for a job that waits in a queue).
 
-        A job that was sent to the head and has not begun may be lost even if its submitter runs on this host. So may a
-        job that waits in a queue, even if a process polls the job: a process on another host polls it, but cannot start
-        it.
+        A job that was sent to the head but has not begun may be lost even if its submitter runs on this host. A job
+        that waits in a queue may be lost even if a process polls it, because a process on another host cannot start it.
 
         Args:
             unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
@@ -53,8 +53,8 @@ def _patience_s(job: Job) -> float:
 def _is_doubtful(job: Job) -> bool:
     """Return whether a job may be lost, because this host has no process that is known to submit or run the job."""
     if job.is_waiting:
-        # The submitter's process does not show whether the job is lost: this process may be alive but no longer poll
-        # the job, or it may be on another host.
+        # It does not help to check the submitter's process: the process may be alive but no longer poll the job, or it
+        # may be on another host.
         return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
@@ -72,8 +72,8 @@ def _is_doubtful(job: Job) -> bool:
 
 
 def _sign(job: Job) -> tuple[object, ...]:
-    """Return those values of a job's row that change when a process starts the job or works on it. If two checks find
-    the same values, no process has worked on the job between the two checks."""
+    """Return the values of a job's row that change when a process starts the job or works on it. If two checks find the
+    same values, no process has worked on the job between these checks."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

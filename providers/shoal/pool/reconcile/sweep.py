@@ -57,8 +57,8 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
     Returns:
         The backend and the id of each node.
     """
-    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created, so
-    # a listed folder without a row belongs to no node that may still start, and can be removed.
+    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
+    # listed folder without a row does not belong to a node that is about to start, and can be removed.
     backends = [make() for make in BACKENDS.values()]
     found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
     with store.reading() as session:

@@ -6,7 +6,7 @@ from shoal.state.schema import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    # A developer runs `alembic revision --autogenerate` with -x url=... for the database to compare with.
+    # A developer has run `alembic revision --autogenerate` with -x url=..., the database to compare the tables with.
     from sqlalchemy import create_engine
 
     connection = create_engine(context.get_x_argument(as_dictionary=True)["url"]).connect()

@@ -33,7 +33,7 @@ class Checkpoint:
     Args:
         rounds: Number of boosting rounds in the model.
         model: Serialised booster; empty before the first round.
-        history: Metrics of these rounds.
+        history: Metrics of all rounds in the model.
     """
 
     rounds: int = 0

@@ -3,7 +3,7 @@
 A gang is the group of workers of one training. The workers first convert their rows to the library's matrices and then
 train the rounds in segments. A segment is the group of rounds between two checkpoints: after each segment the driver
 keeps the model as a checkpoint. If a worker or its node is lost, a new gang continues from the checkpoint. The final
-model is the same, byte for byte, as without the loss.
+model is the same, byte for byte, as if no worker had been lost.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Library(Protocol):
     extra: str
     """Name of the optional dependency group (extra) of shoal that installs the package."""
     worker: str
-    """Name of the module that runs in the workers. It contains the functions `boost(Segment)` and `finish()`, and the
-    functions that `prepare` calls."""
+    """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
+    and the functions that `prepare` calls."""
 
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
@@ -108,9 +108,9 @@ def train(
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_progress: Function to call with the finished rounds, at most every 2 s and at the end of each segment.
-        keep_gpu_choice: Function to call if the request leaves open whether to use GPUs (``use_gpu=None``), with
-            whether the nodes and the library can. The training uses GPUs if the function returns True. By default it
-            does if they can.
+        keep_gpu_choice: Function to call if the request does not say whether to use GPUs (``use_gpu=None``). Its
+            argument is True if the nodes and the library can use GPUs, and the training uses GPUs if it returns True.
+            By default GPUs are used if possible.
 
     Returns:
         The model, its metrics and the training statistics.
@@ -138,10 +138,11 @@ def train(
 
 
 def start_workers_ahead(request: TrainRequest) -> None:
-    """Start the workers of a training while this process prepares it, if they are processes of this machine.
+    """Start the workers while this process prepares their training, if the workers are processes of this machine.
 
     Args:
-        request: Request that is given to :func:`train` later. If it cannot be fulfilled, `train` reports that.
+        request: Request that is given to :func:`train` later. If the request cannot be fulfilled, `train` reports the
+            error.
     """
     node = cluster.this_machine()
     if node is None:
@@ -321,7 +322,8 @@ class _Training:
         )
 
     def _check_gpus(self, gang: Gang) -> None:
-        """Let every worker try its GPU. Without this check XGBoost would train on the CPU, with only a warning."""
+        """Let every worker try its GPU. Without this check, XGBoost would train on the CPU if it cannot use the GPU,
+        and only print a warning."""
         if not self._size.gpus_per_worker:
             return
         check = self._library.gpu_problem

@@ -15,8 +15,8 @@ REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
 """Libraries in which each worker evaluates the whole eval set -> maximum number of rows of an eval set.
 
 LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore gets
-all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round. The limit
-keeps these copies small.
+all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round. The maximum
+number of rows keeps the copies of an eval set small.
 """
 
 
@@ -24,8 +24,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     """Open the training set and the eval sets, and check their columns, using only the Parquet files' footers.
 
     Returns:
-        The training set, and the eval sets by name. An eval set with the same spec as the training set is the same
-        object.
+        The training set, and the eval sets by name. If an eval set has the same spec as the training set, both are the
+        same object.
 
     Raises:
         DataError: A footer shows an error (the message names file, column and row group), or an eval set has too many
@@ -102,8 +102,8 @@ def shard_datasets(
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]
             continue
-        # An eval set may have fewer rows than there are workers. `_plan` then returns fewer shards than workers, and
-        # each worker without a shard gets an empty one.
+        # If an eval set has fewer rows than there are workers, `_plan` returns fewer shards than workers. Each worker
+        # without a shard then gets an empty shard.
         shards = _plan(connector, num_workers, seed, group_col)
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"

@@ -17,7 +17,7 @@ class RoundReporter:
     """Reporter that sends rank 0's finished rounds and metrics to the driver; on other ranks it sends nothing.
 
     Args:
-        context: Training context of the worker.
+        context: Gang context of this worker.
     """
 
     def __init__(self, context: GangContext) -> None:

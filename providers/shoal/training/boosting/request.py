@@ -23,7 +23,7 @@ Framework = Literal["xgboost", "lightgbm"]
 class TrainRequest(Settings):
     """Request for a boosting training: the datasets, the parameters, and the number and size of the workers.
 
-    The estimators create this request. The spec of a job contains the same fields and further ones.
+    The estimators create this request. The spec of a job contains these fields and others.
     """
 
     framework: Framework = Field(

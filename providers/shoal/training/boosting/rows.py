@@ -12,7 +12,7 @@ from shoal.data.checks import check_label_values
 from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.filesystems import is_local
-from shoal.data.planning.groups import group_starts
+from shoal.data.parquet.groups import group_starts
 from shoal.data.planning.row_groups import RowRange, Shard
 from shoal.errors import DataError
 from shoal.training.host import memory
@@ -113,7 +113,7 @@ class Batch:
 # decoded size, and the row group that is being decoded needs memory, too.
 _CACHE_FRACTION = 0.3
 # A worker keeps at most this many bytes of decoded rows in memory if the rows come from local files and are read only
-# before the training. More rows than that are decoded again for each pass, because this takes only 0.1 to 0.2 s per
+# before the training. More rows than that are decoded again for each pass, because decoding takes only 0.1 to 0.2 s per
 # 100 MB, while keeping the rows takes as much memory as all data that XGBoost derives from them.
 _CHEAP_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
@@ -125,7 +125,8 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
     Args:
         part: Rows of this worker.
         local_world_size: Number of workers on this node.
-        often: Whether the rows are also read during the training, and not only to quantise them before it.
+        often: Whether the rows are read during the training, too, and not only before the training to convert them to
+            bins.
     """
     budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
     connector = part.connector
@@ -136,8 +137,8 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
 class ShardRows:
     """Iterable of the decoded rows of a worker's shard, in batches; a library may iterate over them several times.
 
-    If the decoded rows fit into the budget, they are kept in memory after the first pass. Otherwise each pass reads
-    the rows again, and at most one row group is in memory.
+    If the decoded rows fit into the budget, they are kept in memory after the first pass. If the decoded rows do not
+    fit, each pass reads the rows again, and at most one row group is in memory.
 
     Args:
         part: Rows to read.
@@ -178,8 +179,8 @@ class ShardRows:
     def _decode(self) -> Iterator[Batch]:
         self.passes += 1
         if self._kept is not None:
-            # If an earlier pass was interrupted, `_kept` contains some batches already. They are removed, because this
-            # pass decodes all batches.
+            # If an earlier pass was interrupted, `_kept` contains some batches already. These batches are removed,
+            # because this pass decodes all batches.
             self._kept.clear()
         ranges = self.part.shard.ranges
         if ranges:
@@ -198,14 +199,14 @@ class ShardRows:
 
     def _batch(self, rows: RowRange, table: pa.Table) -> Batch:
         columns = self.columns
-        where = f"{rows.path}, row group {rows.row_group}"
+        place = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
-            raise DataError(f"{where}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
-        # XGBoost silently accepts a worker that has fewer columns than the other workers, so this
-        # code checks the columns.
+            raise DataError(f"{place}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
+        # XGBoost silently accepts a worker that has fewer columns than the other workers, so the columns are checked
+        # here.
         if table.column_names != columns.names:
             raise DataError(
-                f"{where}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
+                f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
         label = to_vector(table, columns.label, "float32")
         check_label_values(label, columns.label, rows)

@@ -64,9 +64,10 @@ class Boosted:
 
     Args:
         stopped: Whether the training stopped early in this segment.
-        checkpoint: Model so far. Only rank 0 returns the model, because all ranks have the same one; else None.
-        best_iteration: Best round, from 0, if there is early stopping.
-        best_score: Metric of the best round.
+        checkpoint: Model and metrics so far, from rank 0; None on all other ranks, because all ranks have the same
+            model.
+        best_iteration: Number of the best round, from 0, if the training uses early stopping; else None.
+        best_score: Value of the metric in the best round; None without early stopping.
         train_seconds: Seconds for boosting and evaluating.
         peak_rss_bytes: Highest resident memory of the worker's process during this training, in bytes.
     """

@@ -1,6 +1,7 @@
 """Store the functions and objects that the user wrote for a training: callbacks, objective and metrics.
 
-They are pickled and sent separately from the request, because the request contains only JSON data.
+These functions and objects are pickled and sent separately from the request, because the request contains only JSON
+data.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from shoal.errors import InvalidArgumentError
 
 Objective = Callable[..., Any]
 """Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting
-library defines its arguments."""
+library defines the arguments of the function."""
 Metric = Callable[..., Any]
 """Type of the user's metric function, which returns the value of a metric on an eval set. The boosting library defines
-its arguments."""
+the arguments of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Callbacks, objective and metrics that the user wrote; every worker gets a copy. An empty object is falsy.
+    """Callbacks, objective and metrics that the user wrote; every worker gets a copy. A `UserCode` without functions is
+    falsy.
 
     Args:
         callbacks: Callbacks in the library's format.

@@ -1,4 +1,5 @@
-"""The interface by which a gang starts, calls and kills its workers: as Ray actors, or as processes of this machine."""
+"""Define the interface by which a gang starts, calls and kills its workers: as Ray actors, or as processes of this
+machine."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ Answered = Callable[[int, Success | Failure | Lost], None]
 
 
 class Workers(Protocol):
-    """The processes of a gang's workers. Each of them has a `shoal.training.gang.worker.Worker`."""
+    """The processes of a gang's workers. Each process has a `shoal.training.gang.worker.Worker`."""
 
     seats: Sequence[Seat]
     """Placement of each worker, by rank."""
     host: str
     """Address of the driver that all nodes can reach."""
     lifeline_host: str
-    """Address at which the driver accepts the workers' lifelines."""
+    """Address at which the driver accepts the workers' sockets (lifelines)."""
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, make them connect to the driver, and yield their answers by rank.
 
         Args:
-            places: Place of each worker, by rank.
+            places: Rank of each worker and address of the driver, by rank.
             env: Environment variables for the workers.
             timeout: Maximum time for all workers together, in seconds.
 

@@ -1,8 +1,8 @@
 """Run one worker of a gang without Ray: ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``, started by the
 driver.
 
-DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, which
-are answered in the order in which they come. The process ends when the driver closes the socket or is gone. Each PATH
+DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, and
+this process answers the calls in their order. The process ends when the driver closes the socket or is gone. Each PATH
 is a folder with modules that the driver can import.
 """
 
@@ -19,7 +19,7 @@ from shoal.training.gang.worker import Failure, Worker
 
 
 def main() -> None:
-    """Answer the driver's calls until it closes the socket."""
+    """Answer the driver's calls until the driver closes the socket."""
     driver = Connection(int(sys.argv[1]))
     sys.path += [path for path in sys.argv[2:] if path not in sys.path]
     worker = Worker()
@@ -36,7 +36,8 @@ def main() -> None:
 
 
 def _answer(worker: Worker, call: bytes) -> bytes:
-    """Call a method of the worker, and return its pickled answer: a `Failure` if one of both cannot be pickled."""
+    """Call a method of the worker, and return its pickled answer: a `Failure` if the call or the answer cannot be
+    pickled."""
     try:
         name, args = cloudpickle.loads(call)
         answer: bytes = cloudpickle.dumps(getattr(worker, name)(*args))

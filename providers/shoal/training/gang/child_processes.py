@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ChildProcesses:
-    """Workers that are child processes of this process. They end when this process ends, also if it is killed.
+    """Workers that are child processes of this process, and end when this process ends, even if it is killed.
 
     Args:
         shape: Number and size of the workers.
@@ -42,7 +42,8 @@ class ChildProcesses:
     host = lifeline_host = _LOOPBACK
 
     def __init__(self, shape: GangShape, node: Node) -> None:
-        # The pool's queue starts a job only if the CPUs of its workers are free, so they need not be waited for.
+        # The pool's queue starts a job only if the CPUs of its workers are free, so this code does not wait for free
+        # CPUs.
         room = workers_on(node, int(shape.cpus_per_worker), shape.gpus_per_worker)
         if shape.num_workers > room:
             raise CapacityError(
@@ -54,7 +55,7 @@ class ChildProcesses:
         self.seats: Sequence[Seat] = [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the processes, make them connect to this one, and yield their answers by rank."""
+        """Start the processes, make them connect to the driver, and yield their answers by rank."""
         deadline = time.monotonic() + timeout
         joins = []
         for place in places:
@@ -95,7 +96,8 @@ _ahead: dict[tuple[int, bool], list[_Child]] = {}
 
 
 def start_ahead(shape: GangShape, modules: Sequence[str]) -> None:
-    """Start the processes of a gang before the gang, so that their imports run beside those of this process.
+    """Start the worker processes before their gang is created, so that workers and driver import modules at the same
+    time.
 
     Args:
         shape: Number and size of the workers.
@@ -109,7 +111,7 @@ def start_ahead(shape: GangShape, modules: Sequence[str]) -> None:
 
 
 def _started(cpus: int, trim_memory: bool) -> _Child:
-    """Return a process that was started ahead and has this size, else a new one."""
+    """Return a process of this size that :func:`start_ahead` has started, or else a new process."""
     ahead = _ahead.get((cpus, trim_memory))
     return ahead.pop() if ahead else _Child(cpus, trim_memory)
 
@@ -144,7 +146,7 @@ class _Child:
                     "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited))),
                     "PYTHONUNBUFFERED": "1",
                     # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets
-                    # it, too.
+                    # this variable, too.
                     "OMP_NUM_THREADS": str(max(1, cpus)),
                 },
             )
@@ -161,7 +163,7 @@ class _Child:
         """Call a method of the process's `Worker`.
 
         Returns:
-            The answer to come: the method's return value, a `Failure` if it raised, or `Lost` if the process ended.
+            A future of the answer: the method's return value, a `Failure` if it raised, or `Lost` if the process ended.
         """
         import cloudpickle
 
@@ -183,7 +185,7 @@ class _Child:
         self._process.wait()
 
     def _receive(self) -> None:
-        """Pass on the answers of the process until it ends, and then report that it is lost."""
+        """Pass on the answers of the process until the process ends, and then answer all open calls with `Lost`."""
         import cloudpickle
 
         with self._connection, contextlib.suppress(EOFError, OSError):

@@ -43,7 +43,7 @@ _EXPLAIN_SECONDS = 4.5
 _KILL_SECONDS = 1.0
 _END_SECONDS = 4.0
 # Seconds to wait until all workers have started. Workers on a running node start in 1 to 5 s. The limit is much longer,
-# because they start more slowly on a machine where many processes import modules at once.
+# because workers start more slowly on a machine where many processes import modules at once.
 _START_SECONDS = 120.0
 
 
@@ -199,8 +199,8 @@ class Gang:
         )
 
     def can_move_from(self) -> list[str]:
-        """Return the names of the gang's nodes that have announced their end, if other nodes have room for their
-        workers; else an empty list."""
+        """Return the names of the gang's nodes that have announced their end, if other nodes have room for
+        the workers of these nodes; else an empty list."""
         rooms = cluster.rooms()
         leaving = [worker for worker in self.workers if worker.node_id in rooms and rooms[worker.node_id].leaving]
         if not leaving or self.shape.per_node:
@@ -355,7 +355,7 @@ class Gang:
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
 
-        The wait is only 0.5 s as soon as a failure is known that is more than an unreachable worker.
+        The wait is only 0.5 s if a worker or a sidecar reports more than an unreachable worker.
         """
         began = time.monotonic()
         causes = [first]
@@ -397,7 +397,7 @@ class Gang:
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a worker's message or loss; runs in the thread of the `Switchboard`, which reads the sockets."""
         if kind is EventKind.LINE:
-            # Printing fails if the output of this process is closed or accepts only ASCII. Such a failure must not
+            # Printing fails if the output of this process is closed or accepts only ASCII. A failure to print must not
             # end the training, so it is ignored.
             with contextlib.suppress(OSError, ValueError):
                 say(text)

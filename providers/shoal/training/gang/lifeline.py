@@ -5,7 +5,7 @@ health checks, which take about 15 s. A socket is faster: the kernel closes the 
 keepalive closes the socket of a host that no longer answers. The workers also send their log lines through this socket,
 because that is far cheaper than an actor call per round and needs no further actor.
 
-Only the workers send data. They send frames, each of which is one line of text. The first frame of a socket is the
+Only the workers send data. A worker sends frames, each of which is one line of text. The first frame of a socket is the
 hello: the gang's token and the worker's rank. Each later frame begins with a letter: ``h`` (heartbeat), ``d`` (a call
 is done), ``l`` with a log line as JSON, ``n`` with a note for the driver as JSON, or ``x`` with the reason why the
 worker ends itself.
@@ -32,9 +32,9 @@ from typing import Any
 
 _HEARTBEAT_SECONDS = 1.0
 # Seconds without a heartbeat after which the driver reports a worker as lost. The kernel answers TCP keepalives even
-# for a stopped process, so only missing heartbeats show that a process is stopped. The limit is longer than the one for
-# a vanished host, because loading a C extension from a cold disk blocks all Python threads for seconds, and a blocked
-# process sends no heartbeats.
+# for a stopped process, so only missing heartbeats show that a process is stopped. The limit is longer than the limit
+# for a vanished host, because loading a C extension from a cold disk blocks all Python threads for seconds, and a
+# blocked process sends no heartbeats.
 _SILENCE_SECONDS = 20.0
 # TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
 # every second, and closes the connection after three unanswered probes. The kernel also closes the connection when sent

@@ -39,8 +39,8 @@ class GangShape:
         gpu_type: Required type of GPU; None accepts any type.
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
             workers wherever there is room.
-        trim_memory: Whether the workers return freed memory to the operating system at once, so that another library
-            in the process can use it. A library that frees and allocates memory all the time becomes slower.
+        trim_memory: Whether the workers return freed memory to the operating system at once, so that another library in
+            the process can use it. Libraries that free and allocate memory all the time become slower.
     """
 
     num_workers: int

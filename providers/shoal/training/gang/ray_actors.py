@@ -14,13 +14,13 @@ from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Worker
 from shoal.training.host import working_folder
 
-# Seconds to wait until the workers' temporary working folders on other hosts are removed. For this, Ray has to start a
-# process on each of these hosts.
+# Seconds to wait until the workers' temporary working folders on other hosts are removed. Ray has to start a process on
+# each of these hosts to remove the folder.
 _REMOVE_SECONDS = 10.0
 
 
 class RayActors:
-    """Workers that are Ray actors. The constructor reserves the resources of all workers, or raises.
+    """Workers that are Ray actors. The constructor reserves the resources of all workers, or raises an error.
 
     Args:
         shape: Number and size of the workers.
@@ -81,7 +81,8 @@ class RayActors:
         """Start a call in every worker, and return without waiting."""
         import ray
 
-        # put() stores the pickled function once in Ray's object store. Without put(), Ray would store it once per rank.
+        # put() stores the pickled function once in Ray's object store. Without put(), Ray would store the function once
+        # per rank.
         shared = ray.put(function)
         for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
             future = actor.run.remote(shared, args).future()
@@ -131,7 +132,7 @@ def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
 def _is_out_of_memory(exc: BaseException) -> bool:
     """Return whether an error from Ray means that Ray's memory monitor killed the worker.
 
-    For an actor, Ray reports this reason only in the text of the error, so the text is searched.
+    For an actor, Ray reports the lack of memory only in the text of the error, so the text is searched.
     """
     import ray
 

@@ -1,6 +1,7 @@
 """Reuse the workers of a finished training for the next training, because starting workers takes seconds.
 
-After a run, its gang (the group of workers) stays idle in this process until the next run of the same shape.
+After a run, this process keeps the run's gang (group of workers) idle, for the next run with the same number and size
+of workers.
 """
 
 from __future__ import annotations
@@ -75,5 +76,6 @@ def end_gangs() -> None:
 @functools.cache
 def _end_at_exit() -> None:
     # Exit handlers run in reverse order of registration. This handler needs Ray and has to run before Ray's own handler
-    # shuts Ray down. Therefore it is registered after Ray was imported, which is when Ray registers its handler.
+    # shuts Ray down. Ray registers its own handler when Ray is imported, so this handler is registered after the import
+    # of Ray.
     atexit.register(end_gangs)

@@ -1,4 +1,5 @@
-"""Define the Ray actor that is a worker of a gang: the actor runs functions and returns their results or errors."""
+"""Define the worker of a gang, a Ray actor or a plain process that runs functions and returns their results or
+errors."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ class Lost:
 
     Args:
         reason: Why the worker counts as dead.
-        out_of_memory: Message about the memory of the worker's node, if the worker was killed for want of memory.
+        out_of_memory: Message about the memory of the worker's node, if the worker was killed because memory ran out.
     """
 
     reason: str
@@ -110,7 +111,8 @@ class Lost:
 
 
 class Worker:
-    """Ray actor that runs functions as one worker of a gang (group of workers); `join` tells the actor its rank.
+    """Worker of a gang (group of workers), in a Ray actor or a plain process; `join` gives it its rank, `run` calls
+    functions.
 
     The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
     run before Arrow is loaded.
@@ -128,8 +130,8 @@ class Worker:
 
         Args:
             place: Position of this worker in the gang, and the driver's address.
-            env: Environment variables to set. They are passed as an argument, because Ray sends arguments from process
-                to process and does not store them. If PWD is among them, it becomes the working folder.
+            env: Environment variables to set. The variables are passed as an argument, because Ray sends arguments from
+                process to process and does not store them. The value of PWD becomes the working folder.
 
         Returns:
             The process id of this worker, and the working folder if the worker has created one.

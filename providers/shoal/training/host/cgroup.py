@@ -53,7 +53,8 @@ def _groups() -> Iterator[tuple[_Version, Path]]:
         mount = _MOUNT / version.mount
         own = mount / path.lstrip("/")
         # In a container, /proc/self/cgroup may show the path that the group has on the host, and this path does not
-        # exist inside the container. The container's own group is then mounted at the root, so the root is used.
+        # exist inside the container. In this case the container's own group is at the mount point, so the mount point
+        # is used.
         groups = [own, *own.parents] if own.is_dir() else [mount]
         yield from ((version, group) for group in groups if group.is_relative_to(mount))
 

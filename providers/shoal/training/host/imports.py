@@ -27,7 +27,7 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
         absent: Optional packages to hide during the import.
     """
     hidden = [name for name in absent if name not in sys.modules]
-    # The package is hidden by an entry None in sys.modules, with which its import fails as if it were not installed.
+    # An entry None in sys.modules hides a package: its import then fails as if the package were not installed.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:

@@ -1,9 +1,9 @@
 """Restrict the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
 Each XGBoost worker listens for errors of the other workers on all addresses of the host and requires no token, and no
-setting changes this (XGBoost 3.2). LightGBM's workers do the same while they connect (LightGBM 4.7). Therefore this
-module binds their sockets to the loopback device after the libraries have opened them. The command ``ss`` then shows
-``0.0.0.0%lo`` for such a socket, and the kernel refuses connections to all other addresses.
+setting changes this (XGBoost 3.2). LightGBM's workers listen in the same way while they connect to each other (LightGBM
+4.7). Therefore this module binds the libraries' sockets to the loopback device as soon as the sockets are open. The
+command ``ss`` then shows ``0.0.0.0%lo`` for such a socket, and the kernel refuses connections to all other addresses.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from shoal.training.host import cgroup
 
 # Numbers by which glibc's function mallopt(3) identifies its settings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# Values of two glibc settings. With them glibc returns freed memory to the operating system at once: single blocks of
-# at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default glibc
-# raises both limits to tens of MiB when the first such block is freed, and so keeps the memory. The limits are not
-# lower, because reading took 50 % longer with limits of 256 KiB.
+# Values of two glibc settings. With these values glibc returns freed memory to the operating system at once: single
+# blocks of at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default
+# glibc raises both limits to tens of MiB when the first such block is freed, and so keeps the memory. The limits are
+# not lower, because reading took 50 % longer with limits of 256 KiB.
 _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 
@@ -23,12 +23,12 @@ _FREE_END_BYTES = 4 * 2**20
 def trim_memory() -> None:
     """Make this process return freed memory to the operating system from now on.
 
-    Must be called before Arrow is imported, because Arrow reads the setting at import. The settings of malloc need
+    Call this function before Arrow is imported, because Arrow reads the setting at import. The settings of malloc need
     glibc; with another C library they are skipped.
 
     By default Arrow's allocator and glibc both keep most of the freed memory, and neither can use the memory that the
-    other one keeps. One of two workers on 2 M rows x 28 columns grew by 139 MB and kept 65 MB afterwards. With these
-    settings the worker grew by 130 MB and kept nothing, in the same time.
+    other one keeps. Without these settings, one of two workers on 2 M rows x 28 columns grew by 139 MB and kept 65 MB
+    afterwards. With these settings the worker grew by 130 MB and kept nothing, in the same time.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     libc = ctypes.CDLL(None)
@@ -39,10 +39,7 @@ def trim_memory() -> None:
 
 
 def trim() -> None:
-    """Return unused memory of this process to the operating system; called at the end of a training.
-
-    The call takes milliseconds.
-    """
+    """Return unused memory of this process to the operating system, which takes milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

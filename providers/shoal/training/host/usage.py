@@ -21,7 +21,7 @@ USAGE_NOTE = "usage"
 """Key of the notes with which workers send their usage to the driver."""
 
 _MEGABYTE = 1e6
-"""Bytes in a megabyte, as in the names of MLflow's system metrics."""
+"""Bytes in a megabyte, the unit of MLflow's system metrics."""
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ class Meter:
         self._at, self._cpu_seconds = time.monotonic(), self._cpu_time(self._family())
 
     def measure(self) -> dict[str, float]:
-        """Return the usage now; CPU usage is the mean since the last call.
+        """Measure the present usage of CPU, memory and GPUs; the CPU usage is the mean since the last call.
 
         Returns:
             ``cpu_utilization_percentage`` (100 is one CPU) and ``memory_usage_megabytes`` (resident memory) of this
@@ -72,8 +72,8 @@ class Meter:
         """
         family = self._family()
         now, cpu_seconds = time.monotonic(), self._cpu_time(family)
-        # The CPU time of a child that has just ended may not be counted yet. The total may then be slightly less than
-        # at the last call, and the usage is 0.
+        # The CPU time of a child that has just ended may not be counted yet. The total CPU time may then be slightly
+        # less than at the last call, and the usage counts as 0.
         used = max(0.0, cpu_seconds - self._cpu_seconds) / max(now - self._at, 1e-3)
         self._at, self._cpu_seconds = now, cpu_seconds
         memory = 0
@@ -87,7 +87,7 @@ class Meter:
         }
 
     def close(self) -> None:
-        """Release NVML."""
+        """Shut down NVML, NVIDIA's management library."""
         self._gpus.close()
 
     def _family(self) -> list[psutil.Process]:
@@ -95,7 +95,7 @@ class Meter:
         return [self._process, *self._process.children(recursive=True)]
 
     def _cpu_time(self, family: Sequence[psutil.Process]) -> float:
-        """Return the CPU seconds of the processes, and of child processes of this one that have ended."""
+        """Return the CPU seconds that the given processes, and ended child processes of this process, have used."""
         ended = self._process.cpu_times()
         seconds = ended.children_user + ended.children_system
         for process in family:
@@ -122,10 +122,11 @@ class _Gpus:
             self._handles = []
 
     def measure(self, pids: set[int]) -> dict[str, float]:
-        """Return the utilization of each GPU and the memory that is used on it, by the names of these metrics.
+        """Return the utilization of each GPU, and the GPU memory that the given processes use, as a dict of metrics by
+        name.
 
         Args:
-            pids: Processes whose memory counts.
+            pids: Ids of the processes whose memory on the GPU is measured.
         """
         values: dict[str, float] = {}
         for number, handle in enumerate(self._handles):
@@ -135,14 +136,14 @@ class _Gpus:
             with contextlib.suppress(self._nvml.NVMLError):
                 own = [each for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid in pids]
                 # In a container with process ids of its own, NVML's ids do not match any process of this container. The
-                # memory that is used is then unknown, and left out.
+                # used memory is then unknown, and left out.
                 if own:
                     used = sum(each.usedGpuMemory or 0 for each in own)
                     values[f"gpu_{number}_memory_usage_megabytes"] = round(used / _MEGABYTE, 1)
         return values
 
     def close(self) -> None:
-        """Release NVML."""
+        """Shut down NVML, NVIDIA's management library."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -151,6 +152,6 @@ class _Gpus:
 def _handle(nvml: Any, gpu: str) -> Any:
     """Return NVML's handle of a GPU.
 
-    NVML does not follow CUDA_VISIBLE_DEVICES, so an index is that of the host.
+    NVML ignores CUDA_VISIBLE_DEVICES, so an index counts all GPUs of the host.
     """
     return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(gpu)

@@ -1,5 +1,5 @@
-"""Enter the working folder of a job in a worker. On a host that lacks this folder, workers enter a temporary one, which
-is removed after they have ended."""
+"""Enter the working folder of a job in a worker. On a host that lacks this folder, workers enter a temporary folder,
+which is removed after the workers have ended."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PREFIX = "shoal-work-"
 def enter(folder: str, gang: str) -> str | None:
     """Make a folder the working folder of this process.
 
-    On a node of another host, the folder may not exist. Then all workers of the gang on this node share a temporary
+    On a node of another host, the folder may not exist. On such a node, all workers of the gang share a temporary
     folder instead.
 
     Args:
         folder: Absolute path of the folder.
-        gang: Secret text of the gang. The name of the temporary folder is derived from it, so that no other user can
-            know the name and create the folder first.
+        gang: Secret text of the gang. The name of the temporary folder is derived from this text, so that no other user
+            can know the name and create the folder first.
 
     Returns:
         The temporary folder, which has to be removed with :func:`remove_from_nodes`; None if `folder` is used.

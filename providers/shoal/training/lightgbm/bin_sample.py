@@ -19,7 +19,7 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among all rows, from which follows how many rows this worker adds to the sample.
+    """Position of a worker's rows among all rows, which decides how many rows this worker adds to the sample.
 
     Args:
         rank: Rank of the worker.
@@ -40,7 +40,7 @@ class Share:
 
         Args:
             wanted: Number of rows of the whole sample.
-            seed: Seed of the choice.
+            seed: Seed of the random choice.
 
         Returns:
             Row numbers within the worker's shard, ascending.
@@ -72,7 +72,7 @@ def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) 
         rows: Rows of the worker's shard.
         share: Position of these rows among all rows.
         params: LightGBM's parameters; `bin_construct_sample_cnt` sets the size of the whole sample.
-        seed: Seed of the choice.
+        seed: Seed of the random choice.
 
     Returns:
         Features of the chosen rows, float32 ``[rows, columns]``.

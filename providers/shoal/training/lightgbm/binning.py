@@ -1,9 +1,9 @@
 """Find the histogram bins (intervals of feature values) that all workers use, from one sample of all rows.
 
 LightGBM replaces each value of a feature by the number of its bin (interval of values). By default LightGBM finds the
-bins of a feature on one rank and from that rank's rows only. If the data is sorted, these
-rows differ from the other ranks' rows, and the model becomes much worse. Therefore each worker contributes to a sample
-of all rows. Rank 0 computes the bins from the whole sample, and sends them to all workers.
+bins of a feature on one rank and from that rank's rows only. If the data is sorted, the rows of one rank differ from
+those of the other ranks, and the model becomes much worse. Therefore each worker contributes to a sample of all rows.
+Rank 0 computes the bins from the whole sample, and sends them to all workers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ import numpy as np
 
 from shoal.data.categories import Categories
 from shoal.training.lightgbm.categories import note
+
+_ZERO = np.float32(1e-35)
+"""Largest absolute value that LightGBM takes for zero (``kZeroThreshold`` in ``meta.h``)."""
+
+_COLUMNS_AT_ONCE = 64
+"""Number of columns that are copied together: row by row, so that each line of the CPU's cache is read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,9 @@ class Bins:
 
 
 def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], threads: int) -> Bins:
-    """Find the bins of all features. They do not depend on the number of threads.
+    """Find the bins of all features. The number of threads does not change the bins.
 
-    One worker does this for all, because LightGBM copies the whole sample as float64.
+    Only one worker calls this function, because LightGBM needs the whole sample as float64.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``.
@@ -69,14 +75,13 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
         "num_machines": 1,
         "num_threads": threads,
     }
-    reference = lightgbm.Dataset(
-        rows,
-        label=np.zeros(len(rows)),
-        feature_name=list(features),
-        categorical_feature=params.pop("categorical_feature", "auto"),
-        params=params,
-    ).construct()
-    # A dataset with one row, because the file of the whole sample would be large.
+    categorical = params.pop("categorical_feature", None)
+    if categorical is not None:
+        # LightGBM's library needs the numbers of the columns. `Dataset` finds them only if it is given rows.
+        numbers = {name: number for number, name in enumerate(features)}
+        params["categorical_column"] = sorted(numbers.get(column, column) for column in categorical)
+    reference = _without_rows(rows, params)
+    # The bins are saved as a dataset with one row, because LightGBM writes no file of a dataset without rows.
     single = lightgbm.Dataset(
         np.zeros((1, len(features)), np.float32),
         label=np.zeros(1),
@@ -87,5 +92,29 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bins")
         single.save_binary(file)
-        # Each worker builds its datasets with these parameters, at the same time as the other workers of its node.
+        # Each worker builds its datasets with these parameters. The number of threads is that of one worker again,
+        # because all workers of a node build their datasets at the same time.
         return Bins(file.read_bytes(), tuple(features), {**reference.get_params(), "num_threads": each})
+
+
+def _without_rows(rows: np.ndarray, params: Mapping[str, Any]) -> lightgbm.Dataset:
+    """Create a dataset that has the bins of a sample, but not the sample's rows.
+
+    The constructor of `lightgbm.Dataset` would also replace each value of the sample by its bin, which takes more time
+    than to find the bins.
+
+    Args:
+        rows: The sample, float32 ``[rows, columns]``.
+        params: LightGBM's parameters.
+    """
+    every = np.arange(len(rows), dtype=np.int32)
+    values, indices = [], []
+    for start in range(0, rows.shape[1], _COLUMNS_AT_ONCE):
+        for column in rows[:, start : start + _COLUMNS_AT_ONCE].T.astype(np.float64, order="C"):
+            # LightGBM gets only the values that are not zero. A missing value (NaN) is none of them.
+            used = ~(np.abs(column) <= _ZERO)
+            is_full = bool(used.all())
+            values.append(column if is_full else column[used])
+            indices.append(every if is_full else every[used])
+    dataset = lightgbm.Dataset(None, params=dict(params))
+    return dataset._init_from_sample(values, indices, len(rows), len(rows))

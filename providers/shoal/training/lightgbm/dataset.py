@@ -19,15 +19,15 @@ class Binned:
 
     Args:
         rows: Rows of the dataset.
-        reference: Dataset whose bins to use.
+        reference: Dataset whose bins are used for these rows.
         keep: Whether to keep decoded rows in memory, because boosting will often continue from a model.
     """
 
     def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # _noted() fills these arrays later, while LightGBM reads the rows. This is early enough, because LightGBM reads
-        # the labels and weights only after the last row.
+        # _noted() fills these arrays later, while LightGBM reads the rows. The arrays are filled in time, because
+        # LightGBM reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)

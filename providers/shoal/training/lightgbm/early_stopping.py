@@ -1,6 +1,6 @@
 """Decide when a LightGBM training stops early, because a metric does not improve any more.
 
-The decision depends only on the metrics. All ranks have the same metrics, so they all stop at the same round.
+The decision depends only on the metrics, which are the same on all ranks. So all ranks stop at the same round.
 """
 
 from __future__ import annotations

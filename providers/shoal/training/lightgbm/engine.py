@@ -108,7 +108,7 @@ class LightGBM:
         machines = tuple(offer.address for offer in offers)
         sample = cluster.share(np.concatenate([offer.sample for offer in offers]))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
-        # Without references, Ray frees it before the workers build their datasets.
+        # Without these references, Ray frees the sample before the workers build their datasets.
         del offers, sample
         agreed = Agreed(cluster.share(bins), machines)
         return on_all("prepare", [agreed] * len(tasks))

@@ -16,8 +16,8 @@ def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
         best_iteration: Best round, from 0, because the text format does not contain it; None: use all rounds.
 
     Returns:
-        The booster, which predicts with the rounds up to the best one and saves only these, like a booster after
-        LightGBM's own early stopping.
+        The booster, which predicts with the rounds up to the best round and saves only these rounds, like a booster
+        after LightGBM's own early stopping.
     """
     import lightgbm
 

@@ -1,6 +1,7 @@
 """Connect LightGBM's workers to each other.
 
-Each worker reserves a port. When all workers are ready, each one gets the list of all addresses and connects.
+Each worker reserves a port. When all workers are ready, each worker gets the list of all addresses and connects to the
+other workers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from shoal.errors import TrainingError
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
-# Minutes that a worker waits for the other workers in one exchange of data before it fails. The limit is the same as
-# for XGBoost.
+# Minutes that a worker waits for the other workers in one exchange of data before it fails. XGBoost's workers have the
+# same limit.
 _STEP_MINUTES = 10
 # Number of times that shoal lets LightGBM bind to the reserved port. shoal has to release the port just before each
-# try, so another process may take it first. That process may soon release the port again, so shoal tries again.
+# try, so another process may take it first. The other process may soon release the port, so shoal tries again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
@@ -43,8 +44,8 @@ class Port:
                 "pool"
             )
         self._host = host
-        # This socket only reserves the port number and does not listen. It is bound to all addresses of the host,
-        # because LightGBM will bind to all addresses, too.
+        # This socket only reserves the port number and does not listen. The socket is bound to all addresses of the
+        # host, because LightGBM will bind to all addresses, too.
         self._held = socket.socket()
         self._held.bind(("", 0))
         self._number: int = self._held.getsockname()[1]

@@ -13,7 +13,7 @@ from shoal.training.boosting.user_code import Objective
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
 # aliases, which `_resolve` uses.
-_SAME = {
+_PARAMETER_ALIASES = {
     "objective": ("objective_type", "app", "application", "loss"),
     ROUNDS: (
         *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round", "num_rounds"),
@@ -22,7 +22,7 @@ _SAME = {
     "seed": ("random_seed", "random_state"),
     "device_type": ("device",),
 }
-_SAME_OBJECTIVES = {
+_OBJECTIVE_ALIASES = {
     "regression": (
         *("regression_l2", "l2", "mean_squared_error", "mse", "l2_root", "root_mean_squared_error", "rmse"),
     ),
@@ -37,8 +37,8 @@ _SAME_OBJECTIVES = {
 }
 _NAMES = Names(
     "LightGBM",
-    aliases={alias: name for name, aliases in _SAME.items() for alias in aliases},
-    objectives={alias: name for name, aliases in _SAME_OBJECTIVES.items() for alias in aliases},
+    aliases={alias: name for name, aliases in _PARAMETER_ALIASES.items() for alias in aliases},
+    objectives={alias: name for name, aliases in _OBJECTIVE_ALIASES.items() for alias in aliases},
 )
 # Names of the seeds that LightGBM derives from `seed`. If the user sets such a seed, the first segment (the rounds up
 # to the first checkpoint) uses the user's value. A later segment that needs a new seed adds its own number (1, 2, ...)
@@ -51,7 +51,7 @@ _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # that tells the user what to do instead.
 _GANG = "shoal connects the workers itself: remove this parameter"
 _FILES = "this parameter is only for LightGBM's command line: remove it"
-_ELSEWHERE = {
+_REFUSED = {
     "early_stopping_round": "pass early_stopping_rounds to fit()",
     "early_stopping_min_delta": "remove it: fit(early_stopping_rounds=) counts every improvement, however small",
     "first_metric_only": "remove it: fit(early_stopping_rounds=) uses the last metric of the last eval set",
@@ -162,8 +162,8 @@ def worker_params(
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
-        # feature_pre_filter removes features that LightGBM cannot split with the rows of the sample, as if these were
-        # all rows. It is switched off, because LightGBM may be able to split such a feature with all rows.
+        # feature_pre_filter removes features that LightGBM cannot split with the rows of the sample. The filter is
+        # switched off, because LightGBM may be able to split such a feature with all rows.
         "feature_pre_filter": False,
         **rest,
         "deterministic": True,
@@ -175,7 +175,8 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric: one that `metric` names, or without `metric` the objective's own."""
+    """Return whether LightGBM evaluates a metric: one that the parameter `metric` names, or otherwise the objective's
+    own metric."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -188,9 +189,9 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 def begins_anew(params: Mapping[str, Any]) -> bool:
     """Return whether each segment (group of rounds) must begin anew, with a booster loaded from the model's bytes.
 
-    This is necessary if LightGBM has state that the model's bytes do not contain: the state of its random number
-    generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from a
-    checkpoint would otherwise give another model than one that was not interrupted.
+    A segment must begin anew if LightGBM has state that the model's bytes do not contain: the state of its random
+    number generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from
+    a checkpoint would otherwise give another model than a training that was not interrupted.
     """
     fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
     return (
@@ -282,8 +283,8 @@ def gpu_problem(device: str) -> str | None:
         lightgbm.Booster({"device_type": device, "verbosity": -1, "num_threads": 1}, rows)
     except lightgbm.basic.LightGBMError as exc:
         return (
-            f'LightGBM refuses device_type="{device}": {own_message(exc).splitlines()[0]} Its wheels on PyPI have no '
-            "CUDA: install the build of conda-forge for CUDA, or run `pip install --no-binary lightgbm "
+            f'LightGBM refuses device_type="{device}": {own_message(exc).splitlines()[0]} LightGBM\'s wheels on PyPI '
+            "have no CUDA: install the build of conda-forge for CUDA, or run `pip install --no-binary lightgbm "
             "--config-settings=cmake.define.USE_CUDA=ON lightgbm` on each node, which needs the CUDA toolkit. The "
             'wheels can train with OpenCL: set params={"device": "gpu"}. To train on CPUs, set use_gpu=False'
         )
@@ -302,7 +303,8 @@ def _metrics(asked: Any) -> list[str]:
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters under LightGBM's canonical names; raise an error if one is unknown or contradicts another.
 
-    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses them if their values differ.
+    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses two aliases with different
+    values.
     """
     from lightgbm.basic import _ConfigAliases
 
@@ -311,8 +313,8 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, tuple[str, Any]] = {}
     for name, value in params.items():
         canonical = names.get(name)
-        if (canonical or name) in _ELSEWHERE:
-            raise InvalidArgumentError(f"params must not contain {name}: {_ELSEWHERE[canonical or name]}")
+        if (canonical or name) in _REFUSED:
+            raise InvalidArgumentError(f"params must not contain {name}: {_REFUSED[canonical or name]}")
         if canonical is None:
             near = difflib.get_close_matches(name, sorted(names), n=2)
             hint = "; did you mean " + " or ".join(near) + "?" if near else ""

@@ -50,15 +50,15 @@ class Trainer:
         if segment.resume is not None:
             self._state = segment.resume
             self._first_round = segment.resume.rounds
-        booster = self._booster = self._going_on(segment)
+        booster = self._booster = self._booster_for(segment)
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks print a summary in round `end - 1`, which they take for the last round of the training.
-        # Only the last segment may print the summary. In every other segment, `end` is one higher than the segment's
-        # end, so round `end - 1` is never reached.
+        # Only in the last segment may the callbacks print this summary. In every other segment, `end` is one higher
+        # than the segment's end, so round `end - 1` is never reached.
         end = segment.stop if segment.last else segment.stop + 1
-        unsaid = ""
+        unprinted = ""
         reporter = RoundReporter(self._context)
         asked: EarlyStopException | None = None
         while rounds < segment.stop and not stopped:
@@ -70,19 +70,18 @@ class Trainer:
                 history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
             if self._task.user_code.metrics:
                 refuse_namesakes(history, rounds + 1)
-            unsaid = self._say(rounds, results)
+            unprinted = self._print_metrics(rounds, results)
             if stopping is not None:
                 stopping.see(float(results[-1][2]))
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
             rounds += 1
             reporter.done(rounds, history)
-        if unsaid and (stopped or segment.last):
-            self._context.log(unsaid)
+        if unprinted and (stopped or segment.last):
+            self._context.log(unprinted)
         if rounds > self._state.rounds:
-            # A new checkpoint is created only if a round was trained. Otherwise the old checkpoint is kept. A new one
-            # would contain the same trees, but another text, because the model's text contains the seed of this
-            # segment.
+            # A new checkpoint is created only if a round was trained. Without a new round, the checkpoint would contain
+            # the same trees, but another text, because the model's text contains the seed of this segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -94,13 +93,14 @@ class Trainer:
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
 
-    def _going_on(self, segment: Segment) -> lightgbm.Booster:
-        """Return the booster for a segment of rounds: the previous segment's if possible, else one from the checkpoint.
+    def _booster_for(self, segment: Segment) -> lightgbm.Booster:
+        """Return the booster for a segment of rounds: the previous segment's booster, or one that is loaded from the
+        checkpoint.
 
-        A booster that is loaded from its bytes continues exactly like the one in memory, to the last bit, with two
+        A booster that is loaded from its bytes continues exactly like the booster in memory, to the last bit, with two
         exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
         one. In these two cases every segment begins with a booster that is loaded from bytes, so that a resumed
-        training gives the same model as one that was not interrupted.
+        training gives the same model as a training that was not interrupted.
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster
@@ -119,8 +119,8 @@ class Trainer:
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. It does not
-            # change the scores of the rows, because start_from() has set them already.
+            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. The function
+            # does not change the scores of the rows, because start_from() has set them already.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
@@ -130,7 +130,7 @@ class Trainer:
         """Create the early stopping object for the last metric of the last eval set, with the metric's values so far.
 
         Returns:
-            None if the training does not stop early.
+            The object; None if the training does not stop early.
         """
         patience = self._task.early_stopping_rounds
         if patience is None:
@@ -143,7 +143,7 @@ class Trainer:
         results: list[Any] = booster.eval_valid(list(self._task.user_code.metrics))
         return results
 
-    def _say(self, rounds: int, results: Sequence[Any]) -> str:
+    def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
         """Print the metrics in every `print_every`-th round; in other rounds, only return them as a text."""
         if self._context.rank or not self._task.print_every or not results:
             return ""

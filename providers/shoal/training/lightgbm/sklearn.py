@@ -24,14 +24,14 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
 
     Returns:
         An ``LGBMClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``LGBMRanker``
-        for ranking objectives, or else an ``LGBMRegressor``. The latter predicts raw scores if the model has a custom
-        objective. After early stopping the estimator predicts with the best round.
+        for ranking objectives, or else an ``LGBMRegressor``. An ``LGBMRegressor`` predicts raw scores if the model has
+        a custom objective. After early stopping the estimator predicts with the best round.
     """
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 
-    # If the objective is a function, `params` contain no objective, and `booster.params` contain objective="none". So
-    # `booster.params` are checked first.
+    # If the objective is a function, `params` contain no objective, and `booster.params` contain objective="none".
+    # Therefore `booster.params` are checked first.
     objective = "none" if objective_of(booster.params) == "none" else objective_of(params)
     kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
     if objective in RANKING:

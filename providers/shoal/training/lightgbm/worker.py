@@ -67,14 +67,15 @@ class _Session:
         self._seconds = time.perf_counter() - began
 
     def offer(self) -> Offer:
-        """Read the rows of this worker's part of the sample."""
+        """Read this worker's part of the sample, and return it with this worker's address."""
         began = time.perf_counter()
         chosen = sample(self._rows, self._share, self.task.params, self.task.seed)
         self._seconds += time.perf_counter() - began
         return Offer(chosen, self.port.address)
 
     def bin_sample(self, rows: np.ndarray) -> Bins:
-        """Find the bins from the whole sample, with the threads of all workers of this node, which wait meanwhile."""
+        """Find the bins from the whole sample, with the threads of all workers of this node, because these workers
+        wait."""
         began = time.perf_counter()
         params = self.task.params
         threads = int(params.get("num_threads", 1)) * self._context.local_world_size

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DEFAULT_EXPERIMENT = "shoal"
-"""Name of the experiment that the runs of jobs are in if neither the spec nor the caller names one."""
+"""Name of the experiment for the MLflow runs of jobs, if neither the spec of the job nor the caller names an
+experiment."""
 
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
-"""Pattern of the experiment names that are used unchanged as folder names. Other characters are not safe, because the
-folder's name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
+"""Pattern of the experiment names that are used unchanged as folder names. In the name of a folder, other characters
+are not safe, because the name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
 
 
 def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
@@ -24,8 +25,9 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
     Args:
         client: MLflow client.
         name: Name of the experiment.
-        artifacts: URI of the folder that gets a folder for the artifacts of a new experiment. None: MLflow's server
-            decides where they are. Without a server, MLflow would use the current directory of the process.
+        artifacts: URI of the folder in which a new experiment gets a folder for its artifacts. None: MLflow's server
+            decides where artifacts are stored. Without a server, MLflow would store artifacts in the current directory
+            of the process.
     """
     from mlflow.exceptions import MlflowException
 
@@ -44,8 +46,9 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
 def folder_of(experiment: str) -> str:
     """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
 
-    For any other name, illegal characters are replaced and a digest is appended, so that the folder stays inside its
-    parent and no two experiments share a folder.
+    If the name of the experiment is too long or contains illegal characters, the name is cut, the illegal characters
+    are replaced, and a digest is appended. So the folder stays inside its parent folder, and no two experiments share a
+    folder.
     """
     if _FOLDER.fullmatch(experiment):
         return experiment

@@ -1,10 +1,10 @@
 """Let user code in the workers choose the experiment of the job's MLflow run, with ``mlflow.set_experiment``.
 
-An MLflow run cannot change its experiment. The workers start with the run that the driver has begun, in the environment
-variable MLFLOW_RUN_ID, and MLflow refuses to use that run after ``set_experiment`` of another experiment. So
-``set_experiment`` is replaced: rank 0 creates another run for the job in the chosen experiment, and notes its id in a
-tag of the first run, where the other ranks find it. The driver moves to the new run, and removes the first one when the
-job ends.
+An MLflow run cannot change its experiment. In the workers, the environment variable MLFLOW_RUN_ID contains the id of
+the run that the driver has begun. After a call of ``set_experiment`` with another experiment, MLflow refuses to use the
+run in this variable. Therefore shoal replaces ``set_experiment``: rank 0 creates another run for the job in the chosen
+experiment, and stores the id of the new run in a tag of the first run, where the other ranks find it. From then on the
+driver uses the new run, and removes the first run when the job ends.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ ARTIFACTS = "SHOAL_MLFLOW_ARTIFACTS"
 where artifacts are."""
 
 JOB_RUN_TAG = "shoal.job_run"
-"""Tag of the run that a job has begun with. Its value is the id of the run that the job uses now. It is only set if
-rank 0 has called ``set_experiment``."""
+"""Tag of the first run of a job. The value of the tag is the id of the run that the job uses now. The tag is set only
+after rank 0 has called ``set_experiment``."""
 
 FIRST_RUN_TAG = "shoal.first_run"
-"""Tag of a run that a job has moved to. Its value is the id of the run that the job has begun with."""
+"""Tag of a run that has replaced the first run of a job. The value of the tag is the id of the first run."""
 
 MOVED_NOTE = "mlflow_run"
-"""Key of the note with which rank 0 tells the driver the id of the job's new run."""
+"""Key of the note (message to the driver) with which rank 0 sends the id of the job's new run."""
 
 _RUN_ID = "MLFLOW_RUN_ID"
 
 _WAIT_SECONDS = 30.0
-"""Seconds for which the other ranks wait for rank 0's ``set_experiment``. Ranks that run the same code call it within
-a second. After that, a rank uses the run of the job as it is."""
+"""Seconds for which the other ranks wait until rank 0 has called ``set_experiment``. If all ranks run the same code,
+they call ``set_experiment`` within a second of each other. After the wait, a rank uses the present run of the job."""
 
 _POLL_SECONDS = 0.25
 
@@ -59,7 +59,7 @@ def let_user_choose_experiment(gang: GangContext) -> None:
 
 
 class _JobRun:
-    """The MLflow run of the job, as this worker knows it."""
+    """The job's MLflow run in this worker, with a method that replaces ``mlflow.set_experiment``."""
 
     def __init__(self, gang: GangContext, first: str, uri: str | None) -> None:
         self._gang = gang
@@ -76,7 +76,8 @@ class _JobRun:
             # later is not the job's run, so only MLflow's own function is called.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
-            # A server that user code has chosen does not have the job's run, so runs there are the user's own.
+            # If user code has chosen another server, this server does not have the job's run. Runs on this server are
+            # the user's own.
             if mlflow.get_tracking_uri() != self._uri:
                 del os.environ[_RUN_ID]
                 return original(experiment_name, *args, **options)
@@ -94,9 +95,10 @@ class _JobRun:
         mlflow.set_experiment = mlflow.tracking.fluent.set_experiment = set_experiment  # type: ignore[attr-defined]
 
     def _move(self, client: MlflowClient, experiment: str) -> str:
-        """Return the id of the job's run in an experiment; create the run if the job's present run is in another one.
+        """Return the id of the job's run in an experiment; create the run if the job's present run is in another
+        experiment.
 
-        A worker that has replaced a lost one finds the run that the lost worker has created.
+        A worker that has replaced a lost worker finds the run that the lost worker has created.
         """
         first = client.get_run(self._first)
         run = client.get_run(first.data.tags.get(JOB_RUN_TAG, self._first))
@@ -110,7 +112,7 @@ class _JobRun:
         return run_id
 
     def _wait_for_rank_0(self, client: MlflowClient) -> MlflowRun:
-        """Return the MLflow run that rank 0 has chosen. If rank 0 does not choose one in time, return the run with
+        """Return the MLflow run that rank 0 has chosen. If rank 0 does not choose a run in time, return the run with
         which the job has begun."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while (chosen := client.get_run(self._first).data.tags.get(JOB_RUN_TAG)) is None:

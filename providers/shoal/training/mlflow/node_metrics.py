@@ -1,7 +1,7 @@
 """Measure whole nodes with MLflow's own collectors of system metrics, in one process per node.
 
-MLflow would measure a node once per rank that starts a run, and only where user code starts one. The processes here are
-apart from the workers, which do not import MLflow for this.
+MLflow itself measures a node only if user code starts an MLflow run on the node, and then once per rank that starts a
+run. The processes that measure here are separate from the workers, so that the workers do not have to import MLflow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from shoal.training.context import say
 from shoal.training.host.usage import EVERY_SECONDS
 
 _END_SECONDS = 5.0
-"""Seconds to wait for the thread at the end. Calls to killed actors fail at once, so the limit is hardly reached."""
+"""Seconds to wait until the thread has ended. The thread waits for answers of the actors. Calls to killed actors fail
+at once, so the limit is hardly ever reached."""
 
 
 class Collectors:
@@ -36,13 +37,15 @@ class Collectors:
                 self._monitors.append(gpu_monitor())
                 break
             except Exception:
-                # The node lacks this maker's package or GPUs. As in MLflow, they are then not measured.
+                # The node has no GPUs of this maker, or lacks the maker's package. As in MLflow, such GPUs are not
+                # measured.
                 continue
-        # psutil measures the CPU usage since its previous call, so its first value is always 0. It is dropped here.
+        # psutil measures the CPU usage since its previous call, so the first value is always 0. This call discards the
+        # first value.
         self.measure()
 
     def measure(self) -> dict[str, float]:
-        """Return the node's metrics now, by MLflow's names."""
+        """Measure this node, and return the metrics as a dict: MLflow's name of the metric -> value."""
         values: dict[str, float] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()
@@ -52,7 +55,8 @@ class Collectors:
 
 
 class NodeMetrics:
-    """Thread that collects the metrics of some nodes every 10 s. It is a sidecar: it ends with the gang of workers.
+    """Thread that collects the metrics of some nodes every 10 s. The thread is a sidecar: a helper that ends with the
+    gang (the workers of one run).
 
     Args:
         nodes: Names of the nodes by Ray's node id.
@@ -74,12 +78,12 @@ class NodeMetrics:
         self._thread.start()
 
     def close(self) -> None:
-        """End the processes on the nodes and the thread."""
+        """End the processes that measure the nodes, and the thread of this object."""
         import ray
 
         self._ended.set()
         for actor in self._actors.values():
-            # If Ray was shut down already, the actor has ended with it.
+            # If Ray was shut down already, the actor has ended with Ray.
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._thread.join(_END_SECONDS)
@@ -100,5 +104,5 @@ class NodeMetrics:
                 except Exception as error:
                     del actors[name]
                     if not self._ended.is_set():
-                        say(f"the system metrics of node {name} end here: {str(error).splitlines()[0]}")
+                        say(f"the system metrics of node {name} are no longer measured: {str(error).splitlines()[0]}")
             self._ended.wait(EVERY_SECONDS)

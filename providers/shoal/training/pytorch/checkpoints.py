@@ -33,26 +33,31 @@ Seals = Mapping[int, str]
 
 
 class Checkpoints:
-    """The checkpoints of one run, with methods to save and load them; only the two newest are kept.
+    """The checkpoints of one run, with methods to save and load them; only the two newest checkpoints are kept.
 
     Args:
         folder: Directory or URI; does not need to exist.
         key: Secret key of the run.
-        told: Seals (signatures) that the driver received last; a resumed run accepts these checkpoints and newer ones.
-        tell: Function that sends the seals of the kept checkpoints to the driver; called before the newest checkpoint
-            gets its final name.
+        known_seals: Seals (signatures) that the driver received last; a resumed run accepts only the checkpoints with
+            these seals and newer checkpoints.
+        send_seals: Function that sends the seals of the kept checkpoints to the driver; called before the newest
+            checkpoint gets its final name.
 
     Attributes:
-        told: Seals that the driver has received last.
+        known_seals: Seals that the driver has received last.
     """
 
     def __init__(
-        self, folder: str, key: bytes, told: Seals | None = None, tell: Callable[[Seals], None] | None = None
+        self,
+        folder: str,
+        key: bytes,
+        known_seals: Seals | None = None,
+        send_seals: Callable[[Seals], None] | None = None,
     ) -> None:
         self.folder = folder
-        self.told: Seals = dict(told or {})
+        self.known_seals: Seals = dict(known_seals or {})
         self._key = key
-        self._tell = tell
+        self._send_seals = send_seals
         self._current: dict[int, str] = {}
         """Number and seal of the checkpoint that this process saved or loaded last."""
 
@@ -66,8 +71,8 @@ class Checkpoints:
 
         fs, root = filesystem(self.folder)
         found = self._found(fs, root)
-        number = max([*self.told, *(other for other, _ in found)], default=0) + 1
-        before = self._current or dict(sorted(self.told.items())[-1:])
+        number = max([*self.known_seals, *(other for other, _ in found)], default=0) + 1
+        before = self._current or dict(sorted(self.known_seals.items())[-1:])
         fs.makedirs(root, exist_ok=True)
         local = _is_local(fs)
         # On a local disk the temporary file is in the same folder as the checkpoint, so that one rename gives it its
@@ -80,10 +85,10 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             self._current = {number: sealing.mac.hexdigest()}
-            self.told = {**before, **self._current}
-            if self._tell:
-                self._tell(self.told)
-            name = f"{root}/{_name(number, self.told[number])}"
+            self.known_seals = {**before, **self._current}
+            if self._send_seals:
+                self._send_seals(self.known_seals)
+            name = f"{root}/{_name(number, self.known_seals[number])}"
             if local:
                 Path(file.name).replace(name)
             else:
@@ -91,7 +96,7 @@ class Checkpoints:
         finally:
             Path(file.name).unlink(missing_ok=True)
         for other, seal in found:
-            if self.told.get(other) != seal:
+            if self.known_seals.get(other) != seal:
                 # `fs.rm` would treat "[1]" in a path as a pattern, so `fs.rm_file` is used.
                 fs.rm_file(f"{root}/{_name(other, seal)}")
 
@@ -118,7 +123,7 @@ class Checkpoints:
                     continue
                 self._current = {number: seal}
                 return _unpickle(copy)
-        if refused and self.told:
+        if refused and self.known_seals:
             raise TrainingError(
                 f"no checkpoint in {self.folder} is valid ({len(refused)} were changed or belong to another run), so "
                 "the training cannot continue: find out which other program writes to this folder, then start the "
@@ -133,14 +138,15 @@ class Checkpoints:
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
         """Return the number and the signature of each checkpoint in a folder that is safe to load.
 
-        Checkpoints that are older than the seals in `told`, or that contradict them, are left out.
+        Checkpoints that are older than the seals in `known_seals`, or that contradict these seals, are left out.
         """
         if not fs.exists(root):
             return []
         names = (str(path).rpartition("/")[2] for path in fs.ls(root, detail=False))
         found = [(int(match[1]), match[2]) for name in names if (match := _NAME.fullmatch(name))]
-        oldest = min(self.told, default=0)
-        return [(number, seal) for number, seal in found if number >= oldest and self.told.get(number, seal) == seal]
+        oldest = min(self.known_seals, default=0)
+        known = self.known_seals
+        return [(number, seal) for number, seal in found if number >= oldest and known.get(number, seal) == seal]
 
     def _mac(self, number: int) -> hmac.HMAC:
         return hmac.new(self._key, f"{number}:".encode(), "sha256")

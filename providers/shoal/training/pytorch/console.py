@@ -28,17 +28,17 @@ class Tagged(io.TextIOBase):
         """Pass complete lines to the `log` function, and keep an incomplete last line until its end is written."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._hand_on(line)
+            self._log_line(line)
         return len(text)
 
     def close(self) -> None:
         """Pass the last line to the `log` function, even if it has no line break, and close the stream."""
         if self._rest:
-            self._hand_on(self._rest)
+            self._log_line(self._rest)
             self._rest = ""
         super().close()
 
-    def _hand_on(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         # A progress bar writes a carriage return and then its line again, many times. Only the text after the last
         # carriage return is passed on, so that the log contains the line once.
         self._log(f"{self._tag} {line.rstrip().rpartition(chr(13))[2]}")

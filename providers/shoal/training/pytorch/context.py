@@ -40,8 +40,8 @@ class MetricsReporter:
         Args:
             metrics: Name -> number, or tensor with one element. A list of numbers is logged as the values of the steps
                 0, 1, 2 and so on.
-            step: Step of the values, such as the epoch; by default the last step of this rank plus 1. It does not apply
-                to lists.
+            step: Step of the values, such as the epoch; by default the last step of this rank plus 1. The step is
+                ignored for lists.
 
         Raises:
             InvalidArgumentError: A value is not a number.
@@ -65,7 +65,8 @@ class Context:
         model_dir: Model folder of this rank; by default a temporary folder, created at the first use.
         checkpoints: Checkpoints of the run; by default states are kept in the memory of this process.
         report: Function to call with metrics and step; by default metrics are printed.
-        leaving: Returns the run's nodes that have announced their end; by default none has.
+        leaving: Function that returns the run's nodes that have announced their end; by default the function returns an
+            empty set.
     """
 
     def __init__(
@@ -161,8 +162,8 @@ class Context:
         """Return whether a node of the run has announced its end, and this rank has saved no checkpoint since then.
 
         A node announces its end if it is a spot machine that is taken back, or if it is drained. After the loss of the
-        node, the run continues from the last checkpoint. Call this method after each step on rank 0; it takes
-        microseconds, and Ray is asked at most once a second. The ranks may get the answer at different steps.
+        node, the run continues from the last checkpoint. Call this method after each step on rank 0; a call takes
+        microseconds, and asks Ray at most once a second. Different ranks may get True at different steps.
         """
         return bool(self._leaving() - self._saved_for)
 

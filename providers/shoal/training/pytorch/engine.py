@@ -53,11 +53,11 @@ def run(
         program: Pickled function and arguments, from :meth:`Program.dumps`.
         claim: Job and attempt of the run, which decide the names of the model and checkpoint folders, and which folders
             the run may replace.
-        location: Absolute directory or URI for these folders; all nodes must be able to reach it.
+        location: Absolute directory or URI for the model and checkpoint folders; all nodes must be able to reach it.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_metrics: Function to call with the metrics that workers log during the run.
-        on_progress: Function to call with the step and the last metrics of rank 0 whenever it logs metrics.
+        on_progress: Function to call with the step and the last metrics of rank 0 whenever rank 0 logs metrics.
         on_note: Functions to call with the rank and the value of further notes from workers, by the key of the note.
         on_node: Function to call with the names and system metrics of the workers' nodes, every 10 s and from another
             thread. None: nodes are not measured. The nodes must have MLflow.
@@ -188,7 +188,7 @@ class _Run:
                 hyper_params=request.hyper_params,
                 checkpoints=self._checkpoints.folder,
                 checkpoint_key=self._key,
-                checkpoint_seals=self._checkpoints.told,
+                checkpoint_seals=self._checkpoints.known_seals,
                 threads=threads,
                 seed=request.run_config.seed,
                 nodes=frozenset(info.node_id for info in gang.workers),
@@ -221,7 +221,7 @@ class _Run:
     def _note(self, rank: int, note: dict[str, Any]) -> None:
         """Handle a worker's message: metrics, signatures of new checkpoints, or a note for a function in `on_note`."""
         if "checkpoints" in note:
-            self._checkpoints.told = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
+            self._checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:
             self._metrics.note(rank, note)
         else:
@@ -232,7 +232,7 @@ class _Run:
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
         """Let the ranks upload their model files (each file only once), and publish the folder with these files.
 
-        On a local disk the old model is kept until the new one is complete.
+        On a local disk the old model is kept until the new model is complete.
 
         Returns:
             Path or URI of the published folder.

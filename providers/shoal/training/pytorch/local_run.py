@@ -44,7 +44,7 @@ def run_local(
     machine = Machine("here", "127.0.0.1", port=_free_port())
     [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
     # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its store (a key-value server) is already open. In a local run no
-    # store is open. So the variable is removed, and PyTorch opens the store itself.
+    # store is open. Therefore the variable is removed, and PyTorch opens the store itself.
     del environment["TORCHELASTIC_USE_AGENT_STORE"]
     with _environment(environment):
         set_context(Context(dataset_map, hyper_params))

@@ -101,7 +101,7 @@ class Destination:
     def prepare(self) -> None:
         """Create an empty folder for the ranks' uploads, and remove unfinished upload folders of earlier attempts.
 
-        On an object store this also removes the model of an earlier attempt.
+        On an object store, this method also removes the model of an earlier attempt.
 
         Raises:
             TrainingError: A newer attempt has begun.

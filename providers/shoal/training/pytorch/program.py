@@ -18,8 +18,8 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.train_func import check_runnable, check_script_arguments
 
 SCRIPT_FOLDER = "shoal-script-"
-"""Prefix of the names of temporary folders that contain scripts. The id of the process that uses the folder follows, so
-that folders of killed workers can be found and removed."""
+"""Prefix of the names of temporary folders that contain scripts. The rest of a name begins with the id of the process
+that uses the folder, so that folders of killed workers can be found and removed."""
 
 MAX_BYTES = 64 * 2**20
 """Maximum size in bytes of a pickled function with its arguments and closure. The size is limited, because the pickled

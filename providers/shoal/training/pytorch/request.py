@@ -20,12 +20,13 @@ from shoal.training.run_config import RunConfig
 class FunctionRequest(Settings):
     """Request to run a user's function in several workers, with its datasets, hyperparameters and number of workers.
 
-    The distributors create this request. The spec of a job contains the same fields and further ones. The function
-    itself is pickled and sent separately.
+    The distributors create this request. The spec of a job contains these fields and others. The function itself is
+    pickled and sent separately.
     """
 
     _newer: ClassVar[tuple[str, ...]] = ("torch_distributor",)
-    """Fields that did not exist in earlier versions, which have already stored specs without these fields."""
+    """Fields that did not exist in earlier versions of shoal. An unset field in this list is left out of stored
+    specs."""
 
     name: str = Field(default="function", min_length=1, description="Name of the function, which is shown to users.")
     dataset_map: dict[str, DatasetSpec] = Field(
@@ -53,7 +54,8 @@ class FunctionRequest(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields as a dict that lacks the unset fields which earlier versions of shoal did not have."""
+        """Return the fields as a dict, without the unset fields in `_newer`, which earlier versions of shoal did not
+        have."""
         return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")
@@ -89,8 +91,8 @@ class FunctionResult:
         restarts: Number of times that the run resumed from a checkpoint after a worker was lost.
         seconds: Time in seconds from the call to the result.
         workers: Resources of each worker, by rank.
-        start_seconds: Seconds of `seconds` until all workers were ready to call the function. After a restart, the
-            seconds until the workers of the last start were ready.
+        start_seconds: Time in seconds from the call until all workers were ready to call the function; after a restart,
+            until the new workers were ready.
     """
 
     results: tuple[Any, ...]

@@ -46,7 +46,8 @@ class WorkerResourceConfig(Settings):
     @field_validator("gpu_type")
     @classmethod
     def _as_in_ray(cls, name: str | None) -> str | None:
-        """Convert a name in lower case, as in Databricks' examples, to Ray's, which never is only in lower case."""
+        """Convert a GPU type in lower case, as in Databricks' examples, to upper case, because no GPU type of Ray is in
+        lower case only."""
         return name.upper() if name is not None and name.islower() and name.replace("-", "").isalnum() else name
 
     @model_validator(mode="after")
@@ -72,8 +73,8 @@ class PyTorchScalingConfig(Settings):
     )
     num_workers_per_node: int = Field(
         default=1,
-        description="Number of workers on each of these nodes. -1: one for each GPU of the node, but not more than its "
-        "CPUs allow, or one if it has no GPU.",
+        description="Number of workers on each node that runs workers. -1: one worker for each GPU of the node, but "
+        "not more than its CPUs allow, or one worker if the node has no GPU.",
     )
     resource_requirements_per_worker: WorkerResourceConfig = Field(
         default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
@@ -146,8 +147,8 @@ def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -
 
     Args:
         config: Number of workers and resources of each.
-        all_gpus: Whether the workers divide all GPUs of the node among them, instead of those in `config`.
-        per_gpu: Whether there is one worker on each GPU of the node, instead of the number in `config`.
+        all_gpus: Whether the workers divide all GPUs of the node among them, instead of the number of GPUs in `config`.
+        per_gpu: Whether there is one worker on each GPU of the node, instead of the number of workers in `config`.
     """
     each = config.resource_requirements_per_worker
     return PyTorchScalingConfig(
@@ -181,8 +182,8 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, o
         config: The requested workers.
         nodes: The active nodes.
         clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
-        option: Name of the option with which the user has given the number of workers, for the error message; None:
-            the name in `config`.
+        option: Name of the option with which the user has given the number of workers, for the error message; None: the
+            name of the option in `config`.
 
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
@@ -218,7 +219,8 @@ def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorc
 
 
 def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: Node) -> int | None:
-    """Compute how many nodes all workers need, if they fill first the active nodes in their order, then further ones.
+    """Compute how many nodes all workers need, if workers fill the active nodes first, in their order, and then further
+    nodes.
 
     Args:
         config: The workers.

@@ -58,14 +58,14 @@ def check_train_func(
         fields: Other fields of the job, or its spec; None if there are none or they are not known yet.
 
     Raises:
-        InvalidArgumentError: The combination is not allowed; the message contains the reason.
+        InvalidArgumentError: The arguments are not allowed together; the message contains the reason.
     """
     if isinstance(args, str | bytes):
         raise InvalidArgumentError(f"arguments must be a list, such as [{args!r}], not {args!r}")
-    said = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
-    if framework and said and framework != said:
+    in_spec = fields.get("framework") if isinstance(fields, Mapping) else getattr(fields, "framework", None)
+    if framework and in_spec and framework != in_spec:
         raise InvalidArgumentError(
-            f'framework="{framework}" contradicts framework="{said}" in the spec: remove one of the two'
+            f'framework="{framework}" contradicts framework="{in_spec}" in the spec: remove one of the two'
         )
     if train_func is None:
         if args or kwargs:
@@ -74,8 +74,10 @@ def check_train_func(
             )
         return
     check_runnable(train_func, "train_func", "a function, the name of a function (pkg.module:name)")
-    if (framework or said or FRAMEWORK) != FRAMEWORK:
-        raise InvalidArgumentError(f'train_func requires framework="{FRAMEWORK}", not framework="{framework or said}"')
+    if (framework or in_spec or FRAMEWORK) != FRAMEWORK:
+        raise InvalidArgumentError(
+            f'train_func requires framework="{FRAMEWORK}", not framework="{framework or in_spec}"'
+        )
     if fields is not None and not isinstance(fields, Mapping):
         raise InvalidArgumentError(
             "if train_func is given, spec must be a dict with the other fields of the job, such as hyper_params"
@@ -94,7 +96,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
     Args:
         target: Value that the user passed.
         argument: Name of the argument, for the message.
-        function: How the argument names a function, for the message.
+        function: Text for a function in the message, such as ``a function``.
 
     Raises:
         InvalidArgumentError: `target` is of another type.
@@ -104,7 +106,8 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if keyword arguments were given for a script: it accepts only a list of arguments.
+    """Raise InvalidArgumentError if keyword arguments were given for a script, because a script accepts only a list of
+    arguments.
 
     Raises:
         InvalidArgumentError: `kwargs` is not empty.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _JOIN_SECONDS = 300.0
 """Seconds that the store (PyTorch's key-value server, by which the ranks find each other) waits for a key that a rank
-requests. The value is PyTorch's default."""
+requests; the same as PyTorch's default."""
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
 # message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.
@@ -105,8 +105,8 @@ _folder: Path | None = None
 def meet() -> Machine:
     """Return this rank's node, address and GPUs; on rank 0, also open PyTorch's key-value server for the ranks.
 
-    The store is PyTorch's key-value server. By default it listens on all addresses of the host and requires no token,
-    so this function binds its socket to the node's address only.
+    By default PyTorch's key-value server (the store) listens on all addresses of the host and requires no token, so
+    this function binds the server's socket to the node's address only.
     """
     global _store
     import ray
@@ -143,7 +143,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
     Raises:
         PeerError: The function failed because another rank is gone.
-        Exception: The function raised this exception.
+        Exception: Any other exception that the function raised.
     """
     global _folder
     import torch
@@ -168,7 +168,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
                 assignment.checkpoints,
                 assignment.checkpoint_key,
                 assignment.checkpoint_seals,
-                tell=lambda seals: gang.note({"checkpoints": dict(seals)}),
+                send_seals=lambda seals: gang.note({"checkpoints": dict(seals)}),
             ),
             lambda metrics, step: gang.note({"metrics": metrics, "step": step}),
             LeavingNodes(assignment.nodes),
@@ -188,8 +188,8 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 def upload(paths: Sequence[str], target: str) -> None:
     """End PyTorch's process group, if any; upload this rank's share of the model files; remove the local model folder.
 
-    The driver calls this function only after all ranks have returned from `call`. When a rank destroyed its group
-    earlier, its connections were closed while another rank was still creating the group, and the other rank failed.
+    The driver calls this function only after all ranks have returned from `call`. If a rank destroys its process group
+    earlier, its connections close while another rank may still be creating the group, and the other rank fails.
 
     Args:
         paths: Relative paths of the files to copy.

@@ -26,7 +26,7 @@ def feature_types(features: Sequence[str], categorical: Collection[str]) -> list
     """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers.
 
     Returns:
-        None if no column is categorical.
+        One type per column; None if no column is categorical.
     """
     if not categorical:
         return None

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 # limit is needed only for a live worker that does not progress, for example because a read from storage hangs. Shard
 # sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
 _COLLECTIVE_SECONDS = 600
-# Number of times that a worker tries to connect to the tracker and to the other workers. The value is XGBoost's
-# default.
+# Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
 
 
@@ -71,7 +70,7 @@ class XGBoost:
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.
 
-        A single worker needs no tracker, whose start takes half a second.
+        No tracker is started for a single worker, because the start would take half a second.
         """
         if gang.shape.num_workers == 1:
             return [{}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 WITHOUT_CUDA = (
-    "the installed XGBoost has no CUDA, as the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
+    "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
     'and then `pip install "shoal[xgboost-gpu]"` on each node'
 )
 """Reason why an XGBoost without CUDA cannot use GPUs, and what to do."""

@@ -1,4 +1,4 @@
-"""Combine the user's custom metrics into one function, because XGBoost accepts only one."""
+"""Combine the user's custom metrics into one function, because XGBoost accepts only one metric function."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from shoal.training.xgboost.categories import feature_types
 _NAMES = Names(
     "XGBoost",
     # If `params` contain one parameter under two names, XGBoost silently ignores one of them. With this list of aliases
-    # shoal finds such pairs, and raises an error if their values differ.
+    # shoal finds such pairs of names, and raises an error if their values differ.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -30,11 +30,11 @@ _NAMES = Names(
     },
     objectives={"reg:linear": "reg:squarederror"},
 )
-_OURS = ("nthread", "n_jobs", "seed", "random_state")
+_SET_BY_SHOAL = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 # Arguments that shoal refuses in `params`, because they belong to other interfaces of XGBoost. Each value is a text
 # that tells the user how to set the argument in shoal.
-_ELSEWHERE = {
+_REFUSED = {
     "early_stopping_rounds": "pass it to fit()",
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
@@ -110,7 +110,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
             'booster="gblinear" cannot train on quantised data (histogram bins), which shoal uses: use "gbtree" or '
             '"dart"'
         )
-    rest = {name: value for name, value in params.items() if name not in _OURS}
+    rest = {name: value for name, value in params.items() if name not in _SET_BY_SHOAL}
     return {**rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
@@ -130,7 +130,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
     import xgboost
 
     # The check uses the CPU, because the driver's node may have no GPU. The labels are 0 and 1, because every objective
-    # accepts them.
+    # accepts these labels.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
@@ -141,13 +141,13 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
         enable_categorical=bool(categorical_cols),
         nthread=1,
     )
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             config = xgboost.Booster(probed, [rows]).save_config()
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
-    unused = [name for warning in said for name in _unused(str(warning.message))]
+    unused = [name for warning in caught for name in _unused(str(warning.message))]
     if unused:
         known = sorted({*_names(json.loads(config)), *_NAMES.aliases})
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
@@ -165,8 +165,8 @@ def _unused(warning: str) -> list[str]:
 
 
 def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str]) -> str:
-    if name in _ELSEWHERE:
-        return f"{name} is not a parameter of XGBoost's learner: {_ELSEWHERE[name]}"
+    if name in _REFUSED:
+        return f"{name} is not a parameter of XGBoost's learner: {_REFUSED[name]}"
     near = difflib.get_close_matches(name, known, n=2)
     hint = "; did you mean " + " or ".join(near) + "?" if near else ""
     objective = params.get("objective", "reg:squarederror")

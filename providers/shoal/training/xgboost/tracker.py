@@ -1,9 +1,9 @@
 """Run XGBoost's tracker, by which the workers find each other, in a separate process.
 
-On some errors the tracker's C++ code calls ``std::exit(-1)``, which would end the driver. After a worker was killed,
-waiting for the tracker or freeing it raised or hung in our tests. Therefore a tracker must not run in the driver's
-process. One tracker process serves all runs of a gang (group of workers), so that only the first run waits for ``import
-xgboost``. The process ends when its parent closes the process's stdin or is gone.
+On some errors the tracker's C++ code calls ``std::exit(-1)``, which would end the driver. In our tests, waiting for a
+tracker or freeing it raised an error or hung after a worker was killed. Therefore a tracker must not run in the
+driver's process. One tracker process serves all runs of a gang (group of workers), so that only the first run waits for
+``import xgboost``. The process ends when its parent closes the process's stdin or is gone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 
 from shoal.errors import TrainingError
 
-# Seconds to wait for the answer of the tracker process. Its `import xgboost` takes 1.4 s, 3 s from a cold disk, and
-# more while many processes start. The limit is much longer, so a process that exceeds it will never answer.
+# Seconds to wait for the answer of the tracker process. In this process, `import xgboost` takes 1.4 s, 3 s from a cold
+# disk, and more while many processes start. The limit is much longer, so a process that exceeds this limit will never
+# answer.
 _START_SECONDS = 60.0
 
 
@@ -50,7 +51,7 @@ class Tracker:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
-            # In a new session the process does not receive the user's Ctrl-C. Only the driver receives it, and then
+            # In a new session the process does not receive the user's Ctrl-C. Only the driver receives Ctrl-C, and then
             # ends its processes in the right order.
             start_new_session=True,
         )
@@ -74,7 +75,7 @@ class Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError means that the pipe is broken, because the process has ended and will not answer. The error is
+        # An OSError means that the pipe is broken, because the process has ended and will not answer. The OSError is
         # ignored here, because the code below then reports the process's exit code.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
@@ -122,15 +123,16 @@ def main() -> None:
     # and everything that libraries print to stdout is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # XGBoost imports these packages if they are installed, but the tracker does not use them. They are hidden here,
+    # XGBoost imports these packages if they are installed, but the tracker does not use them. The packages are hidden,
     # because the process then starts in 0.5 s instead of 1.5 s.
     for optional in ("sklearn", "pandas"):
         sys.modules[optional] = None  # type: ignore[assignment]
     from xgboost.core import XGBoostError
     from xgboost.tracker import RabitTracker
 
-    # This queue keeps the tracker of the current run and the one for the next run, and frees the older ones. Freeing an
-    # older tracker is safe, because it has ended with its run. (When a run fails, the driver kills this whole process.)
+    # This queue keeps the tracker of the current run and the tracker of the next run, and frees older trackers. Freeing
+    # an older tracker is safe, because it has ended with its run. (When a run fails, the driver kills this whole
+    # process.)
     trackers: deque[RabitTracker] = deque(maxlen=2)
     try:
         while True:

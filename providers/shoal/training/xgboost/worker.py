@@ -37,9 +37,9 @@ from shoal.training.xgboost.categories import feature_types, note
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import is_stochastic, own_message
 
-# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If they need more, they
-# are kept on disk. The share is below one half, because XGBoost needs about as much memory again while it builds the
-# matrices and trains.
+# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If the quantised rows
+# need more, they are kept on disk. The share is below one half, because XGBoost needs about as much memory again while
+# it builds the matrices and trains.
 _MATRIX_FRACTION = 0.4
 # Bytes of memory that a row needs in addition to the numbers of its bins: the label, two gradients and the prediction,
 # with 4 bytes each.
@@ -120,10 +120,10 @@ class _Session:
     def _load(self, segment: Segment) -> int:
         """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
 
-        A booster that is loaded from its bytes continues exactly like the one in memory, unless XGBoost uses random
-        numbers, because the bytes do not contain the state of the random number generators. If it does, every segment
-        begins with a booster that is loaded from bytes and has a new seed, so that a resumed training gives the same
-        model as one that was not interrupted.
+        A booster that is loaded from its bytes continues exactly like the booster in memory, unless XGBoost uses random
+        numbers: the bytes do not contain the state of the random number generators. If XGBoost uses random numbers,
+        every segment begins with a booster that is loaded from bytes and has a new seed, so that a resumed training
+        gives the same model as a training that was not interrupted.
         """
         resume = segment.resume
         if self.booster is not None and resume is None:
@@ -164,8 +164,8 @@ class _Session:
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
         # The user's metric functions get predictions. If the objective is a function, the metric functions get raw
-        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` does the
-        # same.
+        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` also passes
+        # raw scores to metric functions if the objective is a function.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -182,7 +182,8 @@ class _Session:
         """Decide, together with all workers, whether the matrices are kept on disk, and create a folder for them.
 
         Returns:
-            The folder, or None if the matrices are kept in memory. If one worker needs the disk, all use it.
+            The folder, or None if the matrices are kept in memory. If one worker needs the disk, all workers use their
+            disks.
         """
         wish = self.task.external_memory
         if wish is None:
@@ -206,7 +207,7 @@ class _Session:
         self.rows.append(rows)
         params = self.task.params
         # max_bin is a parameter of both the matrix and the booster, and must have the same value in both. The booster
-        # gets it with `params`, so it is passed to the matrix, too.
+        # gets max_bin with `params`, and the matrix gets max_bin here.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -356,7 +357,7 @@ def _quantised_bytes(part: Part, task: Task) -> int:
 def _label_check(task: Task) -> CheckLabel | None:
     """Return a function that raises DataError for labels outside of [0, 1]; None if the objective is not binary.
 
-    XGBoost itself also refuses such labels, but its error message is about its parameter `base_score`.
+    XGBoost itself also refuses such labels, but with an error message about its parameter `base_score`.
     """
     objective = str(task.params.get("objective"))
     if not objective.startswith("binary:"):
@@ -395,7 +396,7 @@ def _own_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
     if context.world_size == 1:
-        # XGBoost's collective operations then do nothing.
+        # With one worker, XGBoost's collective operations do nothing.
         yield
         return
     with contextlib.ExitStack() as stack:

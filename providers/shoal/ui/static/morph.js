@@ -1,5 +1,5 @@
-// Change an element so that it equals another one, with as few changes as possible: focus, scroll positions, selections
-// and fields that the user edits stay as they are.
+// Update an element of the page to equal a newer version of it, with as few changes as possible. Focus, scroll
+// positions, selections and fields that the user edits stay as they are.
 
 const OWN = new Set(["data-seen", "data-edited", "data-drawn", "open", "disabled"]);
 
@@ -30,7 +30,7 @@ export function morph(old, fresh) {
   if (old.dataset.edited || old.contains(document.activeElement) && old.matches("input, select")) return;
   const hasSameTime = old.matches("time[data-at], [data-since]")
     && old.dataset.at === fresh.dataset.at && old.dataset.since === fresh.dataset.since;
-  if (hasSameTime) return;  // the script has written a local text
+  if (hasSameTime) return;  // times.js has already written a text in local time
   attributes(old, fresh);
   if (old.matches("input")) old.value = fresh.getAttribute("value") ?? "";
   if (old.matches("[data-plot]")) return;

@@ -1,4 +1,4 @@
-// The page is complete without this script. The script keeps it up to date, shows local times, and sends actions.
+// The page can be read without this script. The script keeps the page up to date, shows local times, and sends actions.
 import { morph } from "./morph.js";
 import { shownTimes } from "./times.js";
 
@@ -33,14 +33,14 @@ async function refresh() {
       say("the pool, job or model of this page does not exist any more", true);
     }
   } catch {
-    setLive(false);  // the stream of events connects again, and then asks again
+    setLive(false);  // when the stream of events is connected again, it calls refresh() again
   } finally {
     isAsking = false;
     if (isOld) { isOld = false; refresh(); }
   }
 }
 
-// --- events. A hidden page has no connection: browsers allow six to a server.
+// --- events. A hidden page closes its connection, because browsers allow only six connections to a server.
 
 let stream = null;
 let wasOpen = false;
@@ -66,7 +66,7 @@ document.addEventListener("visibilitychange", () => (document.hidden ? disconnec
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", connect);
 
-// --- plots: their library is large, so it is loaded only where there is a plot
+// --- plots: Plotly is large, so it is loaded only on pages that contain a plot
 
 let plots = null;
 
@@ -149,7 +149,7 @@ main.addEventListener("submit", async (event) => {
 // A field that the user edits is not overwritten by newer contents.
 main.addEventListener("input", (event) => { event.target.dataset.edited = "1"; });
 
-// --- Airflow's frame opens no new windows: show the address of a link to another service, to copy it
+// --- Inside Airflow's frame, a link cannot open a new window. So the script shows the link's address for copying.
 
 if (window !== window.top) {
   main.addEventListener("click", (event) => {

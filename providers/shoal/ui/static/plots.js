@@ -12,7 +12,7 @@ const AXIS = (text = "") => ({
 const SYMBOLS = { succeeded: "circle", open: "circle-open", rolled_back: "x", superseded: "diamond-open" };
 const TONES = { succeeded: "--ok", open: "--info", rolled_back: "--bad", superseded: "--wait" };
 
-// Plotly reads a few tags in texts, and names come from users.
+// Plotly interprets a few HTML tags in texts, so names that users have chosen are escaped.
 function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -106,7 +106,8 @@ function added(element) {
 
 export async function loaded(root) {
   const version = new URL(document.querySelector("script[type=module]").src).search;
-  // Plotly adds its rules to the style sheet of this id. The page's policy forbids the style element that it would add.
+  // Plotly adds its rules to the style sheet with this id. Without this style sheet, Plotly would add a style element,
+  // which the page's content security policy forbids.
   const sheet = Object.assign(document.createElement("link"), {
     id: "plotly.js-style-global", rel: "stylesheet", href: `${root}static/plot.css${version}`,
   });

@@ -1,4 +1,4 @@
-// Show times as the distance from now, and durations that still grow.
+// Show times relative to now, such as "5 min ago", and update the durations of what still runs.
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 

@@ -1,1 +1,2 @@
-"""Backend for nodes on this machine. Each node is a Ray node on the loopback address, owned by a supervisor process."""
+"""Backend for nodes on this machine. Each node listens only on the loopback address, and is owned by a supervisor
+process."""

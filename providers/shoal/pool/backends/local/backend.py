@@ -1,4 +1,4 @@
-"""Start and end nodes on this machine. Each node is a Ray node on loopback, owned by a detached supervisor process."""
+"""Start and end nodes on this machine. Each node is owned by a detached supervisor process."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from shoal.state.temp_folder import (
 )
 
 _START_TIMEOUT_PER_NODE = 10.0
-"""Additional seconds for each node that starts before this node. A host starts only a few nodes at once, each in 3 to 9
-s."""
+"""Additional seconds that a node may take to start for each node that starts before it. A host starts only a few nodes
+at once, each in 3 to 9 s."""
 
 
 class LocalBackend:
-    """The default backend: nodes on this machine. It needs no service, but only the user and the host that started a
-    pool can use the pool."""
+    """The default backend, which runs nodes on this machine. It needs no service. Only the user and the host that
+    started a pool can use the pool."""
 
     supervisor = "shoal.pool.supervisor"
-    """Module that is run as the supervisor of a node."""
+    """Module with which the supervisor process of a node is started (``python -m``)."""
     bound_to_host = True
     start_timeout = START_TIMEOUT
     start_timeout_per_node = _START_TIMEOUT_PER_NODE
@@ -66,7 +66,7 @@ class LocalBackend:
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
 
     def check_ray(self) -> None:
-        """Check that Ray is installed, which the nodes run, and warn about a version that was not tested.
+        """Check that Ray is installed, because the nodes run Ray, and warn about a version that was not tested.
 
         Raises:
             MissingExtraError: Ray is not installed in this environment.
@@ -77,8 +77,12 @@ class LocalBackend:
             warnings.warn(warning, stacklevel=3)
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Create a new bearer token for a pool that is being started. Tokens from earlier starts of the pool are then
-        no longer valid. Also record which GPUs this process may use, for the nodes that other processes start."""
+        """Create a new bearer token for a pool that is being started, so that tokens from earlier starts are no longer
+        valid.
+
+        Also record which GPUs this process may use. All nodes of the pool are limited to these GPUs, even if another
+        process starts them.
+        """
         path = token_path(spec.name)
         try:
             path.unlink(missing_ok=True)
@@ -111,8 +115,8 @@ class LocalBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Spawn a supervisor process for each node. The supervisor claims the node's row (it writes its process id
-        there), or exits if it cannot claim the row."""
+        """Spawn a supervisor process for each node. The supervisor claims the node's row (writes its process id there),
+        or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
                 [sys.executable, "-m", self.supervisor, node.id, str(node.epoch)],
@@ -136,8 +140,8 @@ class LocalBackend:
         return node_ids()
 
     def clear(self, node_id: str) -> str | None:
-        """End all processes of a node that has no row, and remove the node's folder. The processes are found by this
-        folder and by an environment variable."""
+        """End all processes of a node that has no row, and remove the node's folder. The processes are found by their
+        open files in this folder, and by an environment variable."""
         return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
@@ -204,8 +208,8 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         # environment.
         "SHOAL_PYTHON": sys.executable,
         "SHOAL_POOL": node.pool,
-        # Ray's dashboard leaves folders in TMPDIR when it is killed. With this TMPDIR, they are removed together with
-        # the node's folder.
+        # When Ray's dashboard is killed, it leaves folders in TMPDIR. With this TMPDIR, these folders are removed
+        # together with the node's folder.
         "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
     }

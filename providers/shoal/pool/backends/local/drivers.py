@@ -1,4 +1,5 @@
-"""The drivers of jobs as processes of a head: started as commands, or by a fork server that has done their imports."""
+"""Start the drivers of jobs as processes on a pool's head, as commands or by forking a process that has already
+imported the drivers' modules."""
 
 from __future__ import annotations
 
@@ -17,27 +18,28 @@ from typing import Any, Protocol
 _FORK_SERVER = "shoal.jobs.driver.fork_server"
 
 _START_S = 60.0
-"""Seconds to wait until the fork server has started a driver. It needs 1 s for its imports, and more on a busy host."""
+"""Seconds to wait until the fork server has started a driver. The fork server needs 1 s for its imports, and more on a
+busy host."""
 
 
 class Process(Protocol):
-    """A process that leads a process group of its own."""
+    """Interface of a started process, which leads a process group of its own."""
 
     @property
     def pid(self) -> int:
-        """Id of the process."""
+        """Return the id of the process."""
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
 
 
 def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
-    """Start a command.
+    """Start a command as a process with a process group of its own.
 
     Args:
         command: Program and arguments.
-        folder: Its working folder.
-        log: File to which its output is appended.
+        folder: Working folder of the process.
+        log: File to which the output of the process is appended.
 
     Raises:
         OSError: The program cannot be started.
@@ -56,7 +58,7 @@ def kill_group(process: Process) -> None:
 
 
 class _Forked:
-    """A driver that the fork server has started, or will start soon."""
+    """The process of a driver that the fork server has started, or is about to start."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -65,10 +67,10 @@ class _Forked:
 
     @property
     def pid(self) -> int:
-        """Process id of the driver. Wait until it has started.
+        """Wait until the driver has started, and return its process id.
 
         Raises:
-            ProcessLookupError: The driver was not started.
+            ProcessLookupError: The driver was not started in time.
         """
         self._changed.wait(_START_S)
         if self._pid is None:
@@ -88,9 +90,9 @@ class _Forked:
 
 
 class ForkServer:
-    """Handle of the process that forks itself for each driver, see `shoal.jobs.driver.fork_server`.
+    """Handle of a fork server: a process that forks itself for each driver (see `shoal.jobs.driver.fork_server`).
 
-    The process is started with this object, so that it has done its imports when the first job comes.
+    The constructor starts the fork server, so that its imports are done before the first job is submitted.
     """
 
     def __init__(self) -> None:
@@ -105,24 +107,24 @@ class ForkServer:
         threading.Thread(target=self._read, name="shoal-fork-server", daemon=True).start()
 
     def is_current(self) -> bool:
-        """Return whether the process runs, and no package was installed or removed since it has done its imports."""
+        """Return whether the fork server runs, and no package was installed or removed since its start."""
         return self._process.poll() is None and self._stamp == _installed()
 
     def is_busy(self) -> bool:
-        """Return whether a driver runs that this process has started."""
+        """Return whether any driver that this fork server has started still runs."""
         return bool(self._drivers)
 
     def start(self, key: str, arguments: Sequence[str], folder: Path, log: Path) -> Process:
-        """Start a driver.
+        """Let the fork server start a driver.
 
         Args:
-            key: Distinguishes the drivers.
+            key: Name of the driver, different for each driver.
             arguments: Command line arguments of the driver.
-            folder: Its working folder.
-            log: File to which its output is appended.
+            folder: Working folder of the driver.
+            log: File to which the driver's output is appended.
 
         Raises:
-            OSError: The process has ended.
+            OSError: The fork server has ended.
         """
         assert self._process.stdin is not None
         driver = self._drivers[key] = _Forked()
@@ -132,7 +134,7 @@ class ForkServer:
         return driver
 
     def close(self) -> None:
-        """End the process and its drivers."""
+        """End the fork server and all drivers that it has started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -147,7 +149,7 @@ class ForkServer:
                 driver.ended(answer["code"])
                 del self._drivers[answer["id"]]
         self._process.wait()
-        # The drivers end with the fork server.
+        # When the fork server ends, the kernel kills its drivers.
         for driver in self._drivers.values():
             driver.ended(-signal.SIGKILL)
 

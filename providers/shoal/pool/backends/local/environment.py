@@ -20,8 +20,8 @@ Airflow or Prefect task do not get into the pool."""
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment of a detached process: those variables of this process that are in `_INHERITED`, the
-    settings of metrics without credentials, and SHOAL_HOME."""
+    """Return the environment variables for a detached process: the variables of this process that are in `_INHERITED`,
+    the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.

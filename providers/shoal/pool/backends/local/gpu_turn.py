@@ -1,4 +1,5 @@
-"""Let embedded pools use the GPUs of this machine in turn: a pool starts when an earlier one has released them."""
+"""Let embedded pools use the GPUs of this machine one after another: a pool that needs GPUs waits until earlier pools
+have released them."""
 
 from __future__ import annotations
 
@@ -16,26 +17,28 @@ from shoal.state.locks import open_locked
 from shoal.state.temp_folder import gpu_lock
 
 _LOOK_S = 1.0
-"""Seconds between two checks whether the GPUs are free. A pool that ends needs 1 to 3 s for this."""
+"""Seconds between two checks whether the GPUs are free. A pool needs 1 to 3 s to end."""
 
 
 @contextmanager
 def gpu_turn(
     spec: PoolSpec, timeout_s: float | None, say: Callable[[str], None], least: int = 1
 ) -> Iterator[list[Gpu]]:
-    """Wait until the GPUs are free that other embedded pools have claimed, and yield the GPUs of this machine.
+    """Wait until other embedded pools have released enough GPUs, and yield the GPUs of this machine.
 
-    In the block, the caller starts its pool. No other embedded pool that uses GPUs starts meanwhile, so that two of
-    them cannot find the same GPUs free. Pools that are not embedded may stay up for ever, so they are not waited for.
+    The caller starts its pool inside the ``with`` block. Meanwhile, no other embedded pool that uses GPUs starts, so
+    two pools cannot find the same GPUs free. Pools that are not embedded may stay up for ever, so the function does not
+    wait for them.
 
     Args:
         spec: Definition of the pool that the caller starts.
         timeout_s: Longest time to wait, in seconds. None: no limit.
-        say: Function that is called with a text about the wait when it begins, and when other pools have the GPUs.
-        least: Number of GPUs that the pool needs at least if its definition asks for all that are free.
+        say: Function that is called with a text about the wait, at its beginning and whenever other pools take the
+            GPUs.
+        least: Smallest number of GPUs that the pool needs, if its definition asks for all free GPUs.
 
     Raises:
-        CapacityTimeoutError: The GPUs were not released in time. The message names the pools that have claimed them.
+        CapacityTimeoutError: The GPUs were not released in time. The message names the pools that use them.
     """
     if not spec.gpus_per_node or not may_be_contended(os.environ):
         yield []
@@ -70,15 +73,17 @@ def gpu_turn(
 
 
 def _claimants(spec: PoolSpec, found: Sequence[Gpu], least: int) -> list[Claimant]:
-    """Return the nodes of embedded pools that have to release their GPUs before a pool can start; none if it can start
-    now, or if it would have too few GPUs even then."""
+    """Return the nodes of embedded pools that have to release their GPUs before a pool can start.
+
+    The result is empty if the pool can start now, or if it would have too few GPUs even after those nodes have ended.
+    """
     free, claimants = look(found)
     needed = spec.gpus_per_node if spec.gpus_per_node > 0 else least
-    # The pool is up already, because its job is submitted again.
+    # If a job is submitted again, its embedded pool may already be up and have its GPUs.
     is_up = any(claimant.pool == spec.name and claimant.store in ("", store_here()) for claimant in claimants)
     if free >= needed or is_up:
         return []
-    # The node of this process cannot end before this process.
+    # If this process runs on a node, do not wait for that node, because it cannot end before this process.
     own = os.environ.get(NODE_TAG)
     ending = [claimant for claimant in claimants if claimant.embedded and claimant.node != own]
     return ending if free + len(ending) >= needed else []

@@ -1,7 +1,7 @@
 """Find the GPUs of this machine, and divide them among the nodes of all local pools of a user by lock files.
 
-A node claims its GPUs before it starts: its supervisor holds the lock file of each of them until the node has ended.
-The lock files are in the host's temp folder, so that all of a user's home folders and stores share them.
+A node claims its GPUs before it starts: its supervisor locks the lock file of each GPU until the node has ended. The
+lock files are in the host's temp folder, so that all home folders and stores of a user share them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.state.temp_folder import gpu_lock
 log = logging.getLogger("shoal.gpus")
 
 ALL = -1
-"""Value of `PoolSpec.gpus_per_node` with which a node claims all GPUs that no other node has claimed."""
+"""Value of `PoolSpec.gpus_per_node` for a node that gets all GPUs that no other node has claimed."""
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 SELECTORS = (CUDA_DEVICES, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
@@ -43,9 +43,9 @@ class Gpu:
     """A GPU of this machine, or a part of one (an instance of NVIDIA's MIG).
 
     Args:
-        id: UUID of an NVIDIA GPU; of other GPUs, the number by which Ray selects it.
-        is_nvidia: Whether it is a GPU of NVIDIA.
-        strangers: Ids of the processes of other users that use it. Empty for GPUs of other makers.
+        id: UUID of an NVIDIA GPU; for other GPUs, the number by which Ray selects the GPU.
+        is_nvidia: Whether NVIDIA has made the GPU.
+        strangers: Ids of the processes of other users that use the GPU. Known only for GPUs of NVIDIA.
     """
 
     id: str
@@ -54,23 +54,23 @@ class Gpu:
 
     @property
     def lock(self) -> Path:
-        """Path of the file that the node's supervisor locks to claim the GPU."""
+        """Return the path of the file that a node's supervisor locks to claim the GPU."""
         return gpu_lock(self.id if self.is_nvidia else f"other-{self.id}")
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[Gpu]:
     """Find the GPUs that a process with the given environment variables may use.
 
-    NVIDIA's are found by NVML. If there are none, Ray is asked for those of other makers.
+    NVML finds the GPUs of NVIDIA. If NVML finds none, Ray is asked for GPUs of other makers.
     """
     return _nvidia(environment.get(CUDA_DEVICES)) or [Gpu(each, is_nvidia=False) for each in _others(environment)]
 
 
 def check_number(per_node: int, nodes: int, environment: Mapping[str, str]) -> None:
-    """Check that this machine has enough GPUs for a number of nodes, and warn if other users' processes use them.
+    """Check that this machine has enough GPUs for a number of nodes, and warn if other users' processes use the GPUs.
 
     Raises:
-        InvalidArgumentError: There are fewer GPUs.
+        InvalidArgumentError: The machine has too few GPUs.
     """
     found, needed = visible_gpus(environment), per_node * nodes
     if needed > len(found):
@@ -87,14 +87,15 @@ def check_number(per_node: int, nodes: int, environment: Mapping[str, str]) -> N
 
 @dataclass(frozen=True)
 class Claimant:
-    """The node that has claimed a GPU, as the GPU's lock file names it.
+    """The node that has claimed a GPU, as read from the GPU's lock file.
 
     Args:
         node: Id of the node.
         pool: Name of the node's pool.
-        embedded: Whether the pool is embedded, so that it ends with a call or a job. False for a node that an earlier
-            version has started.
-        store: Store that has the pool's row (see `store_here`). Empty for a node that an earlier version has started.
+        embedded: Whether the pool is embedded, so that it ends with a call or a job. False if an earlier version of
+            shoal has started the node.
+        store: Store that contains the pool's row (see `store_here`). Empty if an earlier version of shoal has started
+            the node.
     """
 
     node: str
@@ -104,19 +105,20 @@ class Claimant:
 
 
 def store_here() -> str:
-    """Return a text that identifies the store of this process on this host. Pools of several stores may have the same
-    name."""
+    """Return a text that identifies the store of this process on this host, because pools of different stores may have
+    the same name."""
     return f"{home().resolve()}{store_tag()}"
 
 
 def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
-    """Return how many of some GPUs no node has claimed, and the nodes that have claimed the others.
+    """Return the number of GPUs that no node has claimed, and the nodes that have claimed the other GPUs.
 
     Args:
-        found: The GPUs.
+        found: The GPUs to check.
     """
     claimants: list[Claimant] = []
-    # While this process tries a lock, a node would find the GPU claimed. So no node chooses meanwhile.
+    # While this process tries the lock of a GPU, a starting node would take the GPU for claimed. So this lock keeps
+    # nodes from choosing GPUs meanwhile.
     with file_lock(gpu_lock("choosing")):
         for gpu in found:
             with open_locked(gpu.lock, wait=False) as is_free:
@@ -130,10 +132,12 @@ def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
 
 
 def may_be_contended(environment: Mapping[str, str]) -> bool:
-    """Return quickly whether nodes may compete for GPUs: there are GPUs of NVIDIA, or a node has claimed one.
+    """Return whether nodes may compete for GPUs, because the machine has GPUs of NVIDIA or a node has claimed a GPU.
+
+    The check is quick, because it does not ask Ray for GPUs of other makers.
 
     Args:
-        environment: Variables of a process, which may limit the GPUs.
+        environment: Environment variables of a process, which may limit the GPUs that the process may use.
     """
     if _nvidia(environment.get(CUDA_DEVICES)):
         return True
@@ -141,7 +145,7 @@ def may_be_contended(environment: Mapping[str, str]) -> bool:
 
 
 class GpuClaim:
-    """The GPUs that a node has claimed. The claim ends with :meth:`release`, or when this process ends.
+    """The GPUs that a node has claimed. The node keeps them until :meth:`release` is called or this process ends.
 
     Args:
         gpus: The claimed GPUs.
@@ -165,29 +169,29 @@ class GpuClaim:
     def release(self) -> None:
         """Let other nodes claim the GPUs. The node's processes must have ended."""
         for gpu in self.gpus:
-            with suppress(FileNotFoundError):  # the temp folder may have been cleaned
+            with suppress(FileNotFoundError):  # a clean-up of the temp folder may have removed the lock file
                 os.truncate(gpu.lock, 0)
         self._locks.close()
 
 
 def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> GpuClaim:
-    """Claim GPUs of this machine for a node, first those that no process of another user uses.
+    """Claim GPUs of this machine for a node. GPUs that processes of other users use are taken last.
 
     Args:
-        wanted: Number of GPUs; `ALL` for all that no other node has claimed.
+        wanted: Number of GPUs; `ALL` for all GPUs that no other node has claimed.
         node: The node's row.
         folder: The node's folder.
-        embedded: Whether the node's pool is embedded, for `look`.
+        embedded: Whether the node's pool is embedded. This is written to the lock files, from which `look` reads it.
 
     Raises:
-        CapacityError: Fewer GPUs are free.
+        CapacityError: Fewer GPUs than `wanted` are free.
     """
     if not wanted:
         return GpuClaim((), ExitStack())
     found = sorted(visible_gpus(os.environ), key=lambda gpu: bool(gpu.strangers))
     taken: list[Gpu] = []
     holders: list[str] = []
-    # One process at a time chooses. Otherwise two nodes that need several GPUs each could take half of them each.
+    # Only one process at a time chooses GPUs. Otherwise, of two nodes that need all GPUs, each could take a half.
     with file_lock(gpu_lock("choosing")), ExitStack() as locks:
         for gpu in found:
             if len(taken) == wanted:
@@ -200,9 +204,9 @@ def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> G
                     holders.append(f"{gpu.id} by {_holder(gpu.lock).get('name', 'a node')}")
         if wanted > len(taken):
             raise CapacityError(
-                f"the node needs {_number(wanted)}, but {_number(len(taken))} of this machine's {len(found)} can be "
-                f"claimed. Claimed by nodes of this user: {'; '.join(holders) or 'none'}. Take down a pool that uses "
-                "them, or request fewer GPUs"
+                f"the node needs {_number(wanted)}, but only {len(taken)} of this machine's {_number(len(found))} can "
+                f"be claimed. GPUs that other nodes of this user have claimed: {'; '.join(holders) or 'none'}. Take "
+                "down a pool that uses GPUs, or request fewer GPUs"
             )
         claimant = {"node": node.id, "name": node.name, "pool": node.pool, "embedded": embedded}
         claimant["store"] = store_here()
@@ -215,7 +219,7 @@ def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> G
 
 
 def _is_used(path: Path) -> bool:
-    """Return whether processes of the node that has claimed a GPU still run, although its supervisor was killed."""
+    """Return whether a node still uses the GPU with this lock file, although the node's supervisor was killed."""
     holder = _holder(path)
     if not holder:
         return False
@@ -226,17 +230,18 @@ def _is_used(path: Path) -> bool:
 def _holder(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text() or "{}")
-    except FileNotFoundError:  # the temp folder was cleaned
+    except FileNotFoundError:  # a clean-up of the temp folder has removed the lock file
         return {}
     except ValueError:
-        # The process that claimed the GPU was killed while it wrote the file, which is before the node starts. So no
-        # node uses the GPU.
+        # The process that claimed the GPU was killed while it wrote the file. The file is written before the node
+        # starts, so no node uses the GPU.
         return {}
     return content
 
 
 def _nvidia(limit: str | None) -> list[Gpu]:
-    """Return NVIDIA's GPUs in the order of `nvidia-smi`, or those that CUDA_VISIBLE_DEVICES names, in its order."""
+    """Return the GPUs of NVIDIA, in the order of `nvidia-smi`. If CUDA_VISIBLE_DEVICES is set, return only the GPUs
+    that it names, in its order."""
     try:
         import pynvml
     except ImportError:
@@ -254,12 +259,12 @@ def _nvidia(limit: str | None) -> list[Gpu]:
 
 
 def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by their numbers, UUIDs or beginnings of UUIDs."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number, by UUID or by the beginning of a UUID."""
     chosen: list[Gpu] = []
     for name in (each.strip() for each in names.split(",")):
         by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
         named = by_index.get(name, by_uuid[:1])
-        # As in CUDA, a name that is unknown or repeated, and all names after it, do not count.
+        # CUDA ignores a name that is unknown or repeated, and all names after it. So they are ignored here, too.
         if (not named and name not in by_index) or (named and named[0] in chosen):
             break
         chosen += named
@@ -304,7 +309,8 @@ def _users(part: Any) -> list[int]:
 
 
 def _is_stranger(pid: int) -> bool:
-    """Return whether a process belongs to another user. A process that this container cannot see counts as one."""
+    """Return whether a process belongs to another user. A process that this container cannot see counts as a process of
+    another user."""
     try:
         return os.stat(f"/proc/{pid}").st_uid != os.geteuid()
     except OSError:
@@ -317,8 +323,8 @@ def _others(environment: Mapping[str, str]) -> list[str]:
         from shoal.pool.backends.local import raylet
 
         return raylet.other_gpus()
-    # Ray reads its settings when it is imported, and these settings differ between pools. So a process without Ray does
-    # not import it.
+    # Ray reads its settings when it is imported, and these settings differ between pools. So this process does not
+    # import Ray, but asks a new process.
     unlimited = {name: value for name, value in os.environ.items() if name not in SELECTORS}
     limited = {**unlimited, **environment}
     asked = subprocess.run([sys.executable, "-c", _ASK_RAY], env=limited, capture_output=True, text=True, check=False)

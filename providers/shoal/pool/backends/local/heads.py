@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RayHead:
-    """A Ray head without Ray's dashboard.
+    """The head node of a pool with Ray. A `JobServer` replaces Ray's dashboard.
 
     Args:
         raylet: The running Ray node.
@@ -28,7 +28,7 @@ class RayHead:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The node's addresses, with the URL of the Job API (``api``)."""
+        """Return the node's addresses, including the URL of the Job API (``api``)."""
         return {**self._raylet.endpoint, "api": self._jobs.url}
 
     def stop(self) -> None:
@@ -38,7 +38,7 @@ class RayHead:
 
 
 class HeadWithoutRay:
-    """The node of a pool without Ray. Drivers start the workers of their jobs as processes.
+    """The only node of a pool without Ray. The drivers of jobs start their workers as plain processes.
 
     Args:
         jobs: Server that runs the drivers of jobs.
@@ -51,12 +51,12 @@ class HeadWithoutRay:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The URL of the Job API (``api``); the addresses and ids of Ray are empty."""
+        """Return the URL of the Job API (``api``). The entries for Ray's address and node id are empty."""
         return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
 
     def dead(self) -> str | None:
-        """Return None, because the node lives as long as its supervisor."""
+        """Return None, because the node runs as long as its supervisor."""
         return None
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Do nothing: the pool has one node, which is never drained."""
+        """Do nothing, because a pool with a single node never drains it."""

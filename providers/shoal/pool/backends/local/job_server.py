@@ -1,7 +1,7 @@
-"""Run the drivers of jobs on a pool's head, and answer the requests of Ray's Job API for them.
+"""HTTP server on a pool's head that starts the drivers of jobs, and answers requests in the format of Ray's Job API.
 
-Ray's own implementation of this API, its dashboard, takes several processes on each head, and starts a further one for
-each job, before the job's driver.
+Ray's own implementation of this API is its dashboard. The dashboard consists of several processes on each head, and
+starts one more process for each job in addition to the job's driver.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, s
 from shoal.pool.endpoint import driver_arguments
 
 _STOP_PATIENCE_S = 3.0
-"""Seconds that a driver has to end after SIGTERM. Ray gives it the same time."""
+"""Seconds after SIGTERM within which a driver has to end, before it is killed. Ray's Job API uses the same time."""
 
 _REQUEST_S = 30.0
-"""Seconds that a client has to send its request, so that idle connections do not occupy threads."""
+"""Seconds within which a client has to send its request, so that idle connections do not occupy threads."""
 
 _CLOSE_S = 0.1
-"""Seconds that the server needs to close at most."""
+"""Longest time in seconds that the server needs to close."""
 
 _LARGEST_REQUEST = 2**20
-"""Limit of a request's size in bytes. A request contains a command and some names."""
+"""Largest size of a request in bytes. A request contains only a command and some names."""
 
 _Answer = tuple[HTTPStatus, dict[str, Any]]
 
 
 class _Driver:
-    """A submitted command.
+    """The driver of a submitted job.
 
     Args:
-        process: Its process.
-        log: File with its output.
+        process: Process of the driver.
+        log: File with the driver's output.
     """
 
     def __init__(self, process: Process, log: Path) -> None:
@@ -56,7 +56,7 @@ class _Driver:
         return self._process.poll() is None
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the command as Ray's Job API reports it."""
+        """Return the driver's state in the format of Ray's Job API."""
         code = self._process.poll()
         if code is None:
             return {"status": "RUNNING"}
@@ -64,10 +64,10 @@ class _Driver:
         return {"status": status, "driver_exit_code": code}
 
     def stop(self) -> bool:
-        """Send SIGTERM to the command, and SIGKILL to all of its processes if it has not ended then.
+        """Send SIGTERM to the driver. If the driver does not end within 3 s, send SIGKILL to all of its processes.
 
         Returns:
-            False if the command has ended before.
+            False if the driver had already ended.
         """
         if not self.runs():
             return False
@@ -116,7 +116,7 @@ class JobServer:
             do_GET = do_POST = do_DELETE = _handle
 
             def log_message(self, *_: object) -> None:
-                """Write no line for each request into the supervisor's log."""
+                """Do nothing, so that requests add no lines to the supervisor's log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -125,23 +125,23 @@ class JobServer:
 
     @property
     def url(self) -> str:
-        """URL of the Job API."""
+        """Return the URL of the Job API."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def busy(self) -> bool:
-        """Return whether a driver runs."""
+        """Return whether any driver runs."""
         with self._lock:
             return any(driver.runs() for driver in self._drivers.values())
 
     def close(self) -> None:
-        """Accept no further requests, and end the drivers."""
+        """Stop accepting requests, and end the drivers."""
         self._server.shutdown()
         self._server.server_close()
         for server in self._fork_servers:
             server.close()
 
     def _answer(self, method: str, path: str, body: bytes) -> _Answer:
-        """Answer a request as Ray's Job API does."""
+        """Answer an HTTP request in the same way as Ray's Job API."""
         if (method, path) == ("POST", "/api/jobs/"):
             return self._submit(body)
         submission_id, _, what = path.removeprefix("/api/jobs/").partition("/")
@@ -183,7 +183,8 @@ class JobServer:
         return start_command(command, self._folder, log)
 
     def _fork_server(self) -> ForkServer:
-        """Return a fork server with the modules that are installed now, and end the older ones without drivers."""
+        """Return a fork server that has imported the currently installed packages. Start a new one if packages have
+        changed, and end older fork servers that have no driver any more."""
         *older, newest = self._fork_servers
         if not newest.is_current():
             older, newest = [*older, newest], ForkServer()

@@ -28,7 +28,7 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
     Args:
         argv: Program (an absolute path) and arguments.
         env: The complete environment of the process.
-        log: File to which its standard output and standard error are appended.
+        log: File to which the standard output and standard error of the process are appended.
 
     Raises:
         OSError: The host could not start the process.
@@ -43,8 +43,8 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stderr=sink,
             check=False,
         ).returncode
-    # The exit code -SIGKILL is not an error. It means that the node was ended during this call, and that the new
-    # process of the node was killed before `argv` was started.
+    # The exit code -SIGKILL is not an error. It means that the node was ended during this call, so the new process of
+    # the node was killed before it started the program.
     if code not in (0, -signal.SIGKILL):
         raise OSError(f"{argv[0]} could not be started (exit code {code}); see {log}")
 
@@ -52,9 +52,9 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
 def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | None) -> list[ProcessId]:
     """Find all processes that belong to a node, except the calling process.
 
-    A process belongs to the node if it shows any of three signs, because each sign alone misses some processes:
+    A process belongs to the node if it has any of three signs, because each sign alone misses some processes:
 
-    - The environment tag. Ray's agents overwrite it with their process title.
+    - The environment variable `NODE_TAG`. Ray's agents overwrite it with their process title.
     - Files open for writing in one of the node's folders.
     - The supervisor's session. Job drivers have their own session.
     """
@@ -75,7 +75,7 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
     """Send SIGKILL to all processes that `find` returns, until it returns none.
 
     Args:
-        find: Function that searches again at each call, so that newly forked processes are found too.
+        find: Function that searches for processes. Each call searches again, so newly forked processes are found, too.
         patience: Seconds to keep trying. A process in an uninterruptible system call may need a while to end.
 
     Returns:
@@ -92,11 +92,10 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the process session that has the supervisor's pid as its id belongs to this supervisor. If another
-    process has this pid now, the session belongs to that other process.
+    """Return whether the session whose id is the supervisor's pid belongs to this supervisor.
 
-    The kernel does not reuse a pid while it is the id of a session. So the answer is False only if another process has
-    this pid now.
+    The kernel does not reuse a pid while it is the id of a session. So if another process has this pid now, the
+    supervisor's session has ended, and a session with this id belongs to the other process.
     """
     now = ProcessId.of(supervisor.pid)
     return now is None or now == supervisor
@@ -116,7 +115,7 @@ def _has_tag(pid: int, tag: bytes) -> bool:
 def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
     """Return whether a process has opened a file in one of the given folders for writing.
 
-    Files open for reading do not count, because any process may read a log there.
+    Files open for reading are ignored, because any process may read a log there.
     """
     try:
         return any(

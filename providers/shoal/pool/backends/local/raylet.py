@@ -1,8 +1,8 @@
 """Start a Ray node on loopback, owned by the calling process. This is the only module that uses Ray's private API.
 
 `ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
-*thread* that starts them (PDEATHSIG). So `Node` has to be created in the main thread of a process that does nothing
-else: the supervisor. The variables of `pool.endpoint.ray_environment` have to be set before this module is imported.
+*thread* that starts them (PDEATHSIG). So the supervisor creates `Node` in its main thread, which lives as long as the
+node. The variables of `pool.endpoint.ray_environment` have to be set before this module is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _NodeWithoutDashboard(Node):  # type: ignore[misc]
 
 
 def other_gpus() -> list[str]:
-    """Return the numbers of the GPUs of other makers than NVIDIA that this process may use, as Ray finds them."""
+    """Return the numbers of the GPUs that this process may use and that are not made by NVIDIA, as Ray finds them."""
     manager = get_accelerator_manager_for_resource("GPU")
     if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
         return []
@@ -96,8 +96,8 @@ class Raylet:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The node's ``gcs`` (host:port at which nodes join the cluster), ``api`` (URL of Ray's Job API, which a head
-        with Ray's dashboard has) and ``ray_node_id`` (Ray's id of the node)."""
+        """Return the node's ``gcs`` (host:port at which nodes join the cluster), ``api`` (URL of Ray's Job API, if the
+        node is a head with Ray's dashboard) and ``ray_node_id`` (Ray's id of the node)."""
         return {
             "gcs": self._node.gcs_address,
             "api": f"http://{self._node.webui_url}",
@@ -105,25 +105,24 @@ class Raylet:
         }
 
     def dead(self) -> str | None:
-        """Return why the node cannot be used any more (a process ended, or the head is unreachable), else None."""
+        """Return the reason why the node cannot be used any more (a process ended, or the head is unreachable); None if
+        the node can be used."""
         gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
         if gone:
             return f"{', '.join(gone)} ended by itself"
-        # Without this check of the head's silence, Ray would wait for an unreachable head for 180 s (the TCP timeout
-        # plus one minute). Then Ray would end the process that sends the requests, which is the supervisor.
+        # Without this check, Ray would wait for an unreachable head for 180 s (the TCP timeout plus one minute). Then
+        # Ray would end the process that sends the requests to the head, which is the supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None
 
     def busy(self) -> bool:
-        """Return whether a task, actor or placement group uses this node's CPUs or GPUs.
-
-        Also return True if the head does not answer.
-        """
+        """Return whether a task, actor or placement group uses this node's CPUs or GPUs, or the head does not
+        answer."""
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
-            # The head's silence is counted from the first missed answer, not from the last received answer. So a
+            # The time without an answer is counted from the first failed request, not from the last answer. So a
             # supervisor that was paused asks the head again before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
             # The head did not answer, so it is not known whether the node is busy. The result is True, because ending a

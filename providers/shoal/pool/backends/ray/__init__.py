@@ -1,1 +1,1 @@
-"""Backend for existing Ray clusters: watch them and request nodes over HTTP."""
+"""Backend for existing Ray clusters, which watches their nodes and requests nodes over HTTP."""

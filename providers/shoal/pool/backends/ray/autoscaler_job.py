@@ -1,12 +1,13 @@
-"""The script that runs as a Ray job on an existing cluster. It requests nodes from the cluster's autoscaler, or finds
-out whether there is one.
+"""Script that runs as a Ray job on an existing cluster. It requests nodes from the cluster's autoscaler, or finds out
+whether the cluster has an autoscaler.
 
-Usage: ``python -c <this file> JSON``. The script needs only the cluster's Ray. Its last line is the answer, as JSON.
+Usage: ``python -c <this file> JSON``. The script needs no package except the cluster's Ray. The last line that it
+prints is the answer, as JSON.
 
-`request_resources` sets one request for the whole cluster, and each call overwrites it. So the script also writes each
-pool's demand to Ray's key-value store, with the time of the decision, and requests the largest demand of all pools. A
-job that was delayed after its decision then finds the newer demand, and several pools on one cluster do not overwrite
-each other's requests.
+Ray's function `request_resources` sets one request for the whole cluster, and each call overwrites the last one. So the
+script also writes each pool's demand to Ray's key-value store, with the time of the decision, and requests the largest
+demand of all pools. A job that was delayed after its decision then finds the newer demand, and several pools on one
+cluster do not overwrite each other's requests.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 _PREFIX = "shoal-demand"
 ASKING = "asking"
-"""Line that is printed before the request. A job that died without printing it has requested nothing."""
+"""Line that the script prints before it requests nodes. A job that died before this line has requested nothing."""
 
 _HEAD = "node:__internal_head__"
 # On a cluster without an autoscaler, the names of the node types that Ray's monitor reports begin with this prefix.
@@ -70,11 +71,11 @@ def read() -> tuple[int, int, int]:
 
 
 def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, float]]:
-    """Build one resource bundle for each requested node, including the head.
+    """Build the resource bundles to request from the autoscaler: one bundle for each requested node.
 
     Autoscaler v2 would place all bundles on workers and keep one node too many. So one bundle fills the head and fits
-    on no other node. Autoscaler v1 does not know the head's resource. It fills existing nodes first, including the head
-    if a bundle fits on it.
+    on no other node. Autoscaler v1 does not know the head's resource. It fills existing nodes first, including the
+    head. So the head gets no bundle of its own if a worker's bundle is too large for the head.
     """
     import ray
 
@@ -90,12 +91,14 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out the order that shoal has passed to this script: request nodes from the autoscaler, or only look for an
-    autoscaler. Return a dict with the autoscaler's version and, after a request, the number of requested nodes.
+    """Request nodes from the cluster's autoscaler, or only check whether the cluster has an autoscaler.
 
     Args:
-        order: ``gcs`` (address of the cluster, or None), and the arguments of `write`. Without the latter, only look
-            for an autoscaler.
+        order: Instructions for this script: ``gcs`` (address of the cluster, or None), and the arguments of `write`. If
+            these arguments are missing, the script requests nothing.
+
+    Returns:
+        The autoscaler's version and, after a request, the number of requested nodes.
     """
     import ray
 

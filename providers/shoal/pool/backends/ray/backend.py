@@ -1,8 +1,8 @@
-"""Backend for existing Ray clusters. It watches and requests nodes over HTTP, but never starts or ends them.
+"""Backend for existing Ray clusters. It watches and requests nodes over HTTP, but never starts or ends nodes itself.
 
-A node row of such a pool is a claim for one of the cluster's nodes. The row is bound to a node as soon as the node has
-joined the cluster. So demand, leases and rollback work as in other pools. Ending a node deletes only the claim. If the
-cluster has a Ray autoscaler, it ends idle nodes after fewer nodes are requested.
+Each node row of a `ray://` pool is assigned to one of the cluster's nodes as soon as the node has joined the cluster.
+So demand, leases and rollback work as in other pools. To end a node of a `ray://` pool, shoal only deletes its row. If
+the cluster has a Ray autoscaler, the autoscaler ends idle nodes after shoal has requested fewer nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.pool.tunables import CLUSTER_START_TIMEOUT
 log = logging.getLogger(__name__)
 
 _GCS_PORT = 6379
-"""Ray's default port, used unless the pool's `gcs` option gives another."""
+"""Ray's default port of the GCS, used unless the pool's option `gcs` gives another port."""
 
 
 class RayBackend:
@@ -33,8 +33,8 @@ class RayBackend:
     start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Reject a token that others on the network could read, and a size above the cluster's number of nodes, unless
-        the cluster has an autoscaler."""
+        """Reject a token that other users of the network could read, and a size above the number of the cluster's
+        nodes. A cluster with an autoscaler may have any size."""
         spec.check_token_is_private()
         cluster = Cluster(spec)
         there = len(cluster.nodes())
@@ -81,7 +81,7 @@ class RayBackend:
         """Request all nodes of the pool from the cluster's autoscaler. Without an autoscaler nothing is requested,
         because such a cluster already has all its nodes."""
         if pool.size <= 1:
-            return  # the head runs already
+            return  # size 1 is the head alone, which is already running
         cluster = Cluster(pool.spec)
         try:
             if cluster.autoscaling() is not False:
@@ -90,7 +90,7 @@ class RayBackend:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Request only as many nodes from the autoscaler as the pool should have now. The autoscaler can then end the
+        """Lower the pool's request to the number of nodes that it should have now. The autoscaler can then end the
         surplus nodes, and the caller may delete their rows."""
         try:
             self._lower(pool)

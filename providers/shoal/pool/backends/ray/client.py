@@ -1,5 +1,5 @@
-"""HTTP client of an existing Ray cluster: list its nodes, check for an autoscaler, and run small jobs. Ray need not be
-installed on this machine."""
+"""HTTP client of an existing Ray cluster: list the cluster's nodes, check for an autoscaler, and run small jobs. Ray
+need not be installed on this machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 _MOST_NODES = 10_000
-"""Largest number of nodes that Ray's state API returns. Without a limit in the request, it returns only 100."""
+"""Largest number of nodes to request from Ray's state API. Without a limit in the request, the API returns only 100."""
 
 _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
-"""Shell command that runs a script with the Python of the cluster: `$SHOAL_PYTHON` if this variable is set there, else
-`python`."""
+"""Shell command that runs a script with the cluster's Python: `$SHOAL_PYTHON` if this variable is set on the cluster,
+else `python`."""
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
@@ -57,8 +57,8 @@ class Cluster:
         spec: The pool.
 
     Raises:
-        PoolUnreachableError: Raised by every method if no answer comes, the request is refused, or the address is not
-            that of a Ray head.
+        PoolUnreachableError: Raised by every method if the cluster does not answer or refuses the request, or if the
+            address is not that of a Ray head.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -105,18 +105,18 @@ class Cluster:
         return None
 
     def autoscaling(self) -> bool | None:
-        """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not answer this
-        question (autoscaler v2, or no monitor process).
+        """Return whether the cluster has a Ray autoscaler, or None if the head's status does not show this (autoscaler
+        v2, or no monitor process).
 
-        A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node its own type,
-        ``node_<id>``, so these types do not count.
+        A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node a type of its
+        own, ``node_<id>``. So such types do not show that the cluster has an autoscaler.
         """
         types = self._head.get("/api/cluster_status", _node_types)
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
-        """Return whether the cluster has an autoscaler. If the head's status does not answer this question, run a small
-        job on the cluster that looks for an autoscaler (about 3 s)."""
+        """Return whether the cluster has an autoscaler. If the head's status does not show this, run a small job on the
+        cluster that looks for an autoscaler (about 3 s)."""
         known = self.autoscaling()
         if known is not None:
             return known
@@ -149,8 +149,8 @@ class Cluster:
         return answer
 
     def asked(self, job_id: str) -> bool:
-        """Wait until a submitted `autoscaler_job.py` job has ended, and return whether it has requested nodes from the
-        autoscaler, or may have requested them."""
+        """Wait until a submitted job with the script `autoscaler_job.py` has ended. Return whether the job has, or may
+        have, requested nodes from the autoscaler."""
         return ASKING in self._outcome(job_id)[1].splitlines()
 
     def _outcome(self, job_id: str) -> tuple[str, str]:

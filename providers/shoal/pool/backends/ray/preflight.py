@@ -1,4 +1,5 @@
-"""Find out before the first training whether the nodes of an existing Ray cluster have what jobs of shoal need."""
+"""Check before the first training whether an existing Ray cluster can run shoal's jobs (the preflight): versions,
+libraries, access to the store, disk space and clocks."""
 
 from __future__ import annotations
 
@@ -23,30 +24,32 @@ _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
 _DISK_WANTED = 5 * _GB
-"""Free bytes of a node's disk: the limits that `shoal doctor` has for this machine."""
+"""Free bytes that a node's disk needs, and should have. `shoal doctor` has the same limits for this machine."""
 
 _SHM_WANTED = 256 * _MB
-"""Free bytes of shared memory. Ray keeps objects there, and a container has only 64 MB of it by default."""
+"""Free bytes of shared memory that a node should have. Ray keeps objects in shared memory, and a container has only 64
+MB of it by default."""
 
 _CLOCK_S = 5.0
-"""Difference of two clocks in seconds, beyond the time of the check itself, from which displayed times mislead."""
+"""Difference between the clocks of this machine and of a node, in seconds, from which displayed times mislead users.
+The duration of the check itself is not counted."""
 
 _TOOLS = ("s3fs", "psycopg")
-"""Libraries of the answer that train no model."""
+"""Libraries that `preflight_job.py` reports, but that cannot train a model."""
 
 _SAME = ("python", "ray", "shoal")
-"""Software that has to be the same on all nodes."""
+"""Software that has to have the same version on all nodes."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of the preflight.
+    """One result of a check of a Ray cluster's nodes.
 
     Attributes:
-        name: Host and subject, such as ``head: Python``.
-        status: ``ok``; ``note`` if jobs may work all the same; ``broken`` if they cannot.
-        found: What was found.
-        advice: What to do; None if there is no problem.
+        name: Node and subject of the check, such as ``head: Python``.
+        status: ``ok``; ``note`` for a problem with which jobs may still work; ``broken`` if jobs cannot work.
+        found: Text about what was found, such as a version.
+        advice: Text about how to solve the problem; None if there is no problem.
     """
 
     name: str
@@ -59,11 +62,11 @@ class Finding:
 
 
 def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Finding]:
-    """Run a small job on a cluster, and return what it has found on the head and on one other node.
+    """Check a Ray cluster with a small job, and return the findings about the head and about one other node.
 
     Args:
         spec: The pool.
-        artifact_location: URI or path whose use from the nodes is checked, too.
+        artifact_location: URI or path. The job checks, too, whether the nodes can write there.
 
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
@@ -80,7 +83,7 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
 
 
 def preflight_once(spec: PoolSpec) -> list[Finding]:
-    """Run :func:`preflight` unless an earlier call has found nothing broken for this pool and this environment.
+    """Run :func:`preflight`, unless an earlier run has shown that jobs of this environment can run on this pool.
 
     Problems are logged as warnings. If the cluster does not answer, nothing is checked.
 
@@ -88,7 +91,7 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
         spec: The pool.
 
     Returns:
-        The findings without which no job can run.
+        The findings with the status ``broken``, because of which no job can run.
     """
     checked = f"{spec.uri} {sorted(versions.mine().items())}"
     mark = subfolder("preflight") / hashlib.sha256(checked.encode()).hexdigest()
@@ -110,14 +113,14 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
 def judge(
     answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
 ) -> list[Finding]:
-    """Return the findings that follow from the answer of `preflight_job.py`.
+    """Turn the answer of `preflight_job.py` into findings.
 
     Args:
         answer: The answer.
-        mine: Versions of this process.
-        artifact_location: The location that the nodes have tried to write to.
+        mine: Versions of the software in this process.
+        artifact_location: URI or path to which the nodes have tried to write; None if this was not checked.
         before: Time before the job, in seconds since the epoch by the clock of this machine.
-        after: Time after the job.
+        after: Time after the job, by the same clock.
     """
     head, worker = answer["head"], answer["worker"]
     found = [*_of_host("head", head, mine, artifact_location, before, after)]
@@ -156,7 +159,7 @@ def _of_host(
         yield Finding(f"{where}: libraries", "note", "no training library", advice)
     if facts["store"] is None:
         yield Finding(f"{where}: store", "ok", "reached")
-    # Only drivers need the store, and they run on the head.
+    # Only the drivers of jobs need the store, and drivers run on the head.
     elif where == "head":
         advice = "set SHOAL_STATE_URL in the environment of the head to the store of this process (PostgreSQL)"
         yield Finding(f"{where}: store", "broken", redact(facts["store"]), advice)
@@ -183,7 +186,8 @@ def _of_host(
 
 
 def _same(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
-    """Compare the versions of head and worker. Nodes with different versions of Python or Ray cannot work together."""
+    """Compare the software versions of the head and of a worker node. Nodes with different versions of Python or Ray
+    cannot work together."""
     must = [f"{name} {head[name]} and {worker[name]}" for name in _SAME if head[name] != worker[name]]
     libraries = head["libraries"], worker["libraries"]
     may = [

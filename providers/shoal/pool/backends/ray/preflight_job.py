@@ -1,7 +1,7 @@
-"""The script that runs as a Ray job on an existing cluster, and reports what jobs of shoal find there.
+"""Script that runs as a Ray job on an existing cluster, and reports the software, disk, memory and clock of its nodes.
 
-Usage: ``python -c <this file> JSON``. The script needs only the cluster's Ray. Its last line is the answer, as JSON:
-what it found on the head, and on one other node if there is one.
+Usage: ``python -c <this file> JSON``. The script needs no package except the cluster's Ray. The last line that it
+prints is the answer, as JSON: facts about the head, and about one other node if there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _HEAD = "node:__internal_head__"
 
 
 def facts(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what there is on this node.
+    """Return facts about this node: its software, its free disk and memory, its clock, and whether it reaches the
+    store.
 
     Args:
         order: ``pool`` (name of the pool) and ``artifact_location`` (URI or path, or None).
@@ -62,7 +63,7 @@ def _first(names: tuple[str, ...]) -> str | None:
 
 
 def _error(tried: Any) -> str | None:
-    """Return the error of a function, without a traceback; None if it raises none."""
+    """Call a function. Return its error as text without a traceback, or None if it raises no error."""
     try:
         tried()
     except Exception as error:
@@ -94,7 +95,7 @@ def _try_out(location: str) -> None:
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Look at the head and at one other node, and return what there is.
+    """Collect the facts about the head and about one other node of the cluster.
 
     Args:
         order: ``gcs`` (address of the cluster, or None), and the arguments of :func:`facts`.

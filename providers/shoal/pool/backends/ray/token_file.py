@@ -1,6 +1,6 @@
-"""Find and keep the files with the bearer token of a pool's Ray cluster and with the certificates to trust.
+"""Find and write the token file of a pool's Ray cluster, and find its file of trusted certificates.
 
-The store contains only the file's path. The reconciler and the driver of a job read the token from the file.
+The store contains only the paths of these files. The reconciler and the drivers of jobs read the token from the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.state.home import home, store_tag, subfolder
 
 
 def token_path(spec: PoolSpec) -> Path | None:
-    """Return the path of the pool's token file; None if its cluster needs no token.
+    """Return the path of the pool's token file; None if the pool's Ray cluster needs no token.
 
     A relative path is relative to ``$SHOAL_HOME``, so that hosts with different home folders can share a pool.
     """
@@ -23,7 +23,10 @@ def token_path(spec: PoolSpec) -> Path | None:
 
 
 def ca_path(spec: PoolSpec) -> Path | None:
-    """Return the path of the pool's file with certificates, to which the same applies as to the token file."""
+    """Return the path of the pool's file with trusted certificates; None if the pool has no such file.
+
+    A relative path is relative to ``$SHOAL_HOME``.
+    """
     return home() / Path(spec.ca_file).expanduser() if spec.ca_file else None
 
 
@@ -46,7 +49,7 @@ def keep_token(pool: str, token: str) -> str:
     partial = path.with_name(f".{pool}-{uuid.uuid4().hex[:8]}")
     try:
         if not (path.is_file() and path.read_text() == token):
-            # The file gets its mode when it is created, so that nobody else can read the token at any time.
+            # The file is created with its final mode, so that other users cannot read the token at any time.
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(token)
             partial.replace(path)
@@ -64,5 +67,5 @@ def remove_token(pool: str) -> None:
 
 
 def _folder() -> str:
-    """Return the name of the folder, which is different for each store that uses the home folder."""
+    """Return the name of the folder for token files. Each store that uses the home folder has its own folder."""
     return f"tokens{store_tag()}"

@@ -1,4 +1,4 @@
-"""Let jobs wait for room: their priority, their workers, and when they joined and left the queue."""
+"""Add columns for jobs that wait in a pool's queue: priority, workers, and the times of joining and leaving it."""
 
 import sqlalchemy as sa
 from alembic import op

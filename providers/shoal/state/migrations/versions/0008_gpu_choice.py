@@ -1,4 +1,4 @@
-"""Add whether a job uses GPUs, if its spec leaves this open."""
+"""Add a column that says whether a job uses GPUs, for jobs whose spec leaves this open."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add whether a further attempt of a failed job would fail in the same way."""
+"""Add a column that says whether a further attempt of a failed job would fail in the same way."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add which task of a workflow engine a job belongs to, which try of it attached last, and the log that it has shown."""
+"""Add a job's task in the workflow engine, the task's newest try, and how much of the log this try has shown."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add the record of how many nodes leases and jobs have used and for how long, and the limits of leases and teams, and announced ends of nodes."""
+"""Add the table of the nodes that leases and jobs have used, limits of leases and teams, and announced ends of nodes."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Add the files with results of jobs on pools that share no other place with their users."""
+"""Add a table for result files of jobs, for pools that share no file system with the processes that submit jobs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -24,9 +24,9 @@ for some minutes then still has its pool, and a forgotten notebook does not keep
 _Key = tuple[object, ...]
 
 Start = Callable[[PoolSpec, bool], tuple[ComputePool, bool]]
-"""Type of a function that starts a pool, or does nothing if the pool is up. Its arguments are the definition of the
-pool, and whether this process starts the pool for the first time. It returns the pool, and whether this machine has
-GPUs that the pool has claimed or could claim."""
+"""Type of a function that starts a pool, or does nothing if the pool is up. The function's arguments are the definition
+of the pool, and whether this process starts the pool for the first time. The function returns the pool, and whether
+this machine has GPUs that the pool has claimed or could claim."""
 
 _numbers = itertools.count(1)
 
@@ -40,7 +40,7 @@ class _Kept:
         calls: Number of calls that use the pool now.
         pool: The pool; None before it was started.
         may_have_gpus: Whether this machine has GPUs that the pool has claimed or could claim.
-        turn: Lock of the call that starts or ends the pool.
+        turn: Lock that a call holds while it starts or ends the pool.
     """
 
     spec: PoolSpec
@@ -54,30 +54,31 @@ _kept: dict[_Key, _Kept] = {}
 _lock = threading.Lock()
 
 
-def _forget() -> None:
-    """Forget, in a forked child, the pools of its parent: the parent goes on using them, and they end with it."""
+def _forget_parents_pools() -> None:
+    """Forget the parent's pools in a forked child, because these pools belong to the parent and end with the parent."""
     global _lock
     _lock = threading.Lock()
     _kept.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_parents_pools)
 
 
 @contextmanager
-def process_pool(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
-    """Yield the name of an embedded pool of this process, which is started if the process has none of this size.
+def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
+    """Yield the name of an embedded pool of this process. The pool is started if the process has no pool of this size.
 
-    Calls at the same time share a pool: its queue decides which of their jobs run beside each other. After its last
+    Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
     call, a pool stays up for the next call until it has been idle for `_IDLE_TIMEOUT_S`, or this process has ended. But
-    on a machine with GPUs, a pool that asked for GPUs goes down at once, so that other processes get them.
+    on a machine with GPUs, a pool that has requested GPUs goes down at once, so that other processes can use the GPUs.
 
     Args:
         cpus: Number of CPUs that the node offers. A call never gets a pool with more CPUs, because the number of CPUs
-            may decide how many threads a training has, and so which model it makes.
-        gpus: Number of GPUs that the node offers; `ALL` for all that are free.
+            may decide the number of threads of a training, and so the resulting model.
+        gpus: Number of GPUs that the node offers; `ALL` for all free GPUs.
         start: Function that starts the pool.
-        ray: Whether the pool has to run Ray. If the process has a pool of this size with Ray, the call gets it anyway.
+        ray: Whether the pool has to run Ray. If False, the call still gets a pool with Ray if the process has such a
+            pool of this size.
 
     Raises:
         Exception: The pool could not be started.
@@ -98,10 +99,10 @@ def process_pool(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Ite
                 _end(kept)
 
 
-def end_process_pools() -> None:
+def end_embedded_pools() -> None:
     """End the embedded pools of this process, and wait until all their processes are gone.
 
-    It is not necessary to call this function, because the pools also end with this process.
+    Calling this function is optional, because the pools also end with this process.
     """
     with _lock:
         pools = list(_kept.values())
@@ -111,9 +112,10 @@ def end_process_pools() -> None:
 
 
 def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
-    """Return the pool for a call, which now counts as a user of it, and the pools to end before it is started."""
-    # The processes of a pool inherit the environment of the process that starts it. So a call in which a variable has
-    # changed gets another pool.
+    """Choose the pool for a call, and count the call as a user of the pool. Return the pool, and the idle pools to end
+    before the call."""
+    # The processes of a pool inherit the environment of the process that starts it. So a call gets another pool if an
+    # environment variable has changed since the last call.
     place = (str(home()), default_url())
     environment = tuple(sorted(inherited_environment().items()))
     with _lock:
@@ -138,7 +140,7 @@ def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
                 )
             )
         kept.calls += 1
-        # Idle pools of other sizes would take memory and GPUs from this one.
+        # Idle pools of other sizes would take memory and GPUs from the chosen pool.
         idle = {other: each for other, each in _kept.items() if not each.calls and other[:2] == place}
         for other in idle:
             del _kept[other]

@@ -12,8 +12,8 @@ from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.endpoint import Endpoint
 
 _TIMEOUT_S = 30.0
-"""Time limit in seconds for one request. A submission waits for a Ray process on the head, the agent, which took up to
-10 s on a busy 2-core machine."""
+"""Time limit in seconds for one request. A submission to a Ray cluster waits for a process of Ray on the head, the
+agent, which took up to 10 s on a busy 2-core machine."""
 
 _SUBMIT_ATTEMPTS = 6
 """Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
@@ -29,7 +29,7 @@ class HeadBusyError(JobError):
 
 
 class HeadUnreachableError(HeadGoneError):
-    """Error for a request that the head's machine did not refuse, but that got no answer: the head may run."""
+    """Error for a request that got neither an answer nor a refusal from the head's machine: the head may run."""
 
 
 class _SlowError(HeadUnreachableError):
@@ -44,10 +44,11 @@ class JobClient(RayHead):
 
     Args:
         api: The head's Job API, ``http://host:port``.
-        token: The pool's bearer token; empty where the head asks for none.
-        ca: File with the certificates of the authorities that an https address may have; None: those of this machine.
-        wait: Seconds to wait before the second try of a submission; later waits grow to four times that. Tests pass
-            zero.
+        token: The pool's bearer token; empty if the head needs no token.
+        ca: File with the certificates of the authorities (CAs) to trust for an https address. None: the CAs of this
+            machine.
+        wait: Seconds to wait before the second try of a submission; later waits are up to four times as long. Tests
+            pass zero.
     """
 
     def __init__(self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0) -> None:

@@ -1,4 +1,5 @@
-"""Options for the MLflow run of a job, and what the run takes over from the MLflow session of the caller."""
+"""Define the options for the MLflow run of a job, and read the MLflow session of the caller, which supplies options
+that are not set."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from shoal.settings import Settings
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
 
-_LATER = ("experiment_id", "parent_run_id", "system_metrics")
-"""Options that jobs of earlier versions do not have."""
+_NEWER = ("experiment_id", "parent_run_id", "system_metrics")
+"""Options that did not exist in earlier versions of shoal. An unset option in this list is left out of stored specs."""
 
 
 class Tracking(Settings):
@@ -28,8 +29,8 @@ class Tracking(Settings):
 
     uri: str | None = Field(
         default=None,
-        description="URI of MLflow's tracking server or database. None: that of the caller's MLflow, if the caller has "
-        "set a URI, an experiment or an active run; or else a database in $SHOAL_HOME.",
+        description="URI of MLflow's tracking server or database. None: the URI of the caller's MLflow, if the caller "
+        "has set a URI, an experiment or an active run; otherwise a database in $SHOAL_HOME.",
     )
     experiment: str = Field(
         default=DEFAULT_EXPERIMENT,
@@ -69,16 +70,17 @@ class Tracking(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict that lacks the unset options which earlier versions of shoal did not have. So
-        the fingerprints of jobs without these options stay the same."""
+        """Return the options as a dict. Unset options in `_NEWER` are left out, so that jobs without these options keep
+        the fingerprints that earlier versions of shoal gave them."""
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value or name not in _LATER}
+        return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
     def completed(self, caller: Caller) -> Tracking:
-        """Return a copy of these options, in which those that are not set have the caller's tracking URI, experiment
-        and active run.
+        """Return a copy of these options, in which the caller's tracking URI, experiment and active run replace unset
+        options.
 
-        An experiment and a run belong to one server. So they are not taken over if `uri` names another server.
+        If `uri` names another server than the caller's, the caller's experiment and active run are not used, because
+        they belong to the caller's server.
         """
         # The path of an SQLite file is made absolute, because the driver does not run in the caller's folder.
         uri = self.uri or caller.uri
@@ -99,11 +101,14 @@ class Caller:
     """The MLflow session of the process that submits a job.
 
     Attributes:
-        uri: Tracking URI that the caller has set. None: it has set neither a URI nor an experiment nor a run.
-        experiment: Name of the caller's experiment; None if there is none, or if its id is known.
+        uri: Tracking URI that the caller has set. None: the caller has set neither a URI nor an experiment, and has no
+            active run.
+        experiment: Name of the caller's experiment; None if the caller has no experiment, or if the id of the
+            experiment is known.
         experiment_id: Id of the caller's experiment.
         run_id: Id of the caller's active run.
-        system_metrics: Whether the caller has MLflow log system metrics (``mlflow.enable_system_metrics_logging``).
+        system_metrics: Whether the caller has enabled MLflow's system metrics
+            (``mlflow.enable_system_metrics_logging``).
     """
 
     uri: str | None = None
@@ -114,10 +119,10 @@ class Caller:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Caller:
-        """Read the MLflow session of this process. This does not import MLflow: if MLflow is not imported yet, the
-        session is read from environment variables only.
+        """Read the MLflow session of this process, without importing MLflow. If MLflow is not imported yet, the session
+        is read from environment variables only.
 
-        ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set variables, too.
+        ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set these environment variables, too.
 
         Args:
             environment: Environment variables of this process.
@@ -136,5 +141,5 @@ class Caller:
 
     @property
     def tracks(self) -> bool:
-        """Whether the caller uses MLflow: it has set a URI or an experiment, or has an active run."""
+        """Whether the caller uses MLflow: the caller has set a URI or an experiment, or has an active run."""
         return any((self.uri, self.experiment, self.experiment_id, self.run_id))

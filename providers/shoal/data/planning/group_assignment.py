@@ -11,26 +11,6 @@ from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
-
-
-def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
-    """Return a bool array that is True for each row at which a group of rows begins.
-
-    Args:
-        values: Group of each row.
-        before: Group of the row before the first of `values`; None if there is no such row.
-
-    Returns:
-        Bool array ``[rows]``: whether a group begins at the row.
-    """
-    import numpy as np
-    import pyarrow.compute as pc
-
-    begins = np.empty(len(values), dtype=bool)
-    begins[1:] = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
-    begins[:1] = before is None or values[0] != before
-    return begins
 
 
 def plan_groups(
@@ -74,7 +54,7 @@ def plan_groups(
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
         # `nearest` is the index of the group with which this worker would ideally begin. The worker begins with another
-        # group if otherwise some worker would get no group.
+        # group if `nearest` would leave a worker without a group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -83,8 +63,8 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop``. The rows are counted from the first row of the first row
-    group in `line`, a list of row groups' indexes, and on through the other row groups of this list."""
+    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups. `line` lists the
+    indexes of these row groups. The rows are numbered from 0, through all of these row groups."""
     found = []
     offset = 0
     for index in line:

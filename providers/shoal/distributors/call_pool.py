@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 
-from shoal.distributors.process_pool import process_pool
+from shoal.distributors.embedded_pools import pool_of_process
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.capacity import Gang, needs_ray
 from shoal.jobs.journal import attempts
@@ -46,19 +46,20 @@ def pool_for(
     job_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[str]:
-    """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. Otherwise
-    use an embedded pool, and print why.
+    """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. If there is
+    no such pool, use an embedded pool, and print why.
 
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
-        cpus: Number of CPUs that an embedded pool needs at least.
-        gpus: Returns how many GPUs an embedded pool gets, such as `gpus_of`; `ALL` for all that are free.
-        least_gpus: Number of GPUs that an embedded pool needs at least if it gets all that are free.
-        ray: Returns whether an embedded pool has to run Ray, such as `ray_for`.
-        size_on: Returns how many nodes of a pool that is not embedded are leased for the call. None: no nodes are
-            leased.
-        job_id: Id of the job to which the leased nodes, or the embedded pool, belong: they last as long as this job,
-            which the block submits. None: they last as long as the block.
+        cpus: Smallest number of CPUs of an embedded pool.
+        gpus: Function that returns the number of GPUs of an embedded pool, such as `gpus_of`. `ALL` means all free
+            GPUs.
+        least_gpus: Smallest number of GPUs with which an embedded pool that gets all free GPUs can be used.
+        ray: Function that returns whether an embedded pool has to run Ray, such as `ray_for`.
+        size_on: Function that returns how many nodes of a pool are leased for the call if the pool is not embedded.
+            None: no nodes are leased.
+        job_id: Id of the job that the ``with`` block submits. The leased nodes, or the embedded pool, last as long as
+            this job. None: they last as long as the block.
         timeout_s: Longest time in seconds to wait for GPUs that other embedded pools have claimed. None: no limit.
 
     Raises:
@@ -84,7 +85,7 @@ def pool_for(
             yield selected
     else:
         pool = ComputePool(selected, holder=job_holder(job_id))
-        # The job may have been submitted before, by another call. Its lease does not get smaller.
+        # Another call may have submitted the same job before. The lease of this job must not get smaller.
         held = [lease.size for lease in pool.describe().leases if lease.holder == pool.holder]
         with _leased_for_job(pool, max([size_on(pool), *held]), job_id):
             yield selected
@@ -110,19 +111,21 @@ def pool_for_job(
 
 
 def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
-    """Return the number of GPUs that an embedded pool needs for a job: `ALL` if its workers may use GPUs, else 0."""
+    """Return the number of GPUs that an embedded pool needs for a job: `ALL` if the job's workers may use GPUs, else
+    0."""
     gang = Gang.of(spec)
     if isinstance(spec, FunctionRequest):
         return ALL if gang.gpus or gang.per_gpu else 0
-    # XGBoost uses GPUs by default, unless its wheel has no CUDA. To find this out, XGBoost is imported, which takes a
-    # second. It makes no difference where there are no GPUs.
+    # XGBoost uses GPUs by default if its wheel supports CUDA. Only an import of XGBoost, which takes a second, shows
+    # whether the wheel supports CUDA. The import is skipped on a machine without GPUs, where the answer makes no
+    # difference.
     if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
         return 0
     return ALL if gang.gpus else 0
 
 
 def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
-    """Return the number of GPUs without which an embedded pool has no room for a job that uses GPUs."""
+    """Return the smallest number of GPUs with which an embedded pool has room for a job that uses GPUs."""
     gang = Gang.of(spec)
     is_fixed = gang.workers > 0 and gang.gpus > 0 and not spec.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
@@ -143,23 +146,24 @@ def embedded_pool(
     job_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[str]:
-    """Yield the name of a pool with one node that belongs to this process, or start one that belongs to a job.
+    """Yield the name of an embedded pool: a pool with one node that belongs to this process or to a job.
 
-    The pool of this process stays up for its next calls (`process_pool`). If other embedded pools have claimed the GPUs
-    that a new pool needs, first wait until they have released them.
+    A pool that belongs to this process stays up for the next calls of the process (see `pool_of_process`). If other
+    embedded pools have claimed the GPUs that a new pool needs, first wait until the other pools have released these
+    GPUs.
 
     Args:
-        cpus: Number of CPUs that the node offers at least. By default, it offers all CPUs of this process.
-        gpus: Number of GPUs that the node offers. By default, it offers all GPUs that this process may use and that no
-            other node has claimed.
-        least_gpus: Number of GPUs that the pool needs at least if it gets all that are free.
+        cpus: Smallest number of CPUs that the node offers. By default, the node offers all CPUs of this process.
+        gpus: Number of GPUs that the node offers. By default, the node offers all GPUs that this process may use and
+            that no other node has claimed.
+        least_gpus: Smallest number of GPUs with which a pool that gets all free GPUs can be used.
         ray: Whether the pool has to run Ray. A pool without Ray starts in a second, and has no GPUs.
-        job_id: Id of the job to which the pool belongs: the pool goes down when this job, which the block submits, has
-            ended. None: the pool belongs to this process.
+        job_id: Id of the job that the ``with`` block submits. The pool belongs to this job, and goes down when the job
+            has ended. None: the pool belongs to this process.
         timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
 
     Raises:
-        InvalidArgumentError: This machine has fewer GPUs.
+        InvalidArgumentError: This machine has fewer GPUs than `gpus`.
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
     own = len(os.sched_getaffinity(0))
@@ -176,11 +180,12 @@ def embedded_pool(
             _warn_without_gpus(pool, found)
             return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
 
-        with process_pool(max(own, cpus), gpus, start, ray=ray) as name:
+        with pool_of_process(max(own, cpus), gpus, start, ray=ray) as name:
             yield name
         return
     spec = PoolSpec(
-        # If the same job is submitted again, it has the same pool, and is recognised.
+        # The pool's name depends only on the job's id. So a job that is submitted again has the same pool, and is
+        # recognised as the same job.
         name=pool_of_job(job_id),
         max_nodes=1,
         cpus_per_node=max(own, cpus),
@@ -200,9 +205,10 @@ def embedded_pool(
 
 
 def pool_of_job(job_id: str) -> str:
-    """Return the name of the embedded pool of a job. No two jobs have the same.
+    """Return the name of the embedded pool of a job. Two jobs never have the same name.
 
-    If the job's id contains characters that a pool's name cannot have, or is too long, the name ends with a hash of it.
+    If the job's id contains characters that a pool's name cannot have, or is too long, the name ends with a hash of the
+    id.
     """
     name = f"embedded-{job_id}"
     if is_pool_name(name):
@@ -212,8 +218,8 @@ def pool_of_job(job_id: str) -> str:
 
 
 def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
-    """Take down the pool of an earlier attempt of a job, which is just about to end, if it has another size than the
-    new attempt needs.
+    """Take down the embedded pool of an earlier attempt of a job if the pool has another size than the new attempt
+    needs. The old pool would soon end by itself, because the earlier attempt has ended.
 
     Args:
         spec: Definition of the pool for the new attempt.
@@ -223,13 +229,13 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
     with suppress(PoolNotFoundError):
         status = pool.describe()
         is_reusable = status.state != PoolState.UP.value or PoolSpec.parse(status.uri) == spec
-        # The attempt that has not ended stays: either it is the same job, or the submission is refused.
+        # The pool of an attempt that has not ended is kept: the submission attaches to this attempt, or is refused.
         if not is_reusable and not _is_unfinished(job_id):
             pool.down()
 
 
 def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
-    """Print a warning if a pool that was started with `gpu_turn` has no GPU, although this machine has some.
+    """Print a warning if a pool that was started with `gpu_turn` has no GPU although this machine has GPUs.
 
     Args:
         pool: The pool.
@@ -250,14 +256,15 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId | None = None) -> Iterator[None]:
-    """Lease nodes for a job that the block submits. The lease ends with the job, whichever processes live then.
+    """Lease nodes for a job that the block submits. The lease ends when the job ends, even if this process has ended
+    before.
 
     If the block raises and the job does not run, the lease is released at once. If this process is killed in the block,
     the lease expires a minute later.
 
     Args:
-        pool: The pool, with the job as the holder. It is started if it is down, and goes down with its last lease and
-            job.
+        pool: Client of the pool, with the job as the holder. A pool that is down is started, and goes down with its
+            last lease and job.
         size: Number of nodes.
         job_id: Id of the job.
         owner: Process to which a started pool belongs.
@@ -267,7 +274,7 @@ def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId 
         with lease.renewed():
             yield
     except BaseException:
-        # The job may have been submitted before, by another call. Then the nodes stay as long as it runs.
+        # Another call may have submitted the same job before. In this case the nodes stay as long as the job runs.
         if _is_unfinished(job_id):
             lease.leave_to_job()
         else:
