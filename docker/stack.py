@@ -152,8 +152,8 @@ def build(profiles: set[str]) -> None:
     origin = os.environ.get("BASE") or BASE
     if not _works(command, "image", "inspect", origin) and not _works(command, "pull", "--quiet", origin):
         raise StackError(
-            f"the base image {origin} is not here, and {command} cannot pull it: set BASE to an image of Debian 12, or make "
-            f"one as root: `python docker/stack.py base`, then BASE={LOCAL_BASE}"
+            f"the base image {origin} is not here, and {command} cannot pull it: set BASE to an image of Debian 12, or "
+            f"make one as root: `python docker/stack.py base`, then BASE={LOCAL_BASE}"
         )
     date = (
         ["--timestamp", str(BUILD_DATE)] if command == "podman" else ["--build-arg", f"SOURCE_DATE_EPOCH={BUILD_DATE}"]
