@@ -174,7 +174,7 @@ $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 lock:  ## Pin the development environment again (no index address, no local path; torch is installed separately)
 	@uv pip compile --quiet --upgrade pyproject.toml --extra data --group dev --python-version 3.11 --no-emit-index-url \
 		--no-emit-find-links --no-emit-package torch --no-annotate --no-header -o requirements/dev.txt
-	@uv pip compile --quiet --upgrade pyproject.toml --extra data --extra prefect --group prefect-newest --python-version 3.11 \
+	@uv pip compile --quiet --upgrade pyproject.toml --extra data --extra prefect --extra s3 --extra otel --group prefect-newest --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
 	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt

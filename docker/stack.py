@@ -28,6 +28,7 @@ import yaml
 FOLDER = Path(__file__).resolve().parent
 COMPOSE = FOLDER / "compose.yaml"
 BASE = "docker.io/library/debian:bookworm-slim"
+LOCAL_BASE = "localhost/debian:bookworm-slim"
 ROLES = ("airflow", "mlflow", "prefect", "shoal", "shoal_node")
 BUILD_DATE = 1735689600
 """Time of all files in the images, in seconds since the epoch, so that the same input gives the same image."""
@@ -148,6 +149,12 @@ def build_inputs(environment: Mapping[str, str]) -> Iterator[list[str]]:
 def build(profiles: set[str]) -> None:
     """Build the images of the services."""
     command = engine()
+    origin = os.environ.get("BASE") or BASE
+    if not _works(command, "image", "inspect", origin) and not _works(command, "pull", "--quiet", origin):
+        raise StackError(
+            f"the base image {origin} is not here, and {command} cannot pull it: set BASE to an image of Debian 12, or "
+            f"make one as root: `python docker/stack.py base`, then BASE={LOCAL_BASE}"
+        )
     date = (
         ["--timestamp", str(BUILD_DATE)] if command == "podman" else ["--build-arg", f"SOURCE_DATE_EPOCH={BUILD_DATE}"]
     )
@@ -157,7 +164,7 @@ def build(profiles: set[str]) -> None:
             started = time.monotonic()
             _run(
                 *(command, "build", "--quiet", "--file", FOLDER / "Dockerfile", "--target", expanded(target)),
-                *("--tag", expanded(image), "--build-arg", f"BASE={os.environ.get('BASE', BASE)}"),
+                *("--tag", expanded(image), "--build-arg", f"BASE={origin}"),
                 *(*date, *inputs, FOLDER.parent),
                 quiet=True,
             )
@@ -309,7 +316,7 @@ def main() -> None:
     """Run the command of the shell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["base", "build", "up", "down"])
-    parser.add_argument("--name", default="localhost/debian:bookworm-slim", help="with base: the name of the image")
+    parser.add_argument("--name", default=LOCAL_BASE, help="with base: the name of the image")
     parser.add_argument("--profile", action="append", default=[], help="a profile of the compose file, such as prefect")
     parser.add_argument("--everything", action="store_true", help="with down: remove the volumes and the secrets, too")
     given = parser.parse_args()

@@ -24,7 +24,10 @@ def settings(folder: Path) -> dict[str, str]:
         for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC))
         for hard in [min(resource.getrlimit(kind)[1] % 2**63, 32768)]
     )
-    runtime = next((name for name in ("crun", "runc") if shutil.which(name)), "runc")
+    runtimes = ["crun", "runc"]
+    if Path("/sys/fs/cgroup/unified").exists():  # crun refuses a system that has both versions of cgroups
+        runtimes.reverse()
+    runtime = next((name for name in runtimes if shutil.which(name)), "runc")
     file = folder / "containers.conf"
     file.write_text(f'[engine]\nruntime = "{runtime}"\n[containers]\ndefault_ulimits = [{limits}]\n')
     return {"CONTAINERS_CONF": str(file), "BUILDAH_ISOLATION": os.environ.get("BUILDAH_ISOLATION", "chroot")}

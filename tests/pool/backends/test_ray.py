@@ -134,6 +134,7 @@ def test_an_announced_end_is_told_to_the_job_and_the_node_is_replaced_before_it_
     home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
 
     def nodes():
+        reconcile(Store(), pool.name)
         return {(row.endpoint or {}).get("ray_node_id") for row in node_rows()}
 
     with ForeignCluster("static", workers=1, environment=home) as cluster:
