@@ -124,7 +124,7 @@ class _Instruments:
         self._sending: threading.Thread | None = None
 
     def follow_nodes(self, counts: Callable[[], NodeCounts]) -> None:
-        """Register the function that counts the nodes."""
+        """Register a function that returns the numbers of nodes, which are reported with each export of metrics."""
         from opentelemetry.metrics import Observation
 
         known: dict[tuple[str, str], int] = {}

@@ -67,7 +67,7 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the number of nodes and how the sensor waits."""
+        """Check the arguments that are known at parse time: the pool, the number of nodes and how the sensor waits."""
         check_nodes(arguments, "expected_nodes", check_pool(arguments))
         check_waits(arguments)
 

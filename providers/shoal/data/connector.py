@@ -284,7 +284,7 @@ class DataConnector:
             staging=self.staging,
         ).holding(self.source.staged_copy)
 
-    # Metadata
+    # Facts about the dataset
 
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""

@@ -327,7 +327,7 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
         staging.claim(Key(job.id, job.attempt), locations)
     except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
-        # If another process has started the attempt meanwhile, that process has noted its use of the data.
+        # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
         if handle.end_pending(job, JobState.FAILED, why):
             raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 

@@ -244,7 +244,7 @@ class StoreReader:
     def _jobs(
         self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
     ) -> tuple[dict[Key, JobLine], float]:
-        """Return the attempts of jobs by key, and the time at which all attempts were last read."""
+        """Return all attempts of jobs (job id and attempt number -> line of the page), and when they were last read."""
         if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
             if is_same:
                 return cache.jobs, cache.all_jobs_read

@@ -24,7 +24,7 @@ class CheckedOperator(BaseOperator):
     @classmethod
     @abstractmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known.
+        """Check the operator's arguments, except those whose values are known only at runtime.
 
         :param arguments: Arguments of the constructor.
         :raises InvalidArgumentError: An argument is wrong.

@@ -90,6 +90,6 @@ class WaitingOperator(PoolOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, and how the task waits."""
+        """Check the arguments that are known at parse time: the pool, and how the task waits."""
         super().check_arguments(arguments)
         check_waits(arguments)

@@ -127,7 +127,7 @@ class ScaleClusterOperator(_NodesOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
+        """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
         check_nodes(arguments, "expected_cluster_size", check_pool(arguments))
         check_waits(arguments)
 
@@ -188,7 +188,7 @@ class LeasePoolOperator(_NodesOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the number of nodes, the options and how the task waits."""
+        """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
         check_nodes(arguments, "size", check_pool(arguments), LeaseOptions)
         check_waits(arguments)
 

@@ -67,7 +67,7 @@ class BatchPredictOperator(JobOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the model, the dataset and the output."""
+        """Check the arguments that are known at parse time: the pool, the model, the dataset and the output."""
         super().check_arguments(arguments)
         spec = arguments["spec"] or {}
         fields = {**(spec if isinstance(spec, Mapping) else {}), **{name: arguments[name] for name in _PREDICTION}}

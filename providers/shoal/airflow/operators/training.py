@@ -99,7 +99,7 @@ class DistributedTrainOperator(JobOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check those arguments that are known: the pool, the spec, the training function and its arguments."""
+        """Check arguments that are known at parse time: pool, spec, training function and its arguments."""
         super().check_arguments(arguments)
         train_func = arguments["train_func"]
         # Which fields the spec must have depends on the training function.

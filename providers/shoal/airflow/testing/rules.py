@@ -250,7 +250,7 @@ def _is_decorated(function: Callable[..., Any]) -> bool:
 
 
 def _contents(cell: Any) -> Any:
-    with suppress(ValueError):  # The variable of the cell was never assigned.
+    with suppress(ValueError):  # The closure's variable was never assigned.
         return cell.cell_contents
     return None
 

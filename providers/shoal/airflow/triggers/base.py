@@ -137,7 +137,7 @@ class WaitTrigger(BaseTrigger):
 
 
 async def _poller() -> Poller:
-    """Return this process's poller. Retry while the store cannot be reached, because the jobs go on meanwhile."""
+    """Return the poller that all waits of this process share. While the store cannot be reached, try again."""
     while True:
         try:
             return await asyncio.to_thread(poller)

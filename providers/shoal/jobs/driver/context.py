@@ -73,7 +73,7 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether the attempt that the marker file of a folder names (the claim) has ended.
+        """Return whether an attempt has ended; `claim` names the attempt to which a folder belongs.
 
         The result is False if shoal's database does not know the attempt.
         """

@@ -121,7 +121,7 @@ class SharedColumn:
                 prepare(path, (self._column, "=", value), type_)
 
     def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
-        """Return a function that restricts a dataset of the spec to the rows that have `value` in the column."""
+        """Return a function that restricts a dataset to the rows with `value` in the column of `for_each`."""
 
         def restricted(dataset: DatasetSpec) -> DatasetSpec:
             if dataset.sql is None:

@@ -72,8 +72,8 @@ class _JobRun:
 
         @functools.wraps(original)
         def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
-            # MLflow removes MLFLOW_RUN_ID from the environment when a run is started. A run that this process starts
-            # later is not the job's run, so only MLflow's own function is called.
+            # MLflow removes MLFLOW_RUN_ID from the environment when this process has joined the job's run. Later runs
+            # are the user's own, so MLflow's `set_experiment` is called without changes.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
             # If user code has chosen another server, this server does not have the job's run. Runs on this server are

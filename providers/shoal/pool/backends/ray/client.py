@@ -170,7 +170,7 @@ class Cluster:
         return job.status, self._head.logs(job_id)
 
     def jobs(self) -> list[str]:
-        """Return the ids of the small jobs that shoal has submitted for this pool and that the cluster still lists."""
+        """Return the ids of shoal's own jobs for this pool (such as requests for nodes) that the cluster lists."""
         return self._head.get("/api/jobs/", self._own_jobs)
 
     def forget(self, job_id: str) -> None:
