@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from sqlalchemy.engine import make_url
 
 from shoal.pool.spec import PoolSpec
@@ -38,11 +39,12 @@ def test_packages_of_the_images_have_the_versions_of_the_tests():
     pins["xgboost"] = pins["xgboost-cpu"]
     [torch] = [each for each in PROJECT["dependency-groups"]["dev"] if str(each).startswith("torch==")]
     pins["torch"] = torch.partition("==")[2]
-    given = dict(package.split("==") for _, _, *packages in INSTALLS for package in packages if "==" in package)
+    named = [Requirement(package.strip("'")) for _, _, *packages in INSTALLS for package in packages if "==" in package]
+    given = {(each.name, one.version) for each in named for one in each.specifier if one.operator == "=="}
 
-    assert set(given) == {"torch", "xgboost"}
-    assert {name: version.removesuffix("+cpu") for name, version in given.items()} == {
-        name: pins[name] for name in given
+    assert {name for name, _ in given} == {"torch", "xgboost"}
+    assert {(name, version.removesuffix("+cpu")) for name, version in given} == {
+        (name, pins[name]) for name, _ in given
     }
 
 
