@@ -14,8 +14,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll back an operation (a request to change a pool's size) that its caller has given up. Return False if the
-    operation has already ended or does not exist."""
+    """Roll back an operation (a request to change a pool's size) for which its caller no longer waits. Return False if
+    the operation has already ended or does not exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False

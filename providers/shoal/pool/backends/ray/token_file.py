@@ -33,7 +33,7 @@ def ca_path(spec: PoolSpec) -> Path | None:
 def keep_token(pool: str, token: str) -> str:
     """Write the token of a pool's cluster to a file (mode 0600) in ``$SHOAL_HOME``.
 
-    A file with another token is replaced, so a new token takes effect with the next call.
+    If the file contains another token, the file is replaced. So after a change of the token, call this function again.
 
     Args:
         pool: Name of the pool.
