@@ -398,7 +398,8 @@ class ComputePool:
         block_until_min_cluster_size: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Wait until an operation that was requested with `is_async` has ended, and raise its error if it failed.
+        """Wait until an operation that was requested with `is_async` has ended. If the operation failed, raise its
+        error.
 
         If the wait is interrupted, the operation is rolled back.
 
@@ -645,7 +646,7 @@ class ComputePool:
             return PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
 
     def sweep(self) -> list[str]:
-        """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
+        """End all nodes on this host that no pool needs any more, including nodes of other pools. Return one sentence
         for each action."""
         did = _sweep.sweep(self._store, clock=self._clock)
         history.record_sweep(self._store, did, holder=self.holder)

@@ -77,7 +77,10 @@ class Endpoint:
         try:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
-            raise PoolDownError(f"the token file {self.token_path} was deleted when the pool went down") from None
+            raise PoolDownError(
+                f"the token file {self.token_path} was deleted when the pool went down: start the pool with "
+                "`shoal pool up`"
+            ) from None
 
     def driver_environment(self) -> Mapping[str, str]:
         """Return the environment variables with which a Ray driver on the pool's host connects to the pool.

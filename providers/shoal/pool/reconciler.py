@@ -129,7 +129,7 @@ def _reconcile_all(store: Store, lock: Path) -> None:
             if not _is_file(lock, locked):
                 # Usually, a user has removed $SHOAL_HOME. The lock on a removed file does not stop other reconcilers
                 # from starting, so this reconciler ends.
-                raise _Ended(f"{lock} was removed")
+                raise _Ended(f"the lock file {lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at > STORE_PATIENCE:

@@ -170,7 +170,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
 
 
 def idle_timeout(pool: Pool) -> float | None:
-    """Return after how many seconds without use a pool goes down, or None if an unused pool stays up."""
+    """Return the number of seconds without use after which a pool goes down, or None if an unused pool stays up."""
     return PoolSpec.model_validate(pool.spec).idle_timeout
 
 
@@ -180,7 +180,7 @@ def in_use(snapshot: Snapshot) -> bool:
 
 
 def why_down(snapshot: Snapshot, now: float) -> str | None:
-    """Return the reason why a pool that is up has to go down, or None while it may stay up."""
+    """Return the reason why a pool that is up has to go down, or None if the pool may stay up."""
     pool = snapshot.pool
     if pool.state is not PoolState.UP:
         return None

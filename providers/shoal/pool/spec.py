@@ -75,7 +75,7 @@ class PoolSpec(Settings):
             description="Seconds without a job, lease or request after which the pool goes down. "
             "With `none`, an idle pool stays up.",
         ),
-    ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
+    ] = 24 * 3600.0  # one day: a pool that is used every day stays up, but a forgotten pool goes down
 
     ray: Annotated[
         bool,
@@ -171,7 +171,7 @@ class PoolSpec(Settings):
         if not is_pool_name(self.name):
             raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
-            raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
+            raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
             raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
@@ -179,7 +179,7 @@ class PoolSpec(Settings):
             self._check_without_ray()
         if self.backend == "ray":
             if self.ray_dashboard:
-                raise ValueError("ray_dashboard is allowed only for local:// pools: remove it")
+                raise ValueError("ray_dashboard is allowed only for local:// pools: remove the option")
             if self.gpus_per_node < 0:
                 raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
             if has_credentials(self.address or ""):
@@ -211,7 +211,7 @@ class PoolSpec(Settings):
     def _check_without_ray(self) -> None:
         """Raise an error if the spec has options that a pool without Ray cannot have."""
         if self.backend == "ray":
-            raise ValueError("ray=false is allowed only for local:// pools: remove it")
+            raise ValueError("ray=false is allowed only for local:// pools: remove the option")
         if self.max_nodes > 1:
             raise ValueError(
                 f"max_nodes={self.max_nodes} is not allowed with ray=false, because several nodes need Ray: set "
@@ -323,7 +323,7 @@ class ScaleOptions(Settings):
 
 
 class LeaseOptions(ScaleOptions):
-    """The `options` of a lease: those of `scale_cluster`, and limits of the lease's lifetime and node-hours."""
+    """The `options` of a lease: the options of `scale_cluster`, and limits for the lease's lifetime and node-hours."""
 
     max_lifetime: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     budget_node_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -348,7 +348,7 @@ class LeaseOptions(ScaleOptions):
 
 
 def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
-    """Check that a value is a legal number of nodes, and return the value.
+    """Check that a value is a valid number of nodes, and return the value.
 
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.

@@ -1,4 +1,5 @@
-"""Correct a pool's times after a jump of the wall clock (a suspend, or a changed clock).
+"""Correct a pool's times after a jump of the wall clock. The clock jumps if the host is suspended or its clock is
+changed.
 
 Rows hold wall-clock times because they are displayed, and `shoal.pool.scaling_plan` compares them with the present
 time. After a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool

@@ -221,8 +221,8 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
         raise FencedError(
-            f"lease {lease_id} is at epoch {lease.epoch}, but this handle has epoch {epoch}: the same holder has "
-            "requested the lease again, and only the newest handle may renew it"
+            f"this handle of lease {lease_id} is outdated (epoch {epoch} instead of {lease.epoch}), because the same "
+            "holder has requested the lease again: renew the lease with the newest handle"
         )
     _prolong(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
@@ -259,7 +259,7 @@ def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
 
 
 def release(session: Session, name: str, holder: str, now: float) -> int:
-    """Delete a holder's leases on a pool. Return how many were deleted.
+    """Delete a holder's leases on a pool. Return the number of deleted leases.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -287,7 +287,7 @@ def down(session: Session, name: str, now: float) -> None:
 
 
 def abandon(session: Session, name: str, now: float) -> None:
-    """Set a pool's state to down and delete its node rows, without contacting its cluster.
+    """Set a pool's state to down and delete the rows of its nodes, without contacting the pool's cluster.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -348,8 +348,8 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
     rows.require_up(snapshot.pool)
     if not BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
         raise InvalidArgumentError(
-            f'pool "{name}" is not local: its Ray cluster ends its nodes itself. The reconciler requests a replacement '
-            "when the cluster reports that the node is gone"
+            f'nodes of pool "{name}" cannot be retired, because its Ray cluster decides which nodes end. When a node '
+            "is gone, the reconciler requests a replacement"
         )
     ready = [node for node in snapshot.nodes if node.state is NodeState.READY]
     node = next((node for node in ready if node.name == node_name), None)

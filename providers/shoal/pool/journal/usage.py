@@ -171,7 +171,7 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
 
 
 def of_team(session: Session, pool: str, team: str, now: float, *, since: float) -> float:
-    """Return the node-seconds that the leases of a team have used on a pool since a time."""
+    """Return the node-seconds that the leases of a team have used on a pool since a given time."""
     return _sum(session, (Usage.pool == pool) & (Usage.team == team), now, since=since)
 
 

@@ -40,8 +40,8 @@ few nodes at the same time, and each start takes 3 to 9 s."""
 
 
 class LocalBackend:
-    """The default backend, which runs nodes on this machine. It needs no service. Only the user and the host that
-    started a pool can use the pool."""
+    """The default backend, which runs nodes on this machine. No service has to be installed. Only the user and the host
+    that started a pool can use the pool."""
 
     supervisor = "shoal.pool.supervisor"
     """Module with which the supervisor process of a node is started (``python -m``)."""
@@ -105,7 +105,7 @@ class LocalBackend:
             remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Report as lost each node whose supervisor process does not run any more."""
+        """Return each node whose supervisor process has ended as a lost node."""
         return Seen(
             lost={
                 node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
@@ -145,7 +145,7 @@ class LocalBackend:
         return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's addresses from the data in its row, and add the path of the pool's token file."""
+        """Build the head's addresses from the data in the head's row, and add the path of the pool's token file."""
         return Endpoint(head["api"], head["gcs"], token_path(spec.name), versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:

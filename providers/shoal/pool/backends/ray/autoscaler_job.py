@@ -1,5 +1,5 @@
-"""Script that runs as a Ray job on an existing cluster. It requests nodes from the cluster's autoscaler, or finds out
-whether the cluster has an autoscaler.
+"""Script that runs as a Ray job on an existing cluster. The script requests nodes from the cluster's autoscaler, or
+checks whether the cluster has an autoscaler.
 
 Usage: ``python -c <this file> JSON``. The script needs no package except the cluster's Ray. The last line that it
 prints is the answer, as JSON.

@@ -42,8 +42,8 @@ class RayBackend:
         if size <= there or cluster.has_autoscaler():
             return
         raise InvalidArgumentError(
-            f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
-            f"{size} nodes; request at most {there}, or ask the administrator of {spec.address} to add nodes"
+            f'pool "{spec.name}" is a static Ray cluster of {there} nodes without an autoscaler, so the pool cannot '
+            f"have {size} nodes: request at most {there}, or ask the administrator of {spec.address} to add nodes"
         )
 
     def prepare(self, spec: PoolSpec) -> None:
@@ -111,8 +111,8 @@ class RayBackend:
         return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
-        spec."""
+        """Build the head's addresses from the data in the head's row, and add the path of the token file from the
+        pool's spec."""
         return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
 
     def log(self, node: NodeRef) -> str:

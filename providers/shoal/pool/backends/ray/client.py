@@ -143,7 +143,8 @@ class Cluster:
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
-                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)}"
+                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)} (the "
+                "cluster's dashboard shows the whole log)"
             )
         answer: dict[str, Any] = json.loads(last_line(log))
         return answer
@@ -159,13 +160,13 @@ class Cluster:
             if time.monotonic() > until:
                 raise PoolUnreachableError(
                     f"the Ray cluster at {self._address} did not complete a small job of shoal within "
-                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether it can start jobs"
+                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether the cluster can start jobs"
                 )
             time.sleep(0.2)
         if job is None:
             raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether its head was "
-                "restarted, and try again"
+                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether the cluster's head "
+                "was restarted, and try again"
             )
         return job.status, self._head.logs(job_id)
 
