@@ -19,8 +19,8 @@ from shoal.data import DataConnector
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting.checkpoints import Checkpoint, Segment
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
-from shoal.training.boosting.task import Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import GangContext, gang_context
 from shoal.training.host import memory

@@ -25,9 +25,9 @@ from xgboost.core import XGBoostError
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
+from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
-from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
