@@ -38,7 +38,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, watchdog
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import artifacts, queries, working_folder
+from shoal.jobs.files import artifacts, staged_queries, working_folder
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
@@ -770,7 +770,7 @@ class TestWindows:
         dataset = DatasetSpec(sql="SELECT 1", connection="w")
         spec = window.model_copy(update={"dataset": dataset, "run_config": RunConfig()})
         attempts.ask(store, Order("job", "retrain", "cli:me@here", spec.document(), {"gcs": "g"}, None), 0.0)
-        [location] = queries.locations(spec, KEY).values()
+        [location] = staged_queries.locations(spec, KEY).values()
         base, _, name = location.rpartition("/")
         with staged_data.staged(base, name):
             pass
