@@ -39,8 +39,8 @@ from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
 from shoal.jobs.results import JobResult
+from shoal.jobs.tunables import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, engines
