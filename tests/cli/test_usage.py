@@ -9,7 +9,7 @@ import pytest
 import shoal.cli
 from shoal import __version__
 from shoal.cli import interrupts
-from shoal.cli.exits import InterruptedCommandError
+from shoal.cli.exit_codes import InterruptedCommandError
 from shoal.cli.interrupts import on_interrupt
 from shoal.errors import CapacityError, InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
 from tests.cli.conftest import document

@@ -19,7 +19,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import JobState
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 from shoal.training.pytorch.request import FunctionResult
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL

@@ -38,7 +38,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, watchdog
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import artifacts, queries, working_folder
+from shoal.jobs.files import artifacts, staged_queries, working_folder
 from shoal.jobs.files import staging as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
@@ -448,7 +448,7 @@ class TestDriver:
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
     def test_its_row_ends_it(self, store, spec, monkeypatch):
-        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "WATCHDOG_PERIOD_S", 0.01)
 
         def cancelled(*_: object, **__: object) -> None:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
@@ -463,15 +463,15 @@ class TestDriver:
 
     @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
     def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
-        monkeypatch.setattr(watchdog, "_PERIOD_S", 0.01)
-        monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 0.01)
+        monkeypatch.setattr(watchdog, "WATCHDOG_PERIOD_S", 0.01)
+        monkeypatch.setattr(watchdog, "HEARTBEAT_S", 0.01)
         seen = []
 
         def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
             on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
             wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
             seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
-            monkeypatch.setattr(watchdog, "_HEARTBEAT_S", 60.0)
+            monkeypatch.setattr(watchdog, "HEARTBEAT_S", 60.0)
             on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
             if error is not None:
                 raise error
@@ -770,7 +770,7 @@ class TestWindows:
         dataset = DatasetSpec(sql="SELECT 1", connection="w")
         spec = window.model_copy(update={"dataset": dataset, "run_config": RunConfig()})
         attempts.ask(store, Order("job", "retrain", "cli:me@here", spec.document(), {"gcs": "g"}, None), 0.0)
-        [location] = queries.locations(spec, KEY).values()
+        [location] = staged_queries.locations(spec, KEY).values()
         base, _, name = location.rpartition("/")
         with staged_data.staged(base, name):
             pass

@@ -294,7 +294,7 @@ RANKING = {"metric": "ndcg@4", "metrics": ["ndcg"], "label_col": "relevance"}
     ],
 )
 def test_decision_and_sentence(gate: Gate, monkeypatch, capsys, play, reason, champion, sentence):
-    monkeypatch.setattr(promotion, "_LOCK_TTL_S", 0.0)  # who is paused has lost the lock
+    monkeypatch.setattr(promotion, "PROMOTION_LOCK_TTL_S", 0.0)  # who is paused has lost the lock
 
     outcome = play(gate)
 

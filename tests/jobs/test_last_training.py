@@ -29,7 +29,7 @@ from shoal.jobs import (
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import queries
+from shoal.jobs.files import staged_queries
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -86,7 +86,7 @@ class Nights:
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)
-            result = boosting.work(queries.staged(spec, key, self.secrets), place)
+            result = boosting.work(staged_queries.staged(spec, key, self.secrets), place)
             state = JobState.SUCCEEDED
         finally:
             plain = result and result.model_dump(mode="json")

@@ -42,7 +42,7 @@ def dead() -> dict[str, Any]:
 @pytest.fixture
 def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
-    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
     began = stamps.monotonic()
     monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
     token_path(POOL).write_text(TOKEN)

@@ -34,7 +34,7 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
-from shoal.training.claims import MARKER
+from shoal.training.artifact_claims import MARKER
 from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig

@@ -18,7 +18,7 @@ from shoal.jobs.prediction import planning, worker
 from shoal.jobs.prediction.output_files import MARKER, Output
 from shoal.jobs.prediction.planning import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 
 DATASET = {"paths": ["/data/today"]}
 PART = "part-000000000000-2.parquet"

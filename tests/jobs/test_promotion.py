@@ -136,7 +136,7 @@ def registry(
     either_store: object, mlflow_uri: str, logged: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Registry:
     """A champion with a loss of 0.9, and a lock that whoever holds it loses at once to the next."""
-    monkeypatch.setattr(promotion, "_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(promotion, "PROMOTION_LOCK_TTL_S", 0.0)
     mlflow.set_tracking_uri(mlflow_uri)
     registry = Registry(mlflow_uri, logged, request.node.name)
     assert registry.challenge(0.9).decision.promote

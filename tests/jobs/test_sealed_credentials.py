@@ -16,8 +16,9 @@ from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.remote.handover import PATIENCE_S, AttemptTakenError, receive
+from shoal.jobs.remote.handover import AttemptTakenError, receive
 from shoal.jobs.remote.sealing import DriverKey, SealError, seal
+from shoal.jobs.tunables import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool
@@ -67,7 +68,7 @@ def row(handle: JobHandle) -> Job:
 
 def received(handle: JobHandle, *waiting: JobHandle) -> Secrets | None:
     """What a driver receives if these handles wait for the job."""
-    clock = iter(range(0, int(PATIENCE_S) + 61, 60))
+    clock = iter(range(0, int(CREDENTIALS_PATIENCE_S) + 61, 60))
 
     def sleep(_: float) -> None:
         for each in waiting:

@@ -39,8 +39,8 @@ from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.lost_attempts import HEAD_PATIENCE_S
 from shoal.jobs.results import JobResult
+from shoal.jobs.tunables import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, engines
@@ -417,7 +417,7 @@ def test_a_holder_of_any_length_and_any_characters_owns_what_it_asked_for(
     either_store, store, head, submit, held, spec, monkeypatch, holder
 ):
     """A DAG id and a run id may have 250 characters each; the columns had 255, which only PostgreSQL enforces."""
-    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
     pool = ComputePool(POOL, holder=holder, store=store)
     pool.lease(2, is_async=True)
     pool.lease(1, is_async=True)

@@ -291,7 +291,7 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
 
 
 def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch):
-    monkeypatch.setattr("shoal.pool.api.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
     queue.submit("first")
     second = queue.submit("second")
     pool = ComputePool(POOL, holder="airflow:dag/run", store=queue.store, clock=lambda: queue.now)

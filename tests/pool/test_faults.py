@@ -26,11 +26,12 @@ SCALE = """
 from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
-import shoal.pool.api as api
-api.ensure_running = lambda: None
+from shoal.pool import reconciler
+from shoal.pool.api import ComputePool
+reconciler.ensure_running = lambda: None
 from shoal.errors import ShoalError
 try:
-    print("scaled", api.ComputePool("tiny").scale(3, options={"rollback_after_seconds": 60}))
+    print("scaled", ComputePool("tiny").scale(3, options={"rollback_after_seconds": 60}))
 except ShoalError as error:
     print(type(error).__name__, error)
 """

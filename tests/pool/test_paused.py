@@ -22,10 +22,10 @@ import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
-import shoal.pool.api
+from shoal.pool import reconciler
 from tests.support.tiny_backend import TinyBackend
 
-shoal.pool.api.ensure_running = lambda: None
+reconciler.ensure_running = lambda: None
 stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)
 
 class Pausing(TinyBackend):

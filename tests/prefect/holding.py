@@ -11,7 +11,8 @@ import sys
 from prefect import flow, serve
 from prefect.runtime import flow_run
 
-import shoal.pool.api
+from shoal.pool import reconciler
+from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
 from shoal.prefect import clean_up_run, pool_lease
 from shoal.state import home
@@ -19,7 +20,7 @@ from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
 BACKENDS["local"] = TinyBackend
-shoal.pool.api.ensure_running = lambda: None
+reconciler.ensure_running = lambda: None
 
 
 @flow
@@ -32,7 +33,7 @@ def hold() -> None:
 @flow(on_cancellation=[clean_up_run])
 def leave() -> None:
     """Claim three nodes; their end is up to the hook."""
-    shoal.pool.api.ComputePool("tiny", holder=f"prefect:{flow_run.id}").lease(3)
+    ComputePool("tiny", holder=f"prefect:{flow_run.id}").lease(3)
     wait()
 
 

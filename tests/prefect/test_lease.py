@@ -322,12 +322,12 @@ _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS
-import shoal.pool.api
+from shoal.pool import reconciler
 from shoal.prefect import pool_lease
 from tests.support.tiny_backend import TinyBackend
 
 BACKENDS["local"] = TinyBackend
-shoal.pool.api.ensure_running = lambda: None
+reconciler.ensure_running = lambda: None
 
 @flow
 def killed():

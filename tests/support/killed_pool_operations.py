@@ -103,9 +103,9 @@ def carry_out(pool: str, operation: str, die_at: str) -> list[str]:
 
 
 def main() -> None:
-    import shoal.pool.api as api
+    from shoal.pool import reconciler
 
-    api.ensure_running = lambda: None  # whoever acts or sweeps does it all
+    reconciler.ensure_running = lambda: None  # whoever acts or sweeps does it all
     print("\n".join(carry_out(*sys.argv[1:4])))
 
 

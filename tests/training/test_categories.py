@@ -20,9 +20,9 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.checkpoints import Segment
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.rows import Columns, Part
-from shoal.training.boosting.task import Task
 from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.categories import note

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from shoal import __version__
 from shoal.cli import doctor, history, init, interrupts, jobs, models, pools, ui
-from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
+from shoal.cli.exit_codes import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
 

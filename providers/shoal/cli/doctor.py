@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from shoal.cli.exits import ExitCode
+from shoal.cli.exit_codes import ExitCode
 from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
 

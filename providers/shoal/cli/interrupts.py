@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from shoal.cli.exits import InterruptedCommandError
+from shoal.cli.exit_codes import InterruptedCommandError
 
 _STDERR = 2
 _UNFINISHED = "interrupted before everything was undone: see what is left with `shoal pool list` and `shoal jobs list`"

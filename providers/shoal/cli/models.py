@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.durations import duration
-from shoal.cli.exits import ExitCode
+from shoal.cli.exit_codes import ExitCode
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 
 if TYPE_CHECKING:

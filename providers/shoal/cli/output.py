@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.exits import InterruptedCommandError, exit_code
+from shoal.cli.exit_codes import InterruptedCommandError, exit_code
 from shoal.errors import ScaleError
 from shoal.redaction import redact
 

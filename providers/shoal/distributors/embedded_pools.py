@@ -14,12 +14,9 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.spec import PoolSpec
+from shoal.pool.tunables import IDLE_TIMEOUT
 from shoal.state.home import home
 from shoal.state.store import default_url
-
-_IDLE_TIMEOUT_S = 900.0
-"""Seconds without a call after which the embedded pool of a process goes down. A notebook whose user reads the results
-for some minutes then still has its pool, and a forgotten notebook does not keep the pool's memory for a day."""
 
 _Key = tuple[object, ...]
 
@@ -69,7 +66,7 @@ def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> 
     """Yield the name of an embedded pool of this process. The pool is started if the process has no pool of this size.
 
     Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
-    call, a pool stays up for the next call until it has been idle for `_IDLE_TIMEOUT_S`, or this process has ended. But
+    call, a pool stays up for the next call until it has been idle for `IDLE_TIMEOUT`, or this process has ended. But
     on a machine with GPUs, a pool that has requested GPUs goes down at once, so that other processes can use the GPUs.
 
     Args:
@@ -136,7 +133,7 @@ def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
                     cpus_per_node=cpus,
                     gpus_per_node=gpus,
                     ray=ray,
-                    idle_timeout=_IDLE_TIMEOUT_S,
+                    idle_timeout=IDLE_TIMEOUT,
                 )
             )
         kept.calls += 1

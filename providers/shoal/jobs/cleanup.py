@@ -25,6 +25,7 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
+from shoal.jobs.tunables import QUEUE_PERIOD_S, SETTLE_EVERY
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import is_here, python_holder
 from shoal.pool.journal import commands
@@ -36,13 +37,6 @@ from shoal.state.locks import open_locked
 from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
-
-_QUEUE_PERIOD_S = 1.0
-"""Seconds between two checks of the queues by the process that starts waiting jobs."""
-
-_SETTLE_EVERY = 30
-"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
-any more, for example after their timeout."""
 
 _AT_ONCE = 1000
 """Largest number of running jobs, and of pending jobs, that one sweep checks."""
@@ -208,9 +202,9 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
         while mine and store.exists() and (pools := _pools_with_queue(store)):
             for pool in pools:
                 start_next(store, pool)
-            sleep(_QUEUE_PERIOD_S)
+            sleep(QUEUE_PERIOD_S)
             rounds += 1
-            if rounds % _SETTLE_EVERY == 0:
+            if rounds % SETTLE_EVERY == 0:
                 settle_jobs()
 
 

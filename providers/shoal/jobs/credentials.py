@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shoal import redaction
-from shoal.data.queries import CONNECTION_PREFIX, connection_variable
+from shoal.data.query_syntax import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
 from shoal.state.home import subfolder
 from shoal.training.locations import absolute_database

@@ -35,9 +35,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.lost_attempts import (
-    FAR_SUBMISSION_GRACE_S,
     PATIENCE_S,
-    SUBMISSION_GRACE_S,
     Lost,
     Missing,
     Silence,
@@ -48,12 +46,23 @@ from shoal.jobs.lost_attempts import (
     pool_endpoint,
     submitter_is_gone,
 )
-from shoal.jobs.polling import HEAD_CHECK_S, SHORTEST_PAUSE_S, PollTimer, bounded_pause, pause_after, turn_check_s
+from shoal.jobs.polling import PollTimer, bounded_pause, pause_after, turn_check_s
 from shoal.jobs.queue_order import Place
 from shoal.jobs.remote import handover, package
 from shoal.jobs.remote.package import Package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.tunables import (
+    CLEAN_UP_PATIENCE_S,
+    CLEAN_UP_PERIOD_S,
+    FAR_SUBMISSION_GRACE_S,
+    HEAD_CHECK_S,
+    ORPHAN_GRACE_S,
+    SHORTEST_PAUSE_S,
+    STOP_PATIENCE_S,
+    SUBMISSION_GRACE_S,
+    TURN_PATIENCE_S,
+)
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, driver_command
@@ -65,24 +74,6 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
 from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
-
-_ORPHAN_GRACE_S = 60.0
-"""Seconds for which a process other than the driver still waits, after a job's `orphan_after` has passed, before it
-ends the job. The driver's watchdog, a thread that checks every 2 s, normally ends the job before that time."""
-
-_TURN_PATIENCE_S = 4.0
-"""Seconds for which the pool must have had room for a waiting job of another process before this process starts that
-job. A process that waits for its job starts the job within 2 s, but no process waits for a detached job."""
-
-_STOP_PATIENCE_S = 15.0
-"""Seconds for which `cancel` waits for the driver's end. The head kills a driver 3 s after SIGTERM, so 15 s are
-normally enough."""
-
-_CLEAN_UP_PATIENCE_S = 5.0
-"""Seconds for which `wait` lets a driver clean up after it has stored the result. The clean-up took 0.1 s when
-measured."""
-
-_CLEAN_UP_POLL_S = 0.05
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -419,7 +410,7 @@ class JobHandle:
             PoolElsewhereError: The pool is bound to another machine.
             JobError: The head refused the request.
         """
-        until = self._monotonic() + _STOP_PATIENCE_S
+        until = self._monotonic() + STOP_PATIENCE_S
         stopped = False
         while self._monotonic() < until:
             view = look(self._store, job, self._endpoint_of)
@@ -564,7 +555,7 @@ class JobHandle:
         self._place = line.places.get(self._key)
         now = self._monotonic()
         self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}
-        overdue = [key for key, since in self._room_since.items() if now - since > _TURN_PATIENCE_S]
+        overdue = [key for key, since in self._room_since.items() if now - since > TURN_PATIENCE_S]
         try:
             if self._key in line.free_for or not line.has_nodes or self._has_waited_too_long(job):
                 self.start_if_room()
@@ -617,7 +608,7 @@ class JobHandle:
             pid = job.submitter and job.submitter["pid"]
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
             return self.end_pending(job, JobState.FAILED, why)
-        if self._is_orphan(job, _ORPHAN_GRACE_S):
+        if self._is_orphan(job, ORPHAN_GRACE_S):
             reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
             return self._cancel(job, {job.state}, reason)
         long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > FAR_SUBMISSION_GRACE_S
@@ -822,9 +813,9 @@ class JobHandle:
 
         Without this wait, the caller could take the pool down before the driver has ended the MLflow run.
         """
-        until = self._monotonic() + _CLEAN_UP_PATIENCE_S
+        until = self._monotonic() + CLEAN_UP_PATIENCE_S
         while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
-            self._sleep(_CLEAN_UP_POLL_S)
+            self._sleep(CLEAN_UP_PERIOD_S)
 
     def _stop(self) -> bool:
         try:

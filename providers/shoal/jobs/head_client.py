@@ -8,16 +8,9 @@ from typing import Self
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from shoal.errors import JobError
+from shoal.jobs.tunables import HEAD_TIMEOUT_S, SUBMIT_ATTEMPTS
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.endpoint import Endpoint
-
-_TIMEOUT_S = 30.0
-"""Time limit in seconds for one request. A submission to a Ray cluster waits for a process of Ray on the head, the
-agent, which took up to 10 s on a busy 2-core machine."""
-
-_SUBMIT_ATTEMPTS = 6
-"""Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
-500 for about 5 s; 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):
@@ -54,11 +47,11 @@ class JobClient(RayHead):
     def __init__(self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0) -> None:
         retrying = Retrying(
             retry=retry_if_exception_type((HeadBusyError, _SlowError)),
-            stop=stop_after_attempt(_SUBMIT_ATTEMPTS),
+            stop=stop_after_attempt(SUBMIT_ATTEMPTS),
             wait=wait_exponential(multiplier=wait, max=4 * wait),
             reraise=True,
         )
-        super().__init__(api, token, ca=ca, timeout_s=_TIMEOUT_S, retrying=retrying, error=self._job_error)
+        super().__init__(api, token, ca=ca, timeout_s=HEAD_TIMEOUT_S, retrying=retrying, error=self._job_error)
 
     @classmethod
     def at(cls, endpoint: Endpoint) -> Self:
@@ -73,7 +66,7 @@ class JobClient(RayHead):
         head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"
         match failure.problem:
             case Problem.SLOW:
-                return _SlowError(f"{head} has not answered for {_TIMEOUT_S:.0f} s")
+                return _SlowError(f"{head} has not answered for {HEAD_TIMEOUT_S:.0f} s")
             case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
                 return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
                     f"the pool's head does not answer at {self._api} ({failure.reason}): "

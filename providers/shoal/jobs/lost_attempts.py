@@ -9,29 +9,12 @@ from enum import Enum, auto
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.tunables import FAR_HEAD_PATIENCE_S, FAR_SUBMISSION_GRACE_S, HEAD_PATIENCE_S, SUBMISSION_GRACE_S
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Pool, PoolState
-
-HEAD_PATIENCE_S = 45.0
-"""Seconds without an answer from a pool's head after which the pool's jobs count as lost. The limit is longer than the
-8 to 20 s that the replacement of a head took on 2 busy cores."""
-
-FAR_HEAD_PATIENCE_S = 300.0
-"""Same limit as `HEAD_PATIENCE_S`, for a head on another machine that the network does not reach. Jobs go on while a
-network link is down, and its repair may take minutes."""
-
-SUBMISSION_GRACE_S = 20.0
-"""Seconds for which a pending job may be unknown to the pool's head. After that time, another process that waits for
-the job sends the job to the head. The time is longer than the 15 s for which the submitter retries, because only the
-submitter has the credentials from the spec's URIs."""
-
-FAR_SUBMISSION_GRACE_S = 300.0
-"""Same limit as `SUBMISSION_GRACE_S`, for a submitter on another host, because this host cannot check whether a process
-on another host lives. The limit is far above the 15 s for which the submitter retries, and above the difference between
-two hosts' clocks."""
 
 _SIGKILLED = (-9, 137)
 """Exit codes of a process that SIGKILL ended: -9 as Python reports it, 137 as a shell reports it."""

@@ -6,42 +6,20 @@ ends itself.
 
 from __future__ import annotations
 
+from shoal.jobs.tunables import (
+    LONGEST_PAUSE_S,
+    POLL_PERIOD_S,
+    POLLS_PER_ORPHAN_AFTER,
+    SHORTEST_PAUSE_S,
+    TURN_CHECK_PER_PLACE_S,
+    TURN_CHECK_S,
+)
 from shoal.state.schema import Job
-
-SHORTEST_PAUSE_S = 0.1
-"""Shortest pause in seconds between two reads of a job's row. From 1 s of waiting on, the pause is a tenth of the time
-waited, up to `_LONGEST_PAUSE_S`. So a waiting process notices the end of its job after at most a tenth of the time
-waited."""
-
-_LONGEST_PAUSE_S = 2.0
-"""Longest pause in seconds between two reads of a job's row. The pause is not shorter because 200 processes that read
-every second made `shoal jobs list` take three times as long."""
-
-HEAD_CHECK_S = 3.0
-"""Seconds between two requests to the head that ask whether the driver still runs. The requests are necessary because a
-killed driver cannot record its end."""
-
-_TURN_CHECK_S = 0.5
-"""Seconds between two checks whether a waiting job may start, before the seconds for the job's place in the queue are
-added."""
-
-_TURN_CHECK_PER_PLACE_S = 0.2
-"""Seconds to add to `_TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
-processes make 13 checks a second together, and 200 make 20. The processes of the jobs that start next check most
-often."""
-
-_PERIOD_S = 30.0
-"""Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
-that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
-
-_PER_ORPHAN_AFTER = 3
-"""Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
-itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
     """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
-    return min(max(SHORTEST_PAUSE_S, wanted_s), _LONGEST_PAUSE_S)
+    return min(max(SHORTEST_PAUSE_S, wanted_s), LONGEST_PAUSE_S)
 
 
 def pause_after(waited_s: float) -> float:
@@ -59,7 +37,7 @@ def turn_check_s(position: int) -> float:
     Args:
         position: Position of the job in the queue, from 1.
     """
-    return _TURN_CHECK_S + _TURN_CHECK_PER_PLACE_S * position
+    return TURN_CHECK_S + TURN_CHECK_PER_PLACE_S * position
 
 
 class PollTimer:
@@ -85,7 +63,9 @@ class PollTimer:
         if job.last_polled_at != self._seen:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at
-        period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
+        period = min(
+            POLL_PERIOD_S, (job.orphan_after or POLL_PERIOD_S * POLLS_PER_ORPHAN_AFTER) / POLLS_PER_ORPHAN_AFTER
+        )
         # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
         # `last_polled_at`. If it is negative, the age of the last update is not known, so a new update is due.
         return not 0 <= now - self._since < period

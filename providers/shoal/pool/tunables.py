@@ -12,6 +12,10 @@ LEASE_TTL = 900.0
 """Default time after which a lease expires if it is not renewed. An orchestrator that polls slowly can still renew the
 lease several times within this time. A run that has died keeps its nodes for at most this time."""
 
+IDLE_TIMEOUT = 900.0
+"""Time without a call after which the embedded pool of a process goes down. A notebook whose user reads the results for
+some minutes then still has its pool, and a forgotten notebook does not keep the pool's memory for a day."""
+
 JOB_LEASE_TTL = 60.0
 """Time after which the lease of a job expires if the submitting process dies before the job is submitted. The
 submitting process renews the lease every 20 s. A write to a busy SQLite store may take 30 s, so a shorter time would

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.errors import StoreError
 from shoal.state.engines import parsed, sqlite_file
 from shoal.state.host import host_id
-from shoal.state.private import keep_home_private
+from shoal.state.private_folders import keep_home_private
 
 
 def home() -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from shoal.errors import StoreError
-from shoal.state.explain import shown
+from shoal.state.database_errors import shown
 
 SCHEMA_VERSION = "0014"
 """Newest revision in `migrations/versions`."""

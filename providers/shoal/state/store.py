@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from shoal.state import engines, migrate
-from shoal.state.explain import explain
+from shoal.state.database_errors import explain
 from shoal.state.home import home
 from shoal.state.signals import uninterrupted
 

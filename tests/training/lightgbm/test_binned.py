@@ -12,8 +12,8 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part, ShardRows
-from shoal.training.boosting.task import Task
 from shoal.training.lightgbm.bin_sample import sample, shares
 from shoal.training.lightgbm.binning import find_bins
 from shoal.training.lightgbm.dataset import Binned

@@ -23,8 +23,8 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.training.artifact_claims import MARKER, Claim
 from shoal.training.capacity import Node
-from shoal.training.claims import MARKER, Claim
 from shoal.training.gang.placement import GangShape
 from shoal.training.mlflow.models import adopt_model
 from shoal.training.progress import Progress

@@ -24,7 +24,7 @@ from shoal.distributors.pytorch import (
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
 from shoal.training import restarts
-from shoal.training.claims import MARKER
+from shoal.training.artifact_claims import MARKER
 from shoal.training.gang import lifeline
 from shoal.training.gang.gang import Gang
 from shoal.training.pytorch import engine

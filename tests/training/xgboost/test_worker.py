@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from shoal.data import DataConnector
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting.checkpoints import Checkpoint, Segment
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
-from shoal.training.boosting.task import Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import GangContext, gang_context
-from shoal.training.host import memory
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error
@@ -53,12 +50,6 @@ def predictions(raw: bytes, rows: Path) -> np.ndarray:
     return xgboost.Booster(model_file=bytearray(raw)).inplace_predict(values)
 
 
-@pytest.fixture
-def own_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
 def test_the_model_is_the_same_from_memory_and_from_disk(rows: Path, own_temp: Path) -> None:
     in_memory, on_disk = session(rows), session(rows, external_memory=True)
     assert in_memory.pages is None
@@ -67,25 +58,6 @@ def test_the_model_is_the_same_from_memory_and_from_disk(rows: Path, own_temp: P
     assert (in_memory.prepared.passes, on_disk.prepared.passes) == (1, 3)
     on_disk.close()
     assert list(own_temp.iterdir()) == []
-
-
-def test_rows_that_do_not_fit_in_memory_go_to_disk_unless_that_is_forbidden(
-    rows: Path, own_temp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 200_000)
-    on_disk = session(rows)
-    assert on_disk.prepared.external_memory
-    on_disk.close()
-    assert not session(rows, external_memory=False).prepared.external_memory
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000)
-    assert not session(rows).prepared.external_memory
-
-
-def test_what_a_killed_worker_left_is_removed(rows: Path, own_temp: Path) -> None:
-    (own_temp / "shoal-pages-999999999-x").mkdir()
-    of = session(rows, external_memory=True)
-    assert [folder.name.split("-")[2] for folder in own_temp.iterdir()] == [str(os.getpid())]
-    of.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.results import JobTimes
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 from shoal.training.progress import OnProgress
 
 

@@ -19,6 +19,7 @@ from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
+from shoal.jobs.tunables import METRICS_PERIOD_S
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.mlflow.job_run import MOVED_NOTE
 from shoal.training.pytorch.program import Program
@@ -26,10 +27,6 @@ from shoal.training.pytorch.train_func import call_imported, imported
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow.tracking import Run
-
-_SEND_EVERY_SECONDS = 1.0
-"""Seconds between two calls to MLflow. Metrics are buffered between the calls, because a call takes at least 10 ms,
-which is the time of many training steps."""
 
 _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""
@@ -85,7 +82,7 @@ class _Sender:
         return tuple(self._peaks.get(rank, {}) for rank in range(num_workers))
 
     def _send_at_times(self) -> None:
-        if time.monotonic() - self._sent >= _SEND_EVERY_SECONDS:
+        if time.monotonic() - self._sent >= METRICS_PERIOD_S:
             self._send()
 
     def _send(self) -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import threading
 import time
 
+from shoal.jobs.tunables import LEAVING_PERIOD_S
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 from shoal.training import cluster
-
-_PERIOD_S = 5.0
-"""Seconds between two checks of the nodes. AWS announces the end of a spot machine 120 s before the end."""
 
 
 class LeavingWatch:
@@ -64,7 +62,7 @@ class LeavingWatch:
         self._told |= leaving
 
     def _run(self) -> None:
-        while not self._done.wait(_PERIOD_S):
+        while not self._done.wait(LEAVING_PERIOD_S):
             try:
                 self.look()
             except Exception as error:  # the store or Ray may not answer now; the next check tries again

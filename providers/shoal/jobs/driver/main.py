@@ -30,7 +30,7 @@ from shoal.jobs.driver.leaving import LeavingWatch
 from shoal.jobs.driver.stopwatch import Stopwatch
 from shoal.jobs.driver.watchdog import Reason, Watchdog, job_nodes
 from shoal.jobs.environment import modules
-from shoal.jobs.files import queries, staging, working_folder
+from shoal.jobs.files import staged_queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
@@ -133,7 +133,7 @@ class Driver:
         stored = self._store_end(end)
         with act(JobStep.TIDY):
             with _logged("the rows of SQL queries could not be removed"):
-                staging.discard(queries.locations(self._spec, self._key).values())
+                staging.discard(staged_queries.locations(self._spec, self._key).values())
             with _logged("staged data could not be removed"):
                 staging.give_up(self._key, self._spec.staged())
             with _logged("the working folder could not be removed"):
@@ -298,7 +298,7 @@ class Driver:
             begun=self._begun,
             stopwatch=self._stopwatch,
         )
-        spec = queries.staged(self._spec, self._key, self._secrets)
+        spec = staged_queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
             return function.work(spec, place)
         if isinstance(spec, PredictJobSpec):

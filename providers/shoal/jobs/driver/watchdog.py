@@ -18,6 +18,7 @@ from typing import Any
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.tunables import HEARTBEAT_S, SIGTERM_GRACE_S, WATCHDOG_PERIOD_S
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
 from shoal.pool.tunables import LEASE_TTL
@@ -25,18 +26,6 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.gang.gang import nodes_in_use
 from shoal.training.progress import Progress
-
-_PERIOD_S = 2.0
-"""Seconds between two reads of the job's row. The period need not be shorter, because the head's SIGTERM usually ends
-a cancelled job sooner."""
-
-_HEARTBEAT_S = 5.0
-"""Shortest time in seconds between two heartbeats. The time is not shorter because each heartbeat of every running job
-is a write to the store."""
-
-_GRACE_S = 10.0
-"""Seconds that the main thread has after SIGTERM to end the workers and record the end, before the watchdog ends the
-process."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +172,7 @@ class Watchdog:
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
                 if self._budget is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
-                self._beat_at = now + _HEARTBEAT_S
+                self._beat_at = now + HEARTBEAT_S
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(
@@ -197,7 +186,7 @@ class Watchdog:
         return job, reason
 
     def _run(self) -> None:
-        while not self._done.wait(_PERIOD_S):
+        while not self._done.wait(WATCHDOG_PERIOD_S):
             try:
                 job, self.reason = self.look()
             except StoreError:
@@ -206,7 +195,7 @@ class Watchdog:
                 self._renew_lease(job)
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
-            if not self._done.wait(_GRACE_S):
+            if not self._done.wait(SIGTERM_GRACE_S):
                 # `os._exit` does no harm: the job's files are either complete or absent, and the next process that
                 # polls the job records the job's end.
                 os._exit(1)

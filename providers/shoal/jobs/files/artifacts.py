@@ -18,7 +18,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.state import Store
 from shoal.training import locations
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult

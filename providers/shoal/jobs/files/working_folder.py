@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.state import Store
 from shoal.state.home import subfolder
-from shoal.state.private import remove_folder
+from shoal.state.private_folders import remove_folder
 from shoal.state.schema import Job, Pool
 
 _FOLDER = "work"

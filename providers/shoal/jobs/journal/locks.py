@@ -13,15 +13,12 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import JobError, StoreError
 from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.tunables import LOCK_PERIOD_S
 from shoal.state import Store
 from shoal.state.schema import Lock
 from shoal.state.stamps import shared_now
 
 log = logging.getLogger(__name__)
-
-_POLL_S = 0.2
-"""Seconds between two tries to take a lock. The time is short enough because a lock is usually held for about a
-second."""
 
 
 _Claim = tuple[str, float]
@@ -103,7 +100,7 @@ def store_lock(
             seen, since = claim, monotonic()
         if monotonic() - began > patience:
             raise JobError(f'other processes held the lock "{name}" for {patience:.0f} s: try again later')
-        sleep(_POLL_S)
+        sleep(LOCK_PERIOD_S)
     try:
         yield held
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from shoal.data.filter_syntax import Scalar, builtin_value, describe_filters
-from shoal.data.queries import connection_variable, narrowed_query
+from shoal.data.query_syntax import connection_variable, narrowed_query
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials

@@ -42,16 +42,12 @@ from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register
+from shoal.jobs.tunables import PROMOTION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-_LOCK_TTL_S = 120.0
-"""Seconds until the lock for an alias expires. A process that holds the lock makes two requests to MLflow, each with a
-default time limit of 120 s. If the requests take longer than 120 s, the process loses the lock, and then compares the
-models in another round and corrects the alias."""
 
 _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
@@ -341,7 +337,7 @@ class _Contest:
         for version in standing.rivals:
             if version not in self.rivals:
                 self.rivals[version] = Candidate(version, self.score_champion(version))
-        with store_lock(self.ledger.store, self.ledger.lock_name, _LOCK_TTL_S) as lock:
+        with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
             alias = _champion(self.client, self.register)
             if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:
                 return None

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.tracking import legal_name
+from shoal.jobs.tunables import REGISTRY_PATIENCE_S
 from shoal.redaction import redact_value
 from shoal.state.engines import sqlite_file
 
@@ -51,9 +52,6 @@ that the tags alone do not show which versions shoal has registered."""
 _MODELS_PER_REQUEST = 1000
 _VERSIONS_PER_REQUEST = 5000
 """Number of versions per request. Databricks allows 10,000."""
-
-_ANSWER_S = 10.0
-"""Seconds that a tracking server has for its first answer. MLflow's own client tries for several minutes."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Registry:
             if uri.startswith(("http://", "https://")):
                 # Any answer shows that the server can be reached. The request has no credentials, so the server's
                 # certificate is not checked here; MLflow checks it.
-                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=_ANSWER_S, verify=False)
+                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
             client = tracking.connect(uri)
         return cls(client, redact_value(client._registry_uri))
 

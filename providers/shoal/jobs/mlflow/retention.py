@@ -26,14 +26,12 @@ from shoal.jobs.mlflow.registry import (
     is_missing,
     quoted,
 )
+from shoal.jobs.tunables import DELETION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-_LOCK_TTL_S = 120.0
-"""Seconds until the lock for an alias expires. The lock is held for at most four requests to MLflow."""
 
 _YOUNGEST = timedelta(days=1)
 """Smallest legal age of a version that is deleted. The job of a younger version may still compare the version with the
@@ -206,7 +204,7 @@ class _Deletion:
 
         number = str(version.version)
         with ExitStack() as stack, answering(self.registry.uri):
-            locks = [stack.enter_context(store_lock(self.store, name, _LOCK_TTL_S)) for name in lock_names]
+            locks = [stack.enter_context(store_lock(self.store, name, DELETION_LOCK_TTL_S)) for name in lock_names]
             try:
                 shared = self._is_shared(version)
                 with transaction(self.store, RetentionStep.CHECK) as session:

@@ -16,7 +16,7 @@ from shoal.jobs.prediction.output_files import Output
 from shoal.jobs.prediction.planning import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang

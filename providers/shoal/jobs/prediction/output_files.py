@@ -12,8 +12,8 @@ from typing import Any
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.redaction import redacted_errors
-from shoal.training import claims
-from shoal.training.claims import Claim
+from shoal.training import artifact_claims
+from shoal.training.artifact_claims import Claim
 from shoal.training.locations import filesystem
 
 MARKER = "_shoal_predictions.json"
@@ -104,7 +104,7 @@ class Output:
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
-            claim = claims.read(folder)
+            claim = artifact_claims.read(folder)
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
@@ -143,7 +143,7 @@ class Output:
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
-            for stray in set(_list(self.staging)) - expected - {claims.MARKER}:
+            for stray in set(_list(self.staging)) - expected - {artifact_claims.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -231,7 +231,7 @@ class Output:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MARKER, claims.MARKER) or _PART.fullmatch(name) is not None
+    return name in (MARKER, artifact_claims.MARKER) or _PART.fullmatch(name) is not None
 
 
 def _remove(folder: Path) -> None:

@@ -16,16 +16,9 @@ from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.remote.sealing import DriverKey, seal
+from shoal.jobs.tunables import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-
-PATIENCE_S = 600.0
-"""Seconds for which a driver waits for its credentials. A process that waits for the job sends the credentials within
-seconds. For a deferred task, Airflow first has to start a worker process, which may take minutes if Airflow is busy."""
-
-_POLL_S = 0.5
-"""Seconds between two reads of the attempt's row by a driver that waits for credentials."""
-
 
 _TAKEN = "the attempt has ended, or another driver runs it"
 
@@ -64,18 +57,18 @@ def receive(
     driver_key = DriverKey()
     if not patiently(store, lambda: sealed_credentials.ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
-    until = monotonic() + PATIENCE_S
+    until = monotonic() + CREDENTIALS_PATIENCE_S
     while monotonic() < until:
         found = patiently(store, lambda: sealed_credentials.sealed_for(store, key, driver_key.public))
         if found is None:
             raise AttemptTakenError(_TAKEN)
         if found:
             return Secrets.loads(driver_key.open(found, key.submission_id))
-        sleep(_POLL_S)
+        sleep(CREDENTIALS_PERIOD_S)
     raise JobError(
-        f"no process has sent this job's credentials for {PATIENCE_S / 60:.0f} minutes: a process that waits for the "
-        "job sends them, and has ended or cannot reach the store. Submit the job again, and let that process run "
-        "until the job has started"
+        f"no process has sent this job's credentials for {CREDENTIALS_PATIENCE_S / 60:.0f} minutes: a process that "
+        "waits for the job sends them, and has ended or cannot reach the store. Submit the job again, and let that "
+        "process run until the job has started"
     )
 
 

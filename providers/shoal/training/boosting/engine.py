@@ -23,9 +23,9 @@ from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError,
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
 from shoal.training.boosting.inputs import REPLICATED_ROWS, checked_data, shard_datasets
+from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import start_ahead

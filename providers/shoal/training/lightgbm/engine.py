@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training import cluster
+from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.lightgbm.bin_sample import shares
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening

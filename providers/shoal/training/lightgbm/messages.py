@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.boosting.task import Task
+from shoal.training.boosting.messages import Task
 
 if TYPE_CHECKING:
     import numpy as np

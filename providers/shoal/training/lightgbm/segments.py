@@ -14,8 +14,8 @@ from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
+from shoal.training.boosting.messages import Boosted, Task
 from shoal.training.boosting.progress import RoundReporter
-from shoal.training.boosting.task import Boosted, Task
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext
 from shoal.training.host import memory

@@ -18,8 +18,8 @@ from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Segment
+from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
-from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory

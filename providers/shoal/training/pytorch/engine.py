@@ -17,7 +17,7 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape

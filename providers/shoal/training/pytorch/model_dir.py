@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.claims import Claim
+from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.locations import filesystem
 

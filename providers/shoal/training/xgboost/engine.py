@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.task import Prepared, Task
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, gpu_problem, has_cuda

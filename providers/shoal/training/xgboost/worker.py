@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,26 +21,18 @@ from xgboost.core import XGBoostError
 from shoal.data.planning.row_groups import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
+from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
-from shoal.training.boosting.task import Boosted, Prepared, Task
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.categories import feature_types, note
+from shoal.training.xgboost.external_memory import page_folder
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import is_stochastic, own_message
-
-# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If the quantised rows
-# need more, they are kept on disk. The share is below one half, because XGBoost needs about as much memory again while
-# it builds the matrices and trains.
-_MATRIX_FRACTION = 0.4
-# Bytes of memory that a row needs in addition to the numbers of its bins: the label, two gradients and the prediction,
-# with 4 bytes each.
-_BYTES_PER_ROW = 4 * 4
-_PAGES = "shoal-pages-"
 
 
 class _Session:
@@ -63,7 +51,7 @@ class _Session:
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
-        self.pages = self._pages()
+        self.pages = self.open.enter_context(page_folder(task, context.local_world_size))
         self.matrix = self._quantise(task.train, None)
         self.evals = [
             (self.matrix if part is task.train else self._quantise(part, self.matrix), name)
@@ -177,23 +165,6 @@ class _Session:
             for name, metrics in callbacks.history.items()
         }
         return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
-
-    def _pages(self) -> Path | None:
-        """Decide, together with all workers, whether the matrices are kept on disk, and create a folder for them.
-
-        Returns:
-            The folder, or None if the matrices are kept in memory. If one worker needs the disk, all workers use their
-            disks.
-        """
-        wish = self.task.external_memory
-        if wish is None:
-            room = memory.available_bytes() * _MATRIX_FRACTION / self.context.local_world_size
-            parts = {id(part): part for part in (self.task.train, *self.task.eval_sets.values())}.values()
-            wish = sum(_quantised_bytes(part, self.task) for part in parts) > room
-        if not xgboost.collective.allreduce(np.array([int(wish)]), xgboost.collective.Op.MAX)[0]:
-            return None
-        _remove_pages_of_dead_workers()
-        return Path(self.open.enter_context(tempfile.TemporaryDirectory(prefix=f"{_PAGES}{os.getpid()}-")))
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset; all workers must call this together, because they use the same bins.
@@ -336,22 +307,6 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
             f'only one weight per group of "{columns.group}", so give all rows of a group the same weight'
         )
     return each
-
-
-def _remove_pages_of_dead_workers() -> None:
-    """Remove the folders with matrices on disk that killed workers left in the node's temporary folder."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PAGES}*-*"):
-        if not Path("/proc", folder.name.removeprefix(_PAGES).split("-")[0]).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _quantised_bytes(part: Part, task: Task) -> int:
-    """Return the size in bytes that a worker's rows have in memory after they were converted to bins."""
-    # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
-    # category of a categorical column is a bin, so a column with many categories increases the size.
-    bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
-    each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
-    return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
 def _label_check(task: Task) -> CheckLabel | None:

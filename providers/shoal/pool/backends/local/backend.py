@@ -24,7 +24,7 @@ from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
 from shoal.state.home import subfolder
-from shoal.state.private import remove_folder
+from shoal.state.private_folders import remove_folder
 from shoal.state.process import ProcessId
 from shoal.state.temp_folder import (
     ROOT_VARIABLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from shoal.data.queries import connection_variable
+from shoal.data.query_syntax import connection_variable
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets

@@ -1,4 +1,4 @@
-"""The public API of compute pools: the class `ComputePool` and plain functions such as `scale_cluster`."""
+"""The class `ComputePool`, by which all parts of shoal start, scale, lease and end pools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
+from shoal.pool import reconciler
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
@@ -31,14 +31,12 @@ from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import HolderUsage
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.lease_rules import nodes_for
-from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
-from shoal.pool.reconciler import ensure_running
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
-from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, head_endpoint, report_of, status_of
+from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.tunables import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from shoal.pool.backends.ray.preflight import Finding
 
 log = logging.getLogger("shoal.pool")
-
-_ASKED_AT_ONCE = 16
-"""Largest number of pools whose status `report_pools` reads at the same time."""
 
 
 class ComputePool:
@@ -170,7 +165,7 @@ class ComputePool:
                 self._record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:
                 return
-        ensure_running()
+        reconciler.ensure_running()
         self._waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False) -> None:
@@ -359,7 +354,7 @@ class ComputePool:
         if not here:
             return released > 0
         reconcile(self._store, self.name, clock=self._clock)
-        ensure_running()
+        reconciler.ensure_running()
         self._waiting.until_down()
         return released > 0
 
@@ -380,7 +375,7 @@ class ComputePool:
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
             self._record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
-        ensure_running()
+        reconciler.ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
@@ -436,7 +431,7 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.WITHDRAW) as session:
             withdrawn = withdraw(session, operation_id, reason, self._clock())
-        ensure_running()
+        reconciler.ensure_running()
         return withdrawn
 
     def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
@@ -535,7 +530,7 @@ class ComputePool:
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.retire(session, self.name, node, within_s, self._clock())
             self._record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
-        ensure_running()
+        reconciler.ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
@@ -567,7 +562,7 @@ class ComputePool:
             after = budgets.quota_text(pool, storable(team))
             self._record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
-            ensure_running()
+            reconciler.ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return the node-seconds that the leases and jobs of each holder have used, sorted from most to least.
@@ -695,7 +690,7 @@ class ComputePool:
                 except PoolStoppingError:
                     operation_id = ""
                     self._waiting.until_down(on_progress)
-            ensure_running()
+            reconciler.ensure_running()
             self._operation_id = operation_id
             if not is_async:
                 patience = operation.deadline - operation.created_at
@@ -789,128 +784,6 @@ class ComputePool:
                 .order_by(Operation.created_at.desc())
             ).first()
         return last if last and last.state is OperationState.ROLLED_BACK else None
-
-
-def scale_cluster(
-    expected_cluster_size: int,
-    *,
-    pool_name: str | None = None,
-    is_async: bool = False,
-    options: Mapping[str, Any] | None = None,
-    notebook_name: str | None = None,
-) -> bool:
-    """Grow or shrink a pool to a number of nodes, including the head.
-
-    If the nodes are not ready at the deadline, or the call fails in any way, the previous demand is restored and all
-    nodes that this operation started are ended.
-
-    Args:
-        expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
-        pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool is up.
-        is_async: Return as soon as the request is written to the database. The reconciler (a background process on
-            this host) then starts or ends the nodes.
-        options: ``rollback_after_seconds`` is the time until the deadline (default: 720). With
-            ``block_until_min_cluster_size``, the call returns as soon as this number of nodes is ready. The other nodes
-            may still start until the deadline. Then the demand is set to the number of ready nodes.
-        notebook_name: Alias of `pool_name` that accepts any text, such as ``'"MY_NOTEBOOK"'``, which names the pool
-            ``my-notebook``; see `shoal.pool.names.pool_name_of`.
-
-    Returns:
-        True when all nodes, or the minimum, are ready. With `is_async`: True when the request is accepted.
-
-    Raises:
-        InvalidArgumentError: The size or an option is invalid. Nothing was changed.
-        PoolNotFoundError: No pool has this name. Nothing was changed.
-        PoolDownError: The pool is down. Start it with `ComputePool.up`.
-        ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
-    """
-    from_notebook = pool_name_of(notebook_name) if notebook_name else None
-    if pool_name and from_notebook and pool_name != from_notebook:
-        raise InvalidArgumentError(
-            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} (pool {from_notebook!r}) differ: "
-            "pass only one of them"
-        )
-    size = checked_size(expected_cluster_size)
-    # Check the options first, so that wrong options are reported even if the store cannot be opened.
-    ScaleOptions.for_size(options, size)
-    return ComputePool(pool_name or from_notebook).scale(size, is_async=is_async, options=options)
-
-
-def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
-    """Return the nodes that are ready to work, the head first, as ``[{"name": …, "cpus": …, "gpus": …}, …]``.
-
-    Raises:
-        PoolNotFoundError: No pool has this name.
-    """
-    return ComputePool(pool_name).get_nodes()
-
-
-def describe_pool(pool_name: str | None = None) -> PoolStatus:
-    """Return a pool's current status: state, limits, target size, nodes, leases (granted and waiting) and last
-    operation.
-
-    Raises:
-        PoolNotFoundError: No pool has this name.
-    """
-    return ComputePool(pool_name).describe()
-
-
-def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
-    """Change a pool's MIN_NODES and MAX_NODES. The reconciler starts nodes if MIN_NODES was raised.
-
-    Raises:
-        PoolNotFoundError: No pool has this name.
-        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below the base demand, below the nodes that
-            the granted leases take together, or below the size of a waiting lease.
-    """
-    ComputePool(pool_name).alter(min_nodes=min_nodes, max_nodes=max_nodes)
-
-
-def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolStatus]:
-    """Return the status of every pool in the store.
-
-    Args:
-        store: The state store.
-        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
-    """
-    return [report.status for report in report_pools(store, embedded=embedded)]
-
-
-def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolReport]:
-    """Return the status and the operations of every pool in the store. The number of database queries does not depend
-    on the number of pools.
-
-    Args:
-        store: The state store.
-        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
-    """
-    with (store or Store()).reading() as session:
-        snapshots = rows.load_all(session)
-    listed = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
-    now = time.time()
-    # The head of a remote pool may take seconds to answer, so several pools are queried at the same time.
-    with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
-        return list(threads.map(lambda snapshot: report_of(snapshot, now), listed))
-
-
-def sweep(store: Store | None = None) -> list[str]:
-    """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
-    safe to call at any time."""
-    store = store or Store()
-    did = sweep_nodes(store)
-    history.record_sweep(store, did, holder=python_holder())
-    return did
-
-
-def sweep_nodes(store: Store) -> list[str]:
-    """End the nodes on this host that no pool needs any more, and return one sentence for each action. Unlike `sweep`,
-    this function adds no line to the record of actions."""
-    did = _sweep.sweep(store)
-    with store.reading() as session:
-        alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
-    if alive:
-        ensure_running()
-    return did
 
 
 def _nodes(count: int) -> str:

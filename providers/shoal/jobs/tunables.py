@@ -1,0 +1,131 @@
+"""Time limits, intervals and grace periods of jobs, each with the reason for its value."""
+
+from __future__ import annotations
+
+SHORTEST_PAUSE_S = 0.1
+"""Shortest pause in seconds between two reads of a job's row. From 1 s of waiting on, the pause is a tenth of the time
+waited, up to `LONGEST_PAUSE_S`. So a waiting process notices the end of its job after at most a tenth of the time
+waited."""
+
+LONGEST_PAUSE_S = 2.0
+"""Longest pause in seconds between two reads of a job's row. The pause is not shorter because 200 processes that read
+every second made `shoal jobs list` take three times as long."""
+
+HEAD_CHECK_S = 3.0
+"""Seconds between two requests to the head that ask whether the driver still runs. The requests are necessary because a
+killed driver cannot record its end."""
+
+TURN_CHECK_S = 0.5
+"""Seconds between two checks whether a waiting job may start, before the seconds for the job's place in the queue are
+added."""
+
+TURN_CHECK_PER_PLACE_S = 0.2
+"""Seconds to add to `TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
+processes make 13 checks a second together, and 200 make 20. The processes of the jobs that start next check most
+often."""
+
+POLL_PERIOD_S = 30.0
+"""Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
+that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
+
+POLLS_PER_ORPHAN_AFTER = 3
+"""Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
+itself."""
+
+ORPHAN_GRACE_S = 60.0
+"""Seconds for which a process other than the driver still waits, after a job's `orphan_after` has passed, before it
+ends the job. The driver's watchdog, a thread that checks every 2 s, normally ends the job before that time."""
+
+TURN_PATIENCE_S = 4.0
+"""Seconds for which the pool must have had room for a waiting job of another process before this process starts that
+job. A process that waits for its job starts the job within 2 s, but no process waits for a detached job."""
+
+STOP_PATIENCE_S = 15.0
+"""Seconds for which `cancel` waits for the driver's end. The head kills a driver 3 s after SIGTERM, so 15 s are
+normally enough."""
+
+CLEAN_UP_PATIENCE_S = 5.0
+"""Seconds for which `wait` lets a driver clean up after it has stored the result. The clean-up took 0.1 s when
+measured."""
+
+CLEAN_UP_PERIOD_S = 0.05
+"""Seconds between two checks by `wait` whether the driver has cleaned up. The period is short, because a clean-up takes
+about 0.1 s."""
+
+HEAD_PATIENCE_S = 45.0
+"""Seconds without an answer from a pool's head after which the pool's jobs count as lost. The limit is longer than the
+8 to 20 s that the replacement of a head took on 2 busy cores."""
+
+FAR_HEAD_PATIENCE_S = 300.0
+"""Same limit as `HEAD_PATIENCE_S`, for a head on another machine that the network does not reach. Jobs go on while a
+network link is down, and its repair may take minutes."""
+
+SUBMISSION_GRACE_S = 20.0
+"""Seconds for which a pending job may be unknown to the pool's head. After that time, another process that waits for
+the job sends the job to the head. The time is longer than the 15 s for which the submitter retries, because only the
+submitter has the credentials from the spec's URIs."""
+
+FAR_SUBMISSION_GRACE_S = 300.0
+"""Same limit as `SUBMISSION_GRACE_S`, for a submitter on another host, because this host cannot check whether a process
+on another host lives. The limit is far above the 15 s for which the submitter retries, and above the difference between
+two hosts' clocks."""
+
+HEAD_TIMEOUT_S = 30.0
+"""Time limit in seconds for one request to a pool's head. A submission to a Ray cluster waits for a process of Ray on
+the head, the agent, which took up to 10 s on a busy 2-core machine."""
+
+SUBMIT_ATTEMPTS = 6
+"""Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
+500 for about 5 s; 6 tries take 15 s in total."""
+
+QUEUE_PERIOD_S = 1.0
+"""Seconds between two checks of the queues by the process that starts waiting jobs. The period need not be
+shorter, because a driver that has recorded the end of its job starts the next job itself."""
+
+SETTLE_EVERY = 30
+"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
+any more, for example after their timeout."""
+
+WATCHDOG_PERIOD_S = 2.0
+"""Seconds between two reads of the job's row by the driver's watchdog. The period need not be shorter, because the
+head's SIGTERM usually ends a cancelled job sooner."""
+
+HEARTBEAT_S = 5.0
+"""Shortest time in seconds between two heartbeats of a driver. The time is not shorter because each heartbeat of every
+running job is a write to the store."""
+
+SIGTERM_GRACE_S = 10.0
+"""Seconds that the driver's main thread has after SIGTERM to end the workers and record the end, before the watchdog
+ends the process."""
+
+LEAVING_PERIOD_S = 5.0
+"""Seconds between two checks by a driver whether nodes have announced their end. AWS announces the end of a spot
+machine 120 s before the end."""
+
+METRICS_PERIOD_S = 1.0
+"""Seconds between two calls to MLflow that send the metrics of a function. Metrics are buffered between the calls,
+because a call takes at least 10 ms, which is the time of many training steps."""
+
+CREDENTIALS_PATIENCE_S = 600.0
+"""Seconds for which a driver waits for its credentials. A process that waits for the job sends the credentials within
+seconds. For a deferred task, Airflow first has to start a worker process, which may take minutes if Airflow is busy."""
+
+CREDENTIALS_PERIOD_S = 0.5
+"""Seconds between two reads of the attempt's row by a driver that waits for credentials. The period need not be
+shorter, because sending the credentials takes seconds."""
+
+LOCK_PERIOD_S = 0.2
+"""Seconds between two tries to take a lock in the store. The time is short enough because a lock is usually held for
+about a second."""
+
+PROMOTION_LOCK_TTL_S = 120.0
+"""Seconds until the lock of a promotion for an alias expires. A process that holds the lock makes two requests to
+MLflow, each with a default time limit of 120 s. If the requests take longer than 120 s, the process loses the lock, and
+then compares the models in another round and corrects the alias."""
+
+DELETION_LOCK_TTL_S = 120.0
+"""Seconds until the lock for an alias expires while old versions are deleted. The lock is held for at most four
+requests to MLflow."""
+
+REGISTRY_PATIENCE_S = 10.0
+"""Seconds that an MLflow tracking server has for its first answer. MLflow's own client tries for several minutes."""
