@@ -129,11 +129,11 @@ class RemoteCluster:
             rows = session.scalars(select(Job).order_by(Job.created_at))
             return [row for row in rows if row.id.startswith(prefix)]
 
-    def begin(self, job: str, **settings: Any) -> Trainings:
-        """Begin three trainings at once."""
+    def begin(self, job: str, *, kind: Callable[..., Trainings] | None = None, **settings: Any) -> Trainings:
+        """Begin three trainings at once; `kind` is the class of what is returned."""
         folder = self.owner.home / job
         folder.mkdir()
-        trainings = Trainings(self, folder, Settings(str(folder), job, **settings))
+        trainings = (kind or Trainings)(self, folder, Settings(str(folder), job, **settings))
         for path in (folder, *folder.iterdir()):
             os.chown(path, self.owner.uid, self.owner.uid)
         trainings.orchestrate()
@@ -251,7 +251,7 @@ def remote_cluster() -> Iterator[RemoteCluster]:
         for host in (head, worker, own):
             stack.callback(host.kill)
         here = f"{head.address.rpartition('.')[0]}.1"
-        database = Postgres(host=here)
+        database = Postgres(max_connections=200, host=here)  # Airflow's processes keep some, too
         stack.callback(database.remove)
         database.run("CREATE DATABASE shoal")
         store = Store(database.url("shoal"))

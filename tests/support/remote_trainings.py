@@ -33,20 +33,21 @@ class Settings:
 
     Attributes:
         folder: Folder on the cluster in which workers leave a byte for each round, and get their permits.
-        job: First part of the ids of the jobs.
+        job: First part of the ids of the jobs. Without it, shoal makes the ids.
         tries: How often a training that fails is submitted.
         run_config: Further options of the jobs.
     """
 
     folder: str
-    job: str
+    job: str = ""
     tries: int = 1
     run_config: dict[str, Any] | None = None
 
     def config(self, name: str) -> dict[str, Any]:
         """Options of one job."""
-        own = {"job_id": f"{self.job}-{name}", "pool_name": "lab", "artifact_location": PLACE, "checkpoint_every": 10}
-        return {**own, **(self.run_config or {})}
+        own = {"pool_name": "lab", "artifact_location": PLACE, "checkpoint_every": 10}
+        named = {"job_id": f"{self.job}-{name}"} if self.job else {}
+        return {**own, **named, **(self.run_config or {})}
 
 
 def pace_of(settings: Settings, name: str) -> Callable[[], None]:
@@ -85,7 +86,7 @@ def boosted(settings: Settings, framework: str, data: Any) -> JobSpec:
     )  # fmt: skip
 
 
-def function(settings: Settings) -> AnyJobSpec:
+def stepwise(settings: Settings) -> Callable[[], float]:
     """A function that reduces a number over its ranks in each step, and saves a checkpoint after each tenth."""
     pace = pace_of(settings, "pytorch")
 
@@ -106,9 +107,22 @@ def function(settings: Settings) -> AnyJobSpec:
                 context.save_checkpoint(state)
         return float(state["total"])
 
+    return train
+
+
+def function(settings: Settings) -> AnyJobSpec:
+    """A job with the function of `stepwise`."""
     config = {key: value for key, value in settings.config("pytorch").items() if key != "checkpoint_every"}
     fields = {"scaling_config": {"num_nodes": 2}, "run_config": config, "tracking": None}
-    return spec_of(fields, framework="pytorch", train_func=train)
+    return spec_of(fields, framework="pytorch", train_func=stepwise(settings))
+
+
+def frame_connector() -> DataConnector:
+    """A frame of 300 rows, staged."""
+    rows = range(300)
+    return DataConnector.from_dataframe(
+        pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
+    )
 
 
 def outcome(spec: AnyJobSpec, tries: int) -> dict[str, Any]:
@@ -130,9 +144,7 @@ def main(settings: Settings) -> dict[str, Any]:
     """Train all three on two nodes of the cluster, and let the pool go."""
     pool = ComputePool(os.environ["POOL"]).up()
     pool.scale(2)
-    rows = range(300)
-    frame = pd.DataFrame({"a": rows, "b": [i % 7 for i in rows], "y": [i % 2 for i in rows]})
-    connector = DataConnector.from_dataframe(frame)
+    connector = frame_connector()
     specs = {
         "xgboost": boosted(settings, "xgboost", {"paths": ["s3://bucket/train"]}),
         "lightgbm": boosted(settings, "lightgbm", connector.to_spec()),
