@@ -16,12 +16,12 @@ _TIMEOUT_S = 30.0
 agent, which took up to 10 s on a busy 2-core machine."""
 
 _SUBMIT_ATTEMPTS = 6
-"""Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
-500 for about 5 s; 6 tries take 15 s in total."""
+"""Number of tries to submit a job. A new head refuses submissions with status 500 for about 5 s after it has answered
+its first request. 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):
-    """Error for a request to the head's address that got no answer: the head is gone, or cannot be reached."""
+    """Error for a request that got no answer from the head's address: the head has ended, or cannot be reached."""
 
 
 class HeadBusyError(JobError):
@@ -29,11 +29,12 @@ class HeadBusyError(JobError):
 
 
 class HeadUnreachableError(HeadGoneError):
-    """Error for a request that got neither an answer nor a refusal from the head's machine: the head may run."""
+    """Error for a request that got neither an answer nor a refusal from the head's machine; the head may still run."""
 
 
 class _SlowError(HeadUnreachableError):
-    """Error for a request that got no answer within the time limit; a submission is then sent again."""
+    """Error for a request that got no answer within the time limit. If the request was a submission, it is sent
+    again."""
 
 
 class JobClient(RayHead):

@@ -1,4 +1,4 @@
-"""Compute how often a process that waits for a job reads the job's row, asks the pool's head, and polls the job.
+"""Compute how long a process that waits for a job pauses between its checks of the job.
 
 To poll a job means to update `last_polled_at` in its row. A job that no process has polled for `orphan_after` seconds
 ends itself.
@@ -22,21 +22,21 @@ HEAD_CHECK_S = 3.0
 killed driver cannot record its end."""
 
 _TURN_CHECK_S = 0.5
-"""Seconds between two checks whether a waiting job may start, before the seconds for the job's place in the queue are
-added."""
+"""Seconds between two checks whether a waiting job may start. `_TURN_CHECK_PER_PLACE_S` is added to this value for each
+place in the queue."""
 
 _TURN_CHECK_PER_PLACE_S = 0.2
-"""Seconds to add to `_TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
-processes make 13 checks a second together, and 200 make 20. The processes of the jobs that start next check most
-often."""
+"""Seconds to add to `_TURN_CHECK_S` for each place in the queue. The processes of the jobs that start next therefore
+check most often, and the number of checks grows slowly: 40 waiting processes together make 13 checks per second, and
+200 waiting processes make 20."""
 
 _PERIOD_S = 30.0
 """Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
 that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
 
 _PER_ORPHAN_AFTER = 3
-"""Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
-itself."""
+"""Number of updates of `last_polled_at` within `orphan_after` seconds if `orphan_after` is short. So two updates may
+fail before the job ends itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:
@@ -66,9 +66,9 @@ class PollTimer:
     """Timer that tells a waiting process when to update the job's `last_polled_at`.
 
     No update is due while another process that waits for the same job makes the updates. The timer measures with this
-    process's clock how long `last_polled_at` has stayed unchanged; it does not compare the value with the clock,
+    process's clock how long `last_polled_at` has stayed unchanged; the timer does not compare the value with the clock,
     because another host with a different clock may have written the value. Only the first call compares the value with
-    the clock, because no earlier value is known then.
+    the clock, because no earlier value is known at the first call.
     """
 
     def __init__(self) -> None:
@@ -87,5 +87,5 @@ class PollTimer:
             self._seen = job.last_polled_at
         period = min(_PERIOD_S, (job.orphan_after or _PERIOD_S * _PER_ORPHAN_AFTER) / _PER_ORPHAN_AFTER)
         # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
-        # `last_polled_at`. If it is negative, the age of the last update is not known, so a new update is due.
+        # `last_polled_at`. In both cases the age of the last update is not known, so a new update is due.
         return not 0 <= now - self._since < period

@@ -27,12 +27,12 @@ from shoal.training.gang.gang import nodes_in_use
 from shoal.training.progress import Progress
 
 _PERIOD_S = 2.0
-"""Seconds between two reads of the job's row. The period need not be shorter, because the head's SIGTERM usually ends
-a cancelled job sooner."""
+"""Seconds between two reads of the job's row. The period need not be shorter, because a SIGTERM from the head usually
+ends a cancelled job sooner."""
 
 _HEARTBEAT_S = 5.0
-"""Shortest time in seconds between two heartbeats. The time is not shorter because each heartbeat of every running job
-is a write to the store."""
+"""Shortest time in seconds between two heartbeats. The time is not shorter, because every running job writes to the
+store at each heartbeat."""
 
 _GRACE_S = 10.0
 """Seconds that the main thread has after SIGTERM to end the workers and record the end, before the watchdog ends the
@@ -50,7 +50,7 @@ class Reason:
 
 
 def job_nodes() -> tuple[int, float]:
-    """Return how many nodes this driver's job uses, and for how many seconds it has used this number.
+    """Return the number of nodes that this driver's job uses, and the seconds since this number last changed.
 
     A job without workers uses the head, on which its driver runs.
     """
@@ -149,11 +149,11 @@ class Watchdog:
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
-        """Stop the watchdog's thread, so that it does not end this process any more."""
+        """Stop the watchdog's thread. After this call, the thread does not end this process."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of the pool's nodes each time a third of it has passed, so that the job keeps the nodes."""
+        """Renew the lease of the pool's nodes after each third of its duration, so that the job keeps the nodes."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -207,7 +207,7 @@ class Watchdog:
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(_GRACE_S):
-                # `os._exit` does no harm: the job's files are either complete or absent, and the next process that
-                # polls the job records the job's end.
+                # `os._exit` does no harm, because the job's files are either complete or absent, and the next process
+                # that polls the job records the job's end.
                 os._exit(1)
             return

@@ -1,4 +1,5 @@
-"""Install Python packages for the workers with uv, into a folder beside the packages that the nodes have already."""
+"""Install Python packages for the workers with uv, into a separate folder, so that the nodes' own packages do not
+change."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from pathlib import Path
 from shoal.errors import JobError
 
 _CHANGE = re.compile(r"^ [+~] (?P<requirement>(?P<name>[A-Za-z0-9._-]+).*)$", re.MULTILINE)
-"""Pattern of the lines in which uv says that it would install a package."""
+"""Pattern of the lines in which uv lists a package that it would install."""
 
 _OF_THE_NODES = frozenset({"ray", "shoal"})
 """Packages that must be the same in the workers and in the driver."""
 
 
 def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Install packages into a folder, with those of their dependencies that the Python of this process lacks.
+    """Install packages into a folder, together with the dependencies that the Python of this process lacks.
 
     uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
 
@@ -37,8 +38,8 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """
     pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
-    # This dry run of uv finds out which packages are missing. The installation below must not look for dependencies
-    # itself: with --target, uv ignores the packages that are installed, and would for example download PyTorch again.
+    # This dry run of uv finds the packages that are missing. The installation below uses --no-deps, because with
+    # --target uv ignores the packages that are already installed, and would for example download PyTorch again.
     would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):
