@@ -81,7 +81,7 @@ class Names:
             text: Text of the value, from :meth:`texts`.
 
         Raises:
-            InvalidArgumentError: A name is too long with the value, or not legal.
+            InvalidArgumentError: A name that contains the value is too long or not legal.
         """
         document = spec.document()
         if self._model is not None:

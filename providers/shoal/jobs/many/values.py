@@ -31,7 +31,7 @@ class SharedColumn:
     Args:
         spec: The spec.
         column: Name of the column.
-        connection_url: Finds the SQLAlchemy URL of a dataset's connection by its name.
+        connection_url: Function that returns the SQLAlchemy URL of a dataset's connection by its name.
 
     Raises:
         DataError: A dataset cannot be read, or lacks the column.
@@ -69,7 +69,7 @@ class SharedColumn:
         Values with fewer rows, and rows without a value, are left out, and a warning is logged for them.
 
         Args:
-            min_rows: Number of rows that a value needs.
+            min_rows: Smallest number of rows that a value must have.
 
         Raises:
             DataError: The column has no values, or none with enough rows.
@@ -89,8 +89,8 @@ class SharedColumn:
                 'column "%s" has no value in %d of %d rows: these rows are in no spec',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
-        # In SQLite, a column may have values of several types, which cannot be sorted together, so they are sorted by
-        # type first.
+        # In SQLite, a column may contain values of several types, which Python cannot compare. So the values are sorted
+        # by type first.
         ordered = sorted(counts, key=lambda value: (type(value).__name__, value))
         kept = [value for value in ordered if counts[value] >= min_rows]
         if few := [value for value in ordered if counts[value] < min_rows]:
@@ -121,7 +121,8 @@ class SharedColumn:
                 prepare(path, (self._column, "=", value), type_)
 
     def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
-        """Return a function that restricts a dataset to the rows with `value` in the column of `for_each`."""
+        """Return a function that restricts a dataset to the rows whose shared column (the column of `for_each`) has a
+        given value."""
 
         def restricted(dataset: DatasetSpec) -> DatasetSpec:
             if dataset.sql is None:
@@ -145,8 +146,8 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # The filters and splits of the dataset do not change its columns, so they are left out: applying them
-                # may need a count of the rows.
+                # The filters and splits of the dataset do not change its columns. They are left out here, because
+                # applying them may require a count of the rows.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
