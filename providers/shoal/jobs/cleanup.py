@@ -200,7 +200,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
     host runs this function at a time; a call in a second process returns at once.
 
     Args:
-        sleep: Waits for a number of seconds.
+        sleep: Function that waits for a given number of seconds.
     """
     store = Store()
     with open_locked(lock_file("queue"), wait=False) as mine:

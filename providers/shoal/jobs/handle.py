@@ -170,9 +170,9 @@ class JobHandle:
             present number of submissions of the attempt.
         actor: Name of the holder to record if this handle cancels the job. None: this process.
         endpoint_of: Function that finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        clock: Function that returns the present time in seconds since the epoch.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds.
     """
 
     def __init__(

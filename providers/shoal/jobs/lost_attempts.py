@@ -198,7 +198,7 @@ def submitter_is_gone(job: Job, now: float) -> bool:
 
     Args:
         job: The attempt's row.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
     """
     if job.submitter is None:  # shoal 0.1 did not record the submitter, so its process cannot be checked
         return False

@@ -82,7 +82,7 @@ def submit(
         connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
             is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
-        clock: Returns seconds since the epoch.
+        clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
             library as the pool.
         job_id: Id of the job if ``run_config.job_id`` is not set. None: shoal makes an id. Unlike
@@ -222,8 +222,8 @@ def _of_earlier_try(
         holder: Name of the run to which the task belongs.
         task: The try of the task.
         digest: Fingerprint of the spec of this try.
-        endpoint_of: Finds the head of a pool.
-        clock: Returns seconds since the epoch.
+        endpoint_of: Function that finds the head of a pool.
+        clock: Function that returns the present time in seconds since the epoch.
         secrets_of: Function that returns the credentials of this try, which are sent to a driver that waits for them.
         detach: Whether a job that this try takes over goes on if no process polls it.
 
@@ -283,7 +283,7 @@ def _refusal(
         pool: Settings of the pool.
         endpoint: Head of the pool.
         library: Library with which this process loads the trained model; None if it loads none.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
     """
     try:
         versions.check(pool.name, endpoint.versions, library)
@@ -303,7 +303,7 @@ def _secrets(
 
     Args:
         spec: Spec of the job.
-        connection_url: Finds the URL of a database connection by its name.
+        connection_url: Function that returns the URL of a database connection by its name.
         uris: The spec's URIs with credentials, by JSON pointer. None: this function searches the spec for them.
 
     Raises:

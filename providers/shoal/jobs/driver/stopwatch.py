@@ -17,7 +17,7 @@ class Stopwatch:
     Args:
         queue_s: Seconds for which the attempt has waited in the pool's queue.
         before_s: Seconds from the time at which the attempt left the queue to the start of the driver.
-        monotonic: Returns seconds by a clock that never jumps.
+        monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
     def __init__(

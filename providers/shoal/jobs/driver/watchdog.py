@@ -106,7 +106,7 @@ class Watchdog:
         key: The attempt.
         timeout: Seconds that the job may run; None: no limit.
         budget_node_hours: Node-hours that the job may use; None: no limit.
-        monotonic: Returns seconds by a clock that never jumps.
+        monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
     def __init__(

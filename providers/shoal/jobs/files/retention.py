@@ -78,7 +78,7 @@ def prune_jobs(
     Args:
         older_than: Time since the end of the attempt, at least one day.
         dry_run: Remove nothing, and only return the attempts that would be removed.
-        clock: Returns seconds since the epoch.
+        clock: Function that returns the present time in seconds since the epoch.
 
     Raises:
         InvalidArgumentError: `older_than` is not legal.

@@ -87,7 +87,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     Args:
         store: Store that has the rows.
         order: The fields of the new attempt's row.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         refusal: Error to raise if a new attempt is needed. None: a new attempt is allowed.
 
     Raises:
@@ -124,7 +124,7 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         task: The try of a workflow engine's task that attaches; None if no task does.
         detach: Whether the attempt goes on, from now on, even if no process polls it.
 
@@ -354,7 +354,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
         store: Store that has the attempt's row.
         key: The attempt.
         driver: Identity of the driver's process, as plain data.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
 
     Returns:
         The row; None if the attempt is not pending any more, so that the driver must exit.
@@ -421,7 +421,7 @@ def end(
         store: Store that has the attempt's row.
         key: The attempt.
         state: Final state of the attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         seen: States in which the attempt may be ended, usually only the state that the caller has read.
         most_submissions: Number of submissions up to which the attempt may be ended (see `submissions`). None: any.
         error: Reason why the attempt failed or was cancelled; None if it succeeded.
@@ -489,7 +489,7 @@ def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now
         store: Store that has the rows.
         job_id: Id of the job.
         budget_node_hours: Node-hours that all attempts since the last success may use; None: no limit.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
 
     Raises:
         BudgetError: The attempts have used all node-hours of the budget.

@@ -63,7 +63,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         endpoint: Present addresses of the pool's head, which are written into the row of an admitted attempt, because
             the head may have been replaced while the attempt waited.
 
@@ -126,7 +126,7 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         used: Number of nodes that the attempt has used until now, and the seconds since this number last changed.
 
     Raises:

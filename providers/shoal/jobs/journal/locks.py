@@ -38,7 +38,7 @@ class HeldLock:
         name: Name of the lock.
         holder: Random id that this process wrote into the lock when it took the lock.
         ttl: Seconds after the last renewal after which another process may take the lock.
-        clock: Returns seconds since the epoch.
+        clock: Function that returns the present time in seconds since the epoch.
     """
 
     name: str
@@ -82,9 +82,9 @@ def store_lock(
         ttl: Seconds after which other processes may take the lock of a process that died; must be far longer than the
             block takes.
         patience: Seconds to wait for the lock; should be several times `ttl`.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        clock: Function that returns the present time in seconds since the epoch.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds.
 
     Raises:
         JobError: Other processes held the lock for `patience` seconds.

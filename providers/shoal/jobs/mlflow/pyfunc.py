@@ -1,4 +1,5 @@
-"""Predict with models through pyfunc, MLflow's interface to all kinds of models; the input is columns or one tensor."""
+"""Predict with any kind of model through pyfunc, MLflow's common interface. The input is named columns or one
+tensor."""
 
 from __future__ import annotations
 

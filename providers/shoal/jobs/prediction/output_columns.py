@@ -1,4 +1,4 @@
-"""Name the columns of a batch prediction, and append them to the rows."""
+"""Append the predictions of a batch prediction to its rows, as one or several new columns."""
 
 from __future__ import annotations
 

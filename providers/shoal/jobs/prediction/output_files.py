@@ -1,4 +1,5 @@
-"""Publish the output folder of a batch prediction, completely or not at all, and without replacing foreign files."""
+"""Publish the output folder of a batch prediction, completely or not at all, and never replace files of other
+programs."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class Output:
         marker = self._marker()
         ours = all(map(_is_ours, found))
         if ours and marker is None and not self._local:
-            return False  # an interrupted publication left these files; the next publication removes them
+            return False  # these files are from an interrupted publication, and the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
                 f"{self.path} contains something other than complete predictions of shoal: choose another "
@@ -85,7 +86,8 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Move earlier local predictions back, if an attempt of this job died after it had moved them aside."""
+        """Restore earlier local predictions that an attempt of this job had renamed, if the attempt died before it
+        finished."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -95,12 +97,13 @@ class Output:
                 _remove(aside)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove the staging folders of ended attempts, such as killed ones.
+        """Create an empty staging folder, and remove the staging folders that ended attempts have left.
 
         The ended attempts are earlier attempts of this job, and attempts of other jobs with the same output location.
         """
         for attempt in range(1, self._claim.attempt):
-            # `remove` raises an InvalidArgumentError for a folder of a newer attempt; such a folder stays.
+            # `remove` raises an InvalidArgumentError if the folder belongs to a newer attempt. In that case the folder
+            # is kept.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
@@ -181,8 +184,8 @@ class Output:
         aside = self._aside(self._claim.attempt)
         final.rename(aside)
         try:
-            # The old folder is checked only after it was renamed, so that no other program adds a file to it between
-            # the check and the removal.
+            # The old folder is checked only after it was renamed, so that no other program can add a file to the folder
+            # between the check and the removal.
             self._refuse_foreign(path.name for path in aside.iterdir())
             staging.rename(final)
         except BaseException:
@@ -191,7 +194,8 @@ class Output:
         _remove(aside)
 
     def _clear(self) -> None:
-        """Remove earlier predictions from an object store, first the marker file that declares them complete."""
+        """Remove earlier predictions from an object store. The marker file, which declares them complete, is removed
+        first."""
         fs, root = filesystem(self.path)
         with redacted_errors(self.path):
             names = self._names()

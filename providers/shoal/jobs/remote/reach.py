@@ -1,4 +1,4 @@
-"""Refuse a job that its pool's nodes cannot run: its files are only on this machine, or the nodes lack software."""
+"""Refuse a job that the pool's nodes cannot run, because they cannot reach its files or lack software."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def is_reachable(location: str, pool: PoolSpec) -> bool:
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
-    """Return a spec whose results go into the store, unless it names a location or the nodes share `$SHOAL_HOME`.
+    """Return a copy of a spec that stores the results in the store, if the spec names no location for the results and
+    the pool's nodes do not share `$SHOAL_HOME`; otherwise return the spec unchanged.
 
     Args:
         spec: Spec of the job.
@@ -74,12 +75,12 @@ def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
 
 
 def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
-    """Refuse a job that names a file of this machine, if its pool's nodes may be on other hosts.
+    """Refuse a job that names a file on this machine, if the pool's nodes may be on other hosts.
 
     A file in one of the pool's `shared_folders` is allowed.
 
     Args:
-        spec: Spec of the job, completed with the values of this process's MLflow session.
+        spec: Spec of the job, as `AnySpec.completed` returns it.
         pool: Settings of the pool.
 
     Raises:
@@ -101,7 +102,7 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 
 def check_nodes(store: Store, pool: PoolSpec) -> None:
-    """Check once for each pool and environment whether the nodes have what jobs need (`ComputePool.check_nodes`).
+    """Check whether jobs can run on the nodes, once for each pool and environment (`ComputePool.check_nodes`).
 
     Args:
         store: Store that has the pool's row.

@@ -59,7 +59,7 @@ class FunctionRegister(Register):
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
-    """Spec of a job that runs a function or a script in every worker of a group of workers that start together.
+    """Spec of a job that runs a function or a script in each worker of a group. The workers of a group start together.
 
     Example:
         >>> FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3})
@@ -136,7 +136,8 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Type of a job's spec: boosting (XGBoost or LightGBM), a training function, or a batch prediction."""
+"""Type of the spec of any job: a boosting training (XGBoost or LightGBM), a training function, or a batch
+prediction."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),

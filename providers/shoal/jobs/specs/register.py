@@ -13,7 +13,7 @@ from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
 from shoal.settings import Settings, without_defaults
 
 DEFAULT_ALIAS = "champion"
-"""Alias of a champion if the options of a registration name no other alias."""
+"""Alias that marks the champion, unless the options of the job name another alias."""
 
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
@@ -32,8 +32,8 @@ _LATER_OPTIONS = frozenset(
         "group_col",
     }
 )
-"""Options of `Register` that the specs of the first versions did not have. These options are left out of the stored
-spec while they have their default values, so that an unchanged spec keeps its fingerprint."""
+"""Options of `Register` that the first versions of shoal did not have. An option with its default value is left out of
+the stored spec, so that an unchanged spec keeps its fingerprint."""
 
 
 class Register(Settings):
@@ -41,8 +41,8 @@ class Register(Settings):
 
     The champion is the registered version that has the alias, and the challenger is the model that the job has trained.
 
-    Newer options that are at their defaults are not written into the stored spec, so that a spec of an earlier version
-    keeps its fingerprint.
+    Newer options that have their default values are not written into the stored spec, so that a spec of an earlier
+    version of shoal keeps its fingerprint.
     """
 
     model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
@@ -151,7 +151,7 @@ class Register(Settings):
 
     @property
     def best(self) -> Mode:
-        """Return "min" if a lower value of the metric is better, and "max" if a higher one is."""
+        """Return "min" if a lower value of the metric is better, and "max" if a higher value is better."""
         return best_mode(self.metric)
 
     @property
