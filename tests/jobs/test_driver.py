@@ -343,7 +343,10 @@ class TestDriver:
         code, job = drive(store, spec, Secrets({"AWS_SESSION_TOKEN": "a-session-token"}))
 
         assert (code, job.state) == (1, JobState.FAILED)
-        assert "ExpiredToken. The job waited 120 minutes for room with the credentials of its submission" in job.error
+        assert (
+            "ExpiredToken. The job waited 120 minutes in the queue, and the credentials from its submission"
+            in job.error
+        )
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)

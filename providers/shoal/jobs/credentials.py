@@ -131,7 +131,7 @@ def secrets_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str
     if missing := [name for name, value in values.items() if not value]:
         raise InvalidArgumentError(
             f"run_config.secret_env names {', '.join(missing)}, but this process has no such environment variable: set "
-            "it here, or remove the name from secret_env"
+            "each of these variables, or remove its name from secret_env"
         )
     return values
 
@@ -159,8 +159,8 @@ def connections(
         variable = connection_variable(name)
         if named.setdefault(variable, name) != name:
             raise InvalidArgumentError(
-                f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same variable, '
-                f"{variable}: rename one of the connections"
+                f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same '
+                f"environment variable, {variable}: rename one of the connections"
             )
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
@@ -250,8 +250,8 @@ def expiry_hint(error: str, waited_s: float) -> str:
     if waited_s <= _SHORTEST_SESSION_S or not _REFUSED.search(error):
         return ""
     return (
-        f". The job waited {waited_s / 60:.0f} minutes for room with the credentials of its submission, which may have "
-        "expired meanwhile: submit the job again with new credentials"
+        f". The job waited {waited_s / 60:.0f} minutes in the queue, and the credentials from its submission may have "
+        "expired in this time: submit the job again with new credentials"
     )
 
 

@@ -408,8 +408,8 @@ class JobHandle:
             return True
         except JobError as error:  # the driver reads the cancellation and ends by itself
             self._left = (
-                f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
-                f"head of the pool gave an error: {error}"
+                f"the driver of job {self.job_id} ends by itself within seconds; the call did not wait for this, "
+                f"because the pool's head reported an error: {error}"
             )
         self._tidy(job)
         return True
@@ -626,7 +626,7 @@ class JobHandle:
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
             return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, _ORPHAN_GRACE_S):
-            reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
+            reason = "no process polled the job for longer than orphan_after, and the driver did not end the job"
             return self._cancel(job, {job.state}, reason)
         long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > FAR_SUBMISSION_GRACE_S
         if missing and (long_ago or submitter_is_gone(job, self._clock())):
@@ -641,7 +641,7 @@ class JobHandle:
             PoolElsewhereError: The pool is bound to another machine.
         """
         if self._is_orphan(job, 0.0):
-            why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited for room"
+            why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited in the queue"
             return self.end_pending(job, JobState.CANCELLED, why)
         if self._has_waited_too_long(job):
             why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
@@ -749,7 +749,7 @@ class JobHandle:
             elif stop is None:
                 self._sleep(step)
             elif stop.wait(step):
-                raise JobTimeoutError(f'the wait for job "{self.job_id}" was ended; the job goes on')
+                raise JobTimeoutError(f'the wait for job "{self.job_id}" was stopped on request; the job goes on')
 
     def _watch(
         self,
@@ -801,7 +801,11 @@ class JobHandle:
                 # `STORE_PATIENCE` seconds.
                 if away_since is None:
                     away_since = self._monotonic()
-                    log.warning("job %s goes on, and this process waits for the store: %s", self.job_id, error)
+                    log.warning(
+                        "job %s goes on, and this process waits for the store, which cannot be reached: %s",
+                        self.job_id,
+                        error,
+                    )
                 elif self._monotonic() - away_since > STORE_PATIENCE:
                     raise
                 pause = STORE_PERIOD

@@ -78,12 +78,15 @@ class JobClient(RayHead):
             case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
                 return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
                     f"the pool's head does not answer at {self._api} ({failure.reason}): "
-                    "look at it with `shoal pool describe`"
+                    "check the pool with `shoal pool describe`"
                 )
             case Problem.TOKEN_REFUSED:
-                return JobError(f"{head} refused the token, which belongs to another pool or to an earlier head")
+                return JobError(
+                    f"{head} refused the token, which belongs to another pool or to an earlier head: check the pool "
+                    "with `shoal pool describe`"
+                )
             case Problem.BUSY:
                 return HeadBusyError(f"{refused}: {failure.reason}")
             case Problem.REFUSED:
                 return JobError(f"{refused}: {failure.reason}")
-        return JobError(f"{head} does not answer as a Ray head does: look at it with `shoal pool describe`")
+        return JobError(f"{head} does not answer like a Ray head: check the pool with `shoal pool describe`")

@@ -107,7 +107,7 @@ def _fields(
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
             f"spec={shown(given)}: it has to be a JobSpec, a FunctionJobSpec, or a dict of the fields of one of them. "
-            "The name of a file with a spec has to end with .json, .yaml or .yml"
+            "If spec is the name of a file, the name has to end with .json, .yaml or .yml"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:

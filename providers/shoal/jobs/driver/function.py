@@ -202,7 +202,7 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
         attempts.note_run(place.store, place.key, run_id)
         print(f"MLflow run: {place.run.link}", flush=True)
     except Exception as error:
-        print(f"the job could not go on with MLflow run {run_id}: {error}", flush=True)
+        print(f"the job could not continue in MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
@@ -224,7 +224,7 @@ def _register(
     uri = run.logged_model()
     if uri is None:
         raise JobError(
-            f'the function logged no model, but register needs one for "{register.model}": call '
+            f'the training function logged no model, so no version of "{register.model}" can be registered: call '
             "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"
         )
     outcome = promotion.enter(

@@ -58,7 +58,9 @@ class LeavingWatch:
         for node_id in sorted(leaving):
             if order.get(node_id) == 0:
                 print(
-                    "the pool's head has announced its end: this job ends with it, and a retry begins anew", flush=True
+                    "the pool's head has announced its end: this job will end together with the head, and a retry "
+                    "will start the job again",
+                    flush=True,
                 )
             else:
                 print(f"node {names.get(node_id, node_id)} has announced its end", flush=True)

@@ -283,7 +283,7 @@ class Driver:
             print(f"the end of the job could not be stored: {refused}", flush=True)
             return False
         if not stored and result is not None:
-            print("another process ended the job before the result was written; the result is not recorded", flush=True)
+            print("the result is not recorded, because another process has already recorded the job's end", flush=True)
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
@@ -325,7 +325,7 @@ class Driver:
         if not tracking.available():
             if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
-            print("MLflow is not installed on the pool: the run is not tracked", flush=True)
+            print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
         self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)

@@ -78,14 +78,14 @@ def why_end(
         budget_node_hours: Node-hours that the job may use; None: no limit.
     """
     if job is None:
-        return Reason(JobState.CANCELLED, "the job's row is gone from the store")
+        return Reason(JobState.CANCELLED, "the job's row was removed from the store")
     if job.state in JOB_ENDED:
         return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
     if job.orphan_after is not None and unasked_for > job.orphan_after:
         return Reason(
             JobState.CANCELLED,
-            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None if a job "
-            "is to go on without a process that waits for it",
+            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None to "
+            "let a job go on even if no process waits for it",
         )
     if timeout is not None and running_for > timeout:
         return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")

@@ -70,12 +70,14 @@ def _packed(paths: Sequence[str]) -> bytes:
 def _module(path: Path) -> str:
     """Return the name under which a folder or file can be imported."""
     if not path.exists():
-        raise InvalidArgumentError(f'run_config.code: "{path}" does not exist')
+        raise InvalidArgumentError(
+            f'run_config.code: "{path}" does not exist: give the path of a package, such as ./mypkg, or of a .py file'
+        )
     name = path.name if path.is_dir() else path.name.removesuffix(".py")
     if not name.isidentifier() or (path.is_file() and path.suffix != ".py"):
         raise InvalidArgumentError(
-            f'run_config.code: "{path}" cannot be imported: name the folder of a package, such as ./mypkg, or a .py '
-            "file, whose names consist of letters, digits and _"
+            f'run_config.code: "{path}" cannot be imported: give the folder of a package, such as ./mypkg, or a .py '
+            "file. Its name may contain only letters, digits and _, and must not begin with a digit"
         )
     return name
 

@@ -44,8 +44,8 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):
         raise JobError(
-            f"run_config.packages would replace {', '.join(missing[name] for name in replaced)} of the nodes, which "
-            "must be the same in all processes of a pool: leave out packages that need other versions"
+            f"run_config.packages would change {', '.join(missing[name] for name in replaced)} on the nodes, but all "
+            "processes of a pool must have the same version: leave out packages that need another version"
         )
     if missing:
         _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)
@@ -58,8 +58,8 @@ def _uv() -> list[str]:
     if found := shutil.which("uv"):
         return [found]
     raise JobError(
-        f"run_config.packages needs uv on the pool's nodes, and {sys.executable} has none: run `pip install uv` there, "
-        "or put uv on their PATH"
+        f"run_config.packages needs uv on the pool's nodes, but {sys.executable} has no package uv and PATH has no "
+        "command uv: run `pip install uv` on the nodes"
     )
 
 

@@ -165,8 +165,8 @@ def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dic
     """Return the path of a job's model, and the content of the training report in the same folder."""
     if result.skipped:
         raise InvalidArgumentError(
-            f"job {result.job_id} trained no model, so there is no training to read ({result.skipped}): load "
-            f"{result.model_uri} with MLflow"
+            f"job {result.job_id} trained no model ({result.skipped}): load the existing model {result.model_uri} with "
+            "MLflow"
         )
     path = storage.as_given(result.model_path, artifact_location)
     return path, json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))

@@ -145,7 +145,8 @@ def _store() -> Store:
     store = Store(migrate=False)
     if not store.exists():
         raise JobError(
-            "a worker on this node cannot write to the store: set run_config.artifact_location to a URI in an object "
-            "store, such as s3://bucket/folder, or set SHOAL_STATE_URL on all nodes"
+            "the results of the job are kept in the state store, but the store cannot be used on this node: set "
+            "run_config.artifact_location to a URI in an object store, such as s3://bucket/folder, or set "
+            "SHOAL_STATE_URL on all nodes"
         )
     return store

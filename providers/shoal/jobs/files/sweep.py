@@ -98,7 +98,7 @@ def _claims(location: str) -> set[str] | None:
     try:
         return staged_data.claims(location)
     except OSError as error:
-        log.warning("the staged data in %s cannot be read, and are left there: %s", location, error)
+        log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
         return None
 
 

@@ -479,7 +479,7 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
 
 def budget_spent(used: float, budget: float) -> str:
     """Return the error of a job that has used up its budget of node-hours."""
-    return f"the job has used {used:.4g} node-hours, and run_config.budget_node_hours={budget:g}: {SPENT_ADVICE}"
+    return f"the job has used {used:.4g} node-hours, but run_config.budget_node_hours={budget:g}: {SPENT_ADVICE}"
 
 
 def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:
@@ -542,7 +542,7 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
-        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')
+        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
 
 

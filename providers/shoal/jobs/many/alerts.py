@@ -85,7 +85,7 @@ def stale_models(older_than: timedelta, models: Collection[str] | None = None) -
     """
     bound = _checked("older_than", older_than)
     if isinstance(models, str):
-        raise InvalidArgumentError(f'models="{models}" must be a list of names: ["{models}"]')
+        raise InvalidArgumentError(f'models="{models}" is a text, but must be a list of names: ["{models}"]')
     now = time.time()
     known = _last_promotions(Store())
     stale = [

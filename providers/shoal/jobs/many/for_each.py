@@ -57,8 +57,8 @@ def for_each(
     base, job_id = _without_job_id(spec)
     if isinstance(base, PredictJobSpec):
         raise InvalidArgumentError(
-            "for_each takes the spec of a training, not of a batch prediction: predict the rows of each model with a "
-            "spec of its own"
+            "for_each accepts only the spec of a training, but this is the spec of a batch prediction: write one "
+            "prediction spec for each model"
         )
     names = Names(base, job_id, column)
     shared = SharedColumn(base, column, connection_url)
@@ -66,8 +66,8 @@ def for_each(
         chosen = shared.values(min_rows)
     elif min_rows != 1:
         raise InvalidArgumentError(
-            f"min_rows={min_rows} applies only if shoal finds the values in the training dataset: leave out "
-            "min_rows or values"
+            f"min_rows={min_rows} applies only if shoal finds the values in the training dataset, but values are "
+            "given: leave out min_rows or values"
         )
     else:
         chosen = check_values(values)

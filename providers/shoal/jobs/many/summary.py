@@ -140,7 +140,7 @@ def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequ
     if len(specs) != len(results):
         raise InvalidArgumentError(
             f"there are {len(specs)} specs and {len(results)} results: give one result per spec, and a NoResult for a "
-            "training without one"
+            "training without a result"
         )
     return [ModelLine.of(spec, result) for spec, result in zip(specs, results, strict=True)]
 

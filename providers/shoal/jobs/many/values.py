@@ -44,11 +44,11 @@ class SharedColumn:
         datasets = list(spec.datasets())
         training = next(spec.inputs(), None)
         if training is None:
-            raise InvalidArgumentError("the spec has no dataset to train on: name one in dataset_map")
+            raise InvalidArgumentError("the spec has no dataset to train on: add a dataset to dataset_map")
         self._training = training
         if column == _label_of(spec):
             raise InvalidArgumentError(
-                f'column "{column}" is the label, which would be the same in all rows of a spec: name another column'
+                f'column "{column}" is the label, and all rows of a spec would have the same label: name another column'
             )
         if any(dataset.staging for dataset in datasets):
             raise InvalidArgumentError(
@@ -103,8 +103,8 @@ class SharedColumn:
             raise DataError(self._no_values_message(counts, min_rows))
         if len(kept) > MOST_VALUES:
             raise InvalidArgumentError(
-                f'column "{self._column}" has {len(kept)} values, and at most {MOST_VALUES} are accepted: name another '
-                "column, raise min_rows, or give the values"
+                f'column "{self._column}" has {len(kept)} values, but at most {MOST_VALUES} are accepted: name another '
+                "column, raise min_rows, or list the wanted values in values="
             )
         return kept
 
@@ -189,10 +189,12 @@ def check_values(values: Iterable[Any]) -> list[Scalar]:
         raise InvalidArgumentError(f"values must be a list of values, not {shown(values)}")
     plain = [_plain(value) for value in values]
     if not plain:
-        raise InvalidArgumentError("values is empty: leave it out for all values of the column")
+        raise InvalidArgumentError(
+            "values is empty: give at least one value, or leave values out to use all values of the column"
+        )
     for index, value in enumerate(plain):
         if value in plain[:index]:
-            raise InvalidArgumentError(f"values has {shown(value)} twice: give it once")
+            raise InvalidArgumentError(f"values contains {shown(value)} twice: give each value only once")
     return plain
 
 
@@ -210,7 +212,8 @@ def _plain(value: Any) -> Scalar:
     if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise InvalidArgumentError(
-        f"{shown(value)} cannot be the value of a spec: it must be a bool, a whole or finite number, a text or a date"
+        f"the value {shown(value)} is not supported: a value must be a bool, an integer, a finite number, a text or a "
+        "date"
     )
 
 

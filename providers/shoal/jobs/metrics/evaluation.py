@@ -251,7 +251,10 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
     if predictions.ndim == 2 and predictions.shape[1] == 1:
         predictions = predictions[:, 0]
     if predictions.ndim != 1:
-        raise DataError(f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} per row")
+        raise DataError(
+            f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} values per row: "
+            "choose another metric, or a model with one output"
+        )
     return predictions
 
 
@@ -290,5 +293,8 @@ def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Code
     numbers = labels.astype(np.intp)
     most = _MOST_CLASSES if columns is None else columns.shape[1]
     if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= most:
-        raise DataError(f"{metric} needs class numbers 0 to {most - 1} as labels, but the holdout has other values")
+        raise DataError(
+            f"{metric} needs class numbers from 0 to {most - 1} as labels, but the holdout has other labels: convert "
+            "the labels, or choose another metric"
+        )
     return numbers

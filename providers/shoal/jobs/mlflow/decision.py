@@ -221,10 +221,9 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
         version: Version that the alias points to now; None if the person removed the alias.
     """
     name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
-    moved = f"was given to version {version}" if version is not None else "was removed"
-    return Decision(
-        False, "alias_moved", f"{name} is not promoted: the alias {register.alias} {moved} by a person meanwhile"
-    )
+    alias = f"the alias {register.alias}"
+    moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
+    return Decision(False, "alias_moved", f"{name} is not promoted: a person has {moved} during the promotion")
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:

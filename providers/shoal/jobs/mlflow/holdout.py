@@ -146,7 +146,10 @@ def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
         DataError: At least one column is missing; the message names the missing columns.
     """
     if missing := sorted(set(columns) - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
+        raise DataError(
+            f"the holdout lacks columns that the model needs: {', '.join(missing)}. Name a dataset with these columns "
+            "in register.holdout"
+        )
 
 
 def check_holdout(
@@ -204,7 +207,7 @@ def _refusal(overlap: Overlap) -> str:
     training, held_out = overlap.training, overlap.holdout
     assert training is not None and held_out is not None
     return (
-        "the holdout has rows of the same time as the training rows, so the model may be trained on them: "
+        "the holdout has rows from the same period as the training rows, so the model may be trained on them: "
         f"{training.column} is {training.first} to {training.last} in the training rows, and {held_out.first} to "
         f"{held_out.last} in the holdout. Choose a holdout that begins after the training rows or ends before them, or "
         'set register.overlap="flag" to compare the models nevertheless'

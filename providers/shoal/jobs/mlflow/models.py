@@ -240,7 +240,10 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
     if model is not None:
         if versions := registry.versions(name).get(name):
             return registry, model, versions
-        raise ModelNotFoundError(f"shoal has registered no version of the model {shown(name)}")
+        raise ModelNotFoundError(
+            f"shoal has registered no version of the model {shown(name)}: `shoal models list` shows the models with "
+            "such versions"
+        )
     near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
     raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")

@@ -92,7 +92,7 @@ class Registry:
                 if uri == tracking.default_uri():
                     return None
                 # A missing file is an error here, because MLflow would create an empty database in its place.
-                raise RegistryError(f"the MLflow database {file} does not exist: check the tracking URI")
+                raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")
             if uri.startswith(("http://", "https://")):
                 # Any answer shows that the server can be reached. The request contains no credentials, so the server's
                 # certificate is not checked here. MLflow checks the certificate later.
@@ -234,7 +234,9 @@ def quoted(text: str) -> str:
     for mark in "'\"":
         if mark not in text:
             return f"{mark}{text}{mark}"
-    raise RegistryError(f"MLflow cannot search for {text}, because it has both kinds of quotation marks: use one kind")
+    raise RegistryError(
+        f"MLflow cannot search for {text}, because this text contains both ' and \": use only one of these characters"
+    )
 
 
 @contextmanager
@@ -252,7 +254,7 @@ def answering(uri: str) -> Iterator[None]:
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RegistryError(
             f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
-            "the tracking URI (--tracking-uri or MLFLOW_TRACKING_URI)"
+            "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
         ) from error
 
 

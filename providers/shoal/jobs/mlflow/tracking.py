@@ -295,7 +295,7 @@ class Run:
                 self.client.log_batch(into, metrics=part)
         if self.client.list_artifacts(left) or (run.outputs and run.outputs.model_outputs):
             self.client.set_terminated(left)
-            print(f"MLflow run {left} is kept beside {into}, because artifacts were logged to it", flush=True)
+            print(f"the job now uses MLflow run {into}, but run {left} is kept, because it has artifacts", flush=True)
         else:
             self.client.delete_run(left)
 

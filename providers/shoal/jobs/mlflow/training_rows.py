@@ -139,7 +139,7 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
         document = json.loads(mlflow.artifacts.load_text(uri))
     except (mlflow.MlflowException, OSError) as error:
         print(
-            f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
+            f"the training rows of {model} version {version} are not known: {uri} cannot be read ({error})", flush=True
         )
         return None
     # Earlier versions of shoal recorded only the files of the training rows, and no time ranges.

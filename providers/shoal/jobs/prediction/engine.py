@@ -70,7 +70,7 @@ def run(
     key = _key(spec, uri, connector)
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):
-        say(f"{spec.output_path} has the predictions of {uri} for these rows already")
+        say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
     keep = _keep(spec, connector)
     model.load(uri, spec.input_cols).check(connector.source)
@@ -90,7 +90,10 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
     if spec.keep_cols is None:
         keep = tuple(names)
     elif missing := sorted(set(spec.keep_cols) - set(names)):
-        raise DataError(f"keep_cols names columns that the dataset does not have: {', '.join(missing)}")
+        raise DataError(
+            f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
+            "names"
+        )
     else:
         keep = spec.keep_cols
     if spec.prediction_col in keep:

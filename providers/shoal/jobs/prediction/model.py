@@ -40,7 +40,10 @@ class _PyfuncPredictor:
 
     def check(self, source: ParquetSource) -> None:
         if missing := sorted(set(self.columns) - set(source.schema().names)):
-            raise DataError(f"the dataset lacks columns that the model needs: {', '.join(missing)}")
+            raise DataError(
+                f"the dataset lacks columns that the model needs: {', '.join(missing)}. Name a dataset with these "
+                "columns"
+            )
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         return pyfunc.predict_table(self._model, table, self.columns)

@@ -24,7 +24,7 @@ def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.
     flat = predicted.reshape(len(predicted), -1)
     names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
     if clash := sorted(set(names) & set(table.column_names)):
-        raise DataError(f"the dataset has a column {clash[0]} already: choose another prediction_col")
+        raise DataError(f'the dataset already has a column "{clash[0]}": choose another prediction_col')
     for name, values in zip(names, flat.T, strict=True):
         array = pa.array(values)
         table = table.append_column(name, array) if table.num_columns else pa.table({name: array})

@@ -72,8 +72,8 @@ class Output:
             return False  # these files are from an interrupted publication, and the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
-                f"{self.path} contains something other than complete predictions of shoal: choose another "
-                "output_path, or move the content away"
+                f"{self.path} contains files that are not complete predictions of shoal: choose another output_path, "
+                "or move these files to another folder"
             )
         if marker.get("key") == key and set(marker.get("files", ())) <= set(found):
             return True
@@ -133,8 +133,8 @@ class Output:
         missing = sorted(expected - set(_list(self.staging)))
         if missing:
             raise TrainingError(
-                f"{len(missing)} files of the predictions, {missing[0]} among them, did not arrive in {self.staging}: "
-                "set output_path to a directory or URI that all nodes can reach"
+                f"{len(missing)} files with predictions, such as {missing[0]}, are missing in {self.staging}: set "
+                "output_path to a directory or URI that all nodes can reach"
             )
         if not self._may_publish():
             raise TrainingError(
@@ -207,8 +207,8 @@ class Output:
         foreign = [name for name in names if not _is_ours(name)]
         if foreign:
             raise TrainingError(
-                f"{foreign[0]} was added to {self.path} during the job, and not by shoal: move the file away, and run "
-                "the job again"
+                f"the file {foreign[0]} was added to {self.path} by another program during the job: move the file to "
+                "another folder, and run the job again"
             )
 
     def _move(self, names: Iterable[str]) -> None:
@@ -222,7 +222,7 @@ class Output:
         """Return the names of the files in the output folder; staging folders are left out."""
         if self._local and (Path(self.path).is_symlink() or Path(self.path).is_file()):
             raise InvalidArgumentError(
-                f"{self.path} is a file or a link, but has to be a folder: choose another output_path"
+                f"{self.path} is a file or a symbolic link, but must be a folder: choose another output_path"
             )
         return [name for name in _list(self.path) if not name.endswith(".partial")]
 

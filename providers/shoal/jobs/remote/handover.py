@@ -73,9 +73,9 @@ def receive(
             return Secrets.loads(driver_key.open(found, key.submission_id))
         sleep(_POLL_S)
     raise JobError(
-        f"no process has sent this job's credentials for {PATIENCE_S / 60:.0f} minutes: a process that waits for the "
-        "job sends them, and has ended or cannot reach the store. Submit the job again, and let that process run "
-        "until the job has started"
+        f"no process has sent this job's credentials for {PATIENCE_S / 60:.0f} minutes. The process that submitted the "
+        "job must send them, but has ended or cannot reach the store. Submit the job again, and let the submitting "
+        "process run until the job has started"
     )
 
 

@@ -31,7 +31,7 @@ _SHARED = (
 _OBJECT_STORE = "an object store, such as s3://bucket/folder"
 
 _TOO_LARGE = (
-    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB travel with a job, so set "
+    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
     f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
 )
 
@@ -96,7 +96,7 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
             )
     if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
         raise InvalidArgumentError(
-            "the rows of a dataset with sql are written to a place that all nodes can read: set "
+            "a dataset has the option sql, so its rows must be written to a location that all nodes can read: set "
             f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
         )
 

@@ -110,7 +110,9 @@ class PredictJobSpec(AnySpec):
     @model_validator(mode="after")
     def _uses_mlflow(self) -> Self:
         if self.register_as is not None:
-            raise ValueError("register is for models that a job trains, but a prediction trains none: remove register")
+            raise ValueError(
+                "register is only for jobs that train a model, but a prediction trains no model: remove register"
+            )
         if self.tracking is None and self.model.startswith(("models:/", "runs:/")):
             raise ValueError(
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'

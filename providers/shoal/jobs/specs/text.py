@@ -39,7 +39,9 @@ def check_json(fields: Any) -> None:
         if depth > _DEEPEST:
             raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: use fewer levels")
         if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
-            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
+            raise InvalidArgumentError(
+                "the spec has an integer of more than 4000 digits: use a smaller number, or write the number as a text"
+            )
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         left += [(item, depth + 1) for item in items]
 
