@@ -117,7 +117,8 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `list.pop` takes the oldest attempt
+        # Each list begins with the newest attempt, so that `list.pop` takes the oldest attempt.
+        lines.setdefault(entry.holder, []).append(entry)
 
     def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
         first = lines[holder][-1]

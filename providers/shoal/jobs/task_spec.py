@@ -134,7 +134,8 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
     if register is None:
         if wanted is True:
             raise InvalidArgumentError(
-                "skip_if_unchanged=True needs register, because the job is compared with the newest registered version"
+                "skip_if_unchanged=True needs register, because the job is compared with the newest registered "
+                "version: set register, or leave skip_if_unchanged out"
             )
         return spec
     if wanted is None and register.skip_if_unchanged is None:

@@ -219,7 +219,7 @@ class Driver:
         return not self._could_fit()
 
     def _could_fit(self) -> bool:
-        """Return whether the workers would fit if the pool had MAX_NODES nodes.
+        """Return whether the workers would fit on the pool if the pool had its largest number of nodes.
 
         The present number of nodes is not used, because a node may have been lost just now, or the pool may grow.
         """
@@ -229,8 +229,9 @@ class Driver:
             print(f"the largest size of the pool is not known: {unknown}", flush=True)
             return True
         spec = PoolSpec.parse(status.uri)
+        # The nodes count their own GPUs. So the number of GPUs per node is not known if no node is active.
         if spec.gpus_per_node == ALL and not status.active:
-            return True  # the number of GPUs per node is known only when a node is active
+            return True
         # The nodes of an existing Ray cluster may be larger than the nodes that the pool's spec describes.
         cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
         gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])

@@ -12,7 +12,8 @@ from shoal.state.schema import Job
 
 
 class Stopwatch:
-    """Stopwatch that measures the seconds of each step of one attempt. The driver creates the stopwatch at its start.
+    """Stopwatch that measures the seconds of each step of one attempt. The driver creates the stopwatch when the driver
+    starts.
 
     Args:
         queue_s: Seconds for which the attempt has waited in the pool's queue.

@@ -9,8 +9,8 @@ from shoal.jobs.journal.attempts import Key
 
 
 def claim(key: Key, locations: Iterable[str]) -> None:
-    """Record in directories of staged data that an attempt uses them, so that they are kept until the attempt has
-    ended."""
+    """Record in directories of staged data that an attempt uses the data, so that they are kept until the attempt
+    ends."""
     from shoal.data.staging import staged_data
 
     for location in locations:

@@ -454,7 +454,7 @@ def end(
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
-    seconds.pop("queue", None)  # the driver has already recorded the seconds in the queue, when it started
+    seconds.pop("queue", None)  # the driver has recorded these seconds at its start
     telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
 

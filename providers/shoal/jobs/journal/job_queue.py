@@ -90,8 +90,8 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if not _may_start(session, job, now):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # This process becomes the submitter of the job. The entry "python" of the first submitter stays, because it is
-        # the path of the Python interpreter that runs the driver.
+        # This process becomes the submitter of the job. The entry "python" of the first submitter is kept, because it
+        # is the path of the Python interpreter that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW

@@ -70,7 +70,7 @@ def store_lock(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[HeldLock]:
-    """Hold a named lock while the block runs.
+    """Hold a named lock while the `with` block runs.
 
     If the process is paused for longer than `ttl`, or its clock is set forward, another process may take the lock while
     the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and must not write if
@@ -124,7 +124,8 @@ def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
     """
     with transaction(store, JobStep.LOCK) as session:
         lock = session.get(Lock, held.name)
-        now = shared_now(session, held.clock())  # after `get`, which may wait for other writers
+        # The time is read after `get`, because `get` may wait for other writers.
+        now = shared_now(session, held.clock())
         if lock is None:
             session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
             return None

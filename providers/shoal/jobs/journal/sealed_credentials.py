@@ -12,7 +12,7 @@ from shoal.state.schema import Job, JobState
 
 
 def is_needed(store: Store, key: Key) -> bool:
-    """Return whether the driver of a pending attempt gets its credentials through the row."""
+    """Return whether the driver of a pending attempt gets its credentials through the attempt's row in the store."""
     query = select(Job.needs_credentials).where(Job.id == key.job_id, Job.attempt == key.attempt)
     with store.reading(snapshot=False) as session:
         return bool(session.scalar(query.where(Job.state == JobState.PENDING)))
@@ -46,7 +46,7 @@ def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
 
 
 def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bool:
-    """Write encrypted credentials into the row of a pending attempt; return False if its driver does not need them.
+    """Write encrypted credentials into the row of a pending attempt; return False if the driver does not need them.
 
     Args:
         store: Store that has the attempt's row.

@@ -58,8 +58,8 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     """
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
     if task.number <= 1:
-        # For a first try, the query reads only unfinished jobs, which is fast through the index of the states, because
-        # no earlier try has left a result.
+        # Before a first try, there was no try that could have left a result. So the query reads only unfinished jobs,
+        # which is fast because of the index on the state column.
         query = query.where(Job.state.in_(JOB_ACTIVE))
     with store.reading(snapshot=False) as session:
         found = list(session.scalars(query))

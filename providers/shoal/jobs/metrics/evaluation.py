@@ -208,7 +208,10 @@ def _suited(
     if takes is Takes.SCORES:
         scores, positive = _one_column(metric, predictions), labels > 0.5
         if positive.all() or not positive.any():
-            raise DataError(f"{metric} needs both classes in the holdout, but the holdout has rows of one class only")
+            raise DataError(
+                f"{metric} needs both classes in the holdout, but the holdout has rows of one class only: name a "
+                "holdout with rows of both classes"
+            )
         return positive.astype(np.intp), scores, {}
     columns = _probabilities(metric, predictions)
     classes = class_numbers(metric, labels, columns)
@@ -243,7 +246,10 @@ def _over_groups(
             total += float(function(labels[rows], scores[rows], **options)) * len(rows)
             counted += len(rows)
     if not counted:
-        raise DataError(f"{metric} needs a group with two different labels, but in each group all labels are equal")
+        raise DataError(
+            f"{metric} needs a group with two different labels, but in each group all labels are equal: name another "
+            "group_col or another holdout"
+        )
     return total / counted
 
 

@@ -171,8 +171,7 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
 
 
 def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return a text if the alias points to a newer version, or was removed although this version was promoted; else
-    None."""
+    """Return the reason why a version is not current: its alias points to a newer version or was removed; else None."""
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None

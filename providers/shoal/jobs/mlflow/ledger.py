@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Records of the promotions of one alias of a registered model, which are rows in the store.
+    """Records of the promotions of one alias of a registered model. Each record is a row in the store.
 
     Args:
         store: Store that has the rows.

@@ -241,8 +241,7 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
         if versions := registry.versions(name).get(name):
             return registry, model, versions
         raise ModelNotFoundError(
-            f"shoal has registered no version of the model {shown(name)}: `shoal models list` shows the models with "
-            "such versions"
+            f"shoal has registered no version of the model {shown(name)}: name a model from `shoal models list`"
         )
     near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"

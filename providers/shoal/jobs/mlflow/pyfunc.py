@@ -1,5 +1,4 @@
-"""Predict with any kind of model through pyfunc, MLflow's common interface. The input is named columns or one
-tensor."""
+"""Predict with models of any kind through pyfunc, MLflow's common interface to models."""
 
 from __future__ import annotations
 

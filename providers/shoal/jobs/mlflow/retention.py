@@ -63,7 +63,7 @@ class DeletedVersion:
 
 @dataclass(frozen=True)
 class ModelPruning:
-    """Result of `prune_models`.
+    """Result of `prune_models`: the deleted versions, the number of kept versions, and the errors.
 
     Attributes:
         deleted: The deleted versions. In a dry run: the versions that would be deleted.
@@ -243,8 +243,8 @@ class _Deletion:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]
         except RegistryError:
-            # MLflow cannot search for the source of this version. So another version may have the same files, and the
-            # files are kept.
+            # MLflow cannot search for the source of this version. Another version may use the same files, so the files
+            # are kept.
             return True
         me = (self.model, str(version.version))
         return any(

@@ -240,7 +240,8 @@ class Run:
         return str(info.model_uri)
 
     def move_to(self, run_id: str) -> None:
-        """Continue in another run, which a worker has created for this job in the experiment that user code has chosen.
+        """Continue the job in another MLflow run, which a worker has created in the experiment that user code has
+        chosen.
 
         The parameters are copied now. Workers may still log to the old run, so `finish` later copies the old run's
         metrics and deletes the old run.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table: one column, or several columns if the model returns several values per row.
+    """Append predictions to a table, as one column, or as several columns if the model returns several values per row.
 
     Args:
         table: Table with the other columns of the output, which may have no columns.

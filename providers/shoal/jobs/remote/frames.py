@@ -65,7 +65,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # There is no location for the data that the nodes can reach, so `reach.check` refuses the job later.
+    # The spec names no location that the nodes can reach, so the data are not copied, and `reach.check` refuses the job
+    # later.
     if base is None or base == storage.IN_STORE or not reach.is_reachable(base, pool):
         yield Sent(spec)
         return

@@ -49,7 +49,7 @@ class Package:
     files: Mapping[str, str]
 
     def content(self) -> bytes:
-        """Return the zip archive.
+        """Return the package as a zip archive.
 
         Raises:
             JobError: A file cannot be read, or was changed.
@@ -116,7 +116,7 @@ def is_used(document: dict[str, Any]) -> bool:
 
 
 def has_frames(spec: AnyJobSpec) -> bool:
-    """Return whether a spec names frames in a package."""
+    """Return whether a spec names frames (small DataFrames) in the job's package."""
     return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
 
 

@@ -145,13 +145,13 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
 
 
 def _local(location: str) -> str | None:
-    """Return the path of a location on this machine; None for a URI."""
+    """Return the path of a location on this machine; None if the location is a URI."""
     path = local_path(location)
     return None if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def _database(uri: str) -> str | None:
-    """Return the file or folder of an MLflow tracking URI; None for a server."""
+    """Return the local file or folder that an MLflow tracking URI names; None if the URI names a server."""
     if uri.startswith("sqlite:"):
         return str(Path(uri.removeprefix(SQLITE)).absolute())
     return None if uri == "databricks" else _local(uri)

@@ -152,7 +152,7 @@ class AnySpec(Settings, ABC):
         return self.with_datasets(by_content)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which each dataset is replaced by the result of calling `replaced` with it.
+        """Return a copy of the spec in which the result of `replaced(dataset)` replaces each dataset.
 
         Args:
             replaced: Function that returns the new dataset for each dataset in the spec.

@@ -47,7 +47,7 @@ def check_json(fields: Any) -> None:
 
 
 def fields_of(text: str, what: str, file_name: str = "") -> dict[str, Any]:
-    """Return the fields that a text contains.
+    """Return the fields of a job spec that a JSON or YAML text contains.
 
     Args:
         text: The text, in JSON or, if the file's name ends with ``.yaml`` or ``.yml``, in YAML.
