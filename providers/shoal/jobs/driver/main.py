@@ -206,7 +206,8 @@ class Driver:
         cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
 
     def _node_seconds(self) -> float | None:
-        """Return the number of nodes that the attempt has used so far, multiplied by the seconds."""
+        """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the
+        seconds."""
         found = patiently(self._store, lambda: attempts.node_seconds(self._store, [self._key], time.time()))
         return found.get(self._key)
 
@@ -442,7 +443,7 @@ def main() -> int:
         telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
-            sys.path.append(os.getcwd())  # the reader of frames (small DataFrames) searches sys.path for them
+            sys.path.append(os.getcwd())  # frames (small DataFrames sent with the job) are found by sys.path
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

@@ -113,7 +113,8 @@ class _Tee:
 
 @contextmanager
 def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Copy stdout and stderr of this process into a file while the block runs, and remove secrets from all output.
+    """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
+    output.
 
     Args:
         path: Path of the file. The file is created if it does not exist; otherwise the text is appended.

@@ -63,7 +63,7 @@ def prune_jobs(
     dry_run: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> tuple[DeletedAttempt, ...]:
-    """Remove attempts that ended long ago: their rows in the store, and their files in `$SHOAL_HOME`.
+    """Remove old attempts that have ended, with their rows in the store and their files in `$SHOAL_HOME`.
 
     Attempts that have not ended, and attempts that a promotion names, are kept. A job with a `job_id` from its spec
     keeps its first and its newest attempt, so that the numbers of later attempts continue. All other jobs are removed

@@ -338,7 +338,8 @@ _MOST_KEYS = 400
 
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
-    """Return the rows of several attempts, with the columns of `_SMALL` only; attempts without a row are left out."""
+    """Return the rows of several attempts, with the small columns only (`_SMALL`). Attempts without a row are left
+    out."""
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
         for pairs in _in_parts(keys):

@@ -223,9 +223,9 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
-            # priority is not skipped, because an older version of shoal wrote it, and that version sends attempts to
-            # the head at once.
+            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. Only a row from an
+            # older version of shoal has no priority. That version sends attempts to the head at once, so its rows are
+            # never skipped.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))

@@ -72,7 +72,7 @@ class JobLine:
 
     @property
     def key(self) -> Key:
-        """Return the key of the attempt."""
+        """Return the key of the attempt, which is the job's id and the number of the attempt."""
         return Key(self.job_id, self.attempt)
 
     @property

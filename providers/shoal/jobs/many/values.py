@@ -121,8 +121,8 @@ class SharedColumn:
                 prepare(path, (self._column, "=", value), type_)
 
     def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
-        """Return a function that restricts a dataset to the rows whose shared column (the column of `for_each`) has a
-        given value."""
+        """Return a function that restricts a dataset to the rows in which the column of `for_each` has a given
+        value."""
 
         def restricted(dataset: DatasetSpec) -> DatasetSpec:
             if dataset.sql is None:

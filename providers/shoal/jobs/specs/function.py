@@ -43,8 +43,8 @@ class FunctionRegister(Register):
     def _groups_to_rank(self) -> Self:
         if self.ranks and self.group_col is None:
             raise ValueError(
-                "a ranking metric in register needs group_col as well: the name of the holdout's column that assigns "
-                "rows to groups, such as queries"
+                "a ranking metric in register needs group_col as well: set group_col to the name of the holdout's "
+                "column that assigns rows to groups, such as queries"
             )
         return self
 

@@ -141,7 +141,8 @@ class Register(Settings):
             )
         if self.slice_tolerance is not None and self.by is None:
             raise ValueError(
-                'slice_tolerance needs the option "by" as well: the column whose values divide the holdout into slices'
+                'slice_tolerance needs the option "by" as well: set "by" to the name of the column whose values divide '
+                "the holdout into slices"
             )
         return self
 
