@@ -323,7 +323,7 @@ class TestDriver:
         assert code == 0, log()
         result = JobResult.model_validate(job.result)
         assert (result.mlflow_run_id, result.model_uri) == (None, result.model_path)
-        assert "not tracked" in log()
+        assert "the job records nothing in MLflow" in log()
 
     def test_credentials_that_expired_in_the_queue_are_named(self, store, spec, monkeypatch):
         def refuse(*_: object, **__: object) -> None:

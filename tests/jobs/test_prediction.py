@@ -43,7 +43,7 @@ def test_a_wrong_request_says_what_is_wrong(fields, said):
 
 
 def test_a_prediction_registers_nothing():
-    with pytest.raises(InvalidArgumentError, match="register is for models that a job trains"):
+    with pytest.raises(InvalidArgumentError, match="register is only for jobs that train a model"):
         PredictJobSpec(
             model="models:/m@champion",
             dataset=DATASET,
