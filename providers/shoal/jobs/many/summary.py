@@ -48,7 +48,8 @@ class ModelLine(PlainResult):
         default=None, description="Version number of the new model in MLflow's registry. None: there is no new version."
     )
     metric: str | None = Field(
-        default=None, description="Name of the metric that decides. None: the model is not registered."
+        default=None,
+        description="Name of the metric that decides about the promotion. None: the model is not registered.",
     )
     value: float | None = Field(
         default=None, description="Value of the metric that the new model reaches on the holdout. None: unknown."

@@ -96,8 +96,8 @@ class Register(Settings):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Amount by which the challenger's metric may be worse than the champion's on a slice, in the "
-        "metric's own unit; above it the challenger is not promoted. None: slices do not affect the decision.",
+        description="Largest amount by which the challenger's metric on a slice may be worse than the champion's, in "
+        "the metric's own unit. None: slices do not affect the decision.",
     )
     min_slice_rows: int = Field(
         default=30,
@@ -107,12 +107,12 @@ class Register(Settings):
     )
     overlap: Literal["refuse", "flag"] = Field(
         default="refuse",
-        description="What the job does if rows of the holdout are also in the training data, or if both have the same "
-        "time column and times in common. refuse: the job fails. flag: the job goes on and reports the overlap.",
+        description="Reaction if rows of the holdout are also in the training data, or if both have the same time "
+        "column and their time ranges overlap. refuse: the job fails. flag: the job goes on and reports the overlap.",
     )
     skip_if_unchanged: bool | None = Field(
         default=None,
-        description="Whether the job trains nothing if its rows, holdout and settings are those of the newest "
+        description="Whether to skip the training if its rows, holdout and settings are those of the newest "
         "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
     )
 
