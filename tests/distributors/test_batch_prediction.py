@@ -83,7 +83,7 @@ def test_two_workers_predict_as_one_process_does(predict, rows, tmp_path, capsys
 
     again = predict("a rerun")
     assert (again.num_workers, again.rows) == (0, ROWS)
-    assert "has the predictions of models:/delays/1 for these rows already" in capsys.readouterr().out
+    assert "already has the predictions of models:/delays/1 for these rows" in capsys.readouterr().out
     with pytest.raises(InvalidArgumentError, match="or set overwrite=True"):
         predict("another", keep_cols=["y"])
     predict("another", keep_cols=["y"], overwrite=True, prediction_col="delay")

@@ -79,7 +79,7 @@ def test_a_head_that_is_gone(tmp_path):
 def test_a_server_that_is_no_head(client, head):
     head.failures = [(200, "<html>")]
 
-    with pytest.raises(JobError, match="does not answer as a Ray head does"):
+    with pytest.raises(JobError, match="does not answer like a Ray head"):
         client.status("job-1")
 
 

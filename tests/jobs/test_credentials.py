@@ -57,7 +57,7 @@ def test_two_connections_with_one_variable_are_refused():
     }
 
     said = (
-        'the connections "dwh-eu" and "dwh.eu" of the spec take their URL from the same variable, '
+        'the connections "dwh-eu" and "dwh.eu" of the spec take their URL from the same environment variable, '
         "SHOAL_CONNECTION_DWH_EU: rename one of the connections"
     )
     with pytest.raises(InvalidArgumentError, match=said):
@@ -169,4 +169,4 @@ def test_no_secret_is_printed():
 )
 def test_a_job_that_waited_long_says_that_its_credentials_may_have_expired(error, waited_s, hinted):
     hint = credentials.expiry_hint(error, waited_s)
-    assert ("which may have expired meanwhile: submit the job again" in hint) is hinted
+    assert ("may have expired in this time: submit the job again" in hint) is hinted

@@ -227,8 +227,12 @@ def test_a_comparable_rival_counts_before_a_better_one_that_has_seen_the_holdout
 @pytest.mark.parametrize(
     ("version", "sentence"),
     [
-        ("7", "m version 2 (rmse=1) is not promoted: the alias champion was given to version 7 by a person meanwhile"),
-        (None, "m version 2 (rmse=1) is not promoted: the alias champion was removed by a person meanwhile"),
+        (
+            "7",
+            "m version 2 (rmse=1) is not promoted: a person has moved the alias champion to version 7 during the "
+            "promotion",
+        ),
+        (None, "m version 2 (rmse=1) is not promoted: a person has removed the alias champion during the promotion"),
     ],
 )
 def test_an_alias_that_a_person_has_moved(version, sentence):

@@ -323,7 +323,7 @@ class TestDriver:
         assert code == 0, log()
         result = JobResult.model_validate(job.result)
         assert (result.mlflow_run_id, result.model_uri) == (None, result.model_path)
-        assert "not tracked" in log()
+        assert "the job records nothing in MLflow" in log()
 
     def test_credentials_that_expired_in_the_queue_are_named(self, store, spec, monkeypatch):
         def refuse(*_: object, **__: object) -> None:
@@ -343,7 +343,10 @@ class TestDriver:
         code, job = drive(store, spec, Secrets({"AWS_SESSION_TOKEN": "a-session-token"}))
 
         assert (code, job.state) == (1, JobState.FAILED)
-        assert "ExpiredToken. The job waited 120 minutes for room with the credentials of its submission" in job.error
+        assert (
+            "ExpiredToken. The job waited 120 minutes in the queue, and the credentials from its submission"
+            in job.error
+        )
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
         monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)

@@ -264,11 +264,11 @@ def test_nulls_and_small_values_are_left_out_and_logged(tmp_path: Path, caplog: 
         ({"column": "y"}, InvalidArgumentError, 'column "y" is the label'),
         ({"column": "id", "values": []}, InvalidArgumentError, "values is empty"),
         ({"column": "carrier", "values": "UA"}, InvalidArgumentError, "must be a list"),
-        ({"column": "carrier", "values": ["UA", None]}, InvalidArgumentError, "None cannot be the value"),
-        ({"column": "carrier", "values": [b"UA"]}, InvalidArgumentError, "cannot be the value"),
+        ({"column": "carrier", "values": ["UA", None]}, InvalidArgumentError, "the value None is not supported"),
+        ({"column": "carrier", "values": [b"UA"]}, InvalidArgumentError, "is not supported"),
         ({"column": "month", "values": [0, 1, 0]}, InvalidArgumentError, "0 twice"),
         ({"column": "month", "values": ["1"]}, DataError, '"month"'),
-        ({"column": "month", "values": [Decimal("1.5")]}, InvalidArgumentError, "cannot be the value"),
+        ({"column": "month", "values": [Decimal("1.5")]}, InvalidArgumentError, "is not supported"),
         ({"column": "carrier", "values": ["a b", "a/b"]}, InvalidArgumentError, "'a b' and 'a/b' .* both become"),
         ({"column": "carrier", "values": ["UA"], "min_rows": 2}, InvalidArgumentError, "min_rows=2 applies only"),
         ({"column": "carrier", "values": ["x" * 300]}, InvalidArgumentError, "not a legal name"),
@@ -280,7 +280,7 @@ def test_wrong_arguments_are_refused(flights: Path, arguments: dict[str, Any], e
 
 
 def test_a_spec_that_cannot_be_divided_is_refused(flights: Path, fresh_home: Path):
-    with pytest.raises(InvalidArgumentError, match="not of a batch prediction"):
+    with pytest.raises(InvalidArgumentError, match="is the spec of a batch prediction"):
         for_each(
             PredictJobSpec(model="models:/m/1", dataset=DataConnector.from_parquet(flights), output_path="/o"), "id"
         )
@@ -299,7 +299,7 @@ def test_a_column_of_ids_is_refused_unless_its_values_are_given(tmp_path: Path):
     pq.write_table(pa.table({"id": range(1001), "x": [1.0] * 1001, "y": [1.0] * 1001}), tmp_path / "ids")
     spec = fields(tmp_path / "ids") | {"register": None}
 
-    with pytest.raises(InvalidArgumentError, match="has 1001 values, and at most 1000"):
+    with pytest.raises(InvalidArgumentError, match="has 1001 values, but at most 1000"):
         for_each(spec, "id")
 
     assert len(for_each(spec, "id", range(1001))) == 1001

@@ -118,7 +118,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     }
     assert entered == [(("store", "key", run, register), {**given, "is_current": bool, "tags": {"job": "j"}})]
     nothing = SimpleNamespace(logged_model=lambda: None)
-    with pytest.raises(JobError, match='the function logged no model, but register needs one for "net"'):
+    with pytest.raises(JobError, match='the training function logged no model, so no version of "net"'):
         function_work._register(register, place, nothing, [])  # type: ignore[arg-type]
 
 

@@ -504,9 +504,9 @@ class TestBeforeTraining:
         ("options", "said"),
         [
             ({"by": "carrier"}, "the holdout lacks columns that the model needs: carrier"),
-            ({"metric": "accuracy"}, "accuracy needs class numbers 0 to"),
-            ({"metric": "accuracy", "baseline": None}, "accuracy needs class numbers 0 to"),
-            ({"metrics": ["mae", "f1"]}, "f1 needs class numbers 0 to"),
+            ({"metric": "accuracy"}, "accuracy needs class numbers from 0 to"),
+            ({"metric": "accuracy", "baseline": None}, "accuracy needs class numbers from 0 to"),
+            ({"metrics": ["mae", "f1"]}, "f1 needs class numbers from 0 to"),
             ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
         ],
     )

@@ -115,7 +115,7 @@ class TestWhyEnd:
 
         assert reason is not None
         assert (reason.state, reason.permanent) == (JobState.FAILED, True)
-        assert "used 2.5 node-hours, and run_config.budget_node_hours=2" in reason.text
+        assert "used 2.5 node-hours, but run_config.budget_node_hours=2" in reason.text
 
     def test_its_row_says_so(self):
         job = running(state=JobState.CANCELLED, error="on request")

@@ -59,7 +59,7 @@ def test_one_wrong_certainty_is_not_infinite():
         ("error", BINARY, SCORES - 3, "needs probabilities"),
         ("auc", np.ones(5), np.ones(5), "one class only"),
         ("rmse", CLASSES, ONE_PER_CLASS, "one prediction per row"),
-        ("accuracy", CLASSES, SCORES, "class numbers 0 to 1"),
+        ("accuracy", CLASSES, SCORES, "class numbers from 0 to 1"),
         ("rmse", np.array([]), np.array([]), "0 labels"),
         ("mean_squared_log_error", -BINARY, SCORES, "mean_squared_log_error cannot be computed"),
         ("f1", CLASSES, ONE_PER_CLASS, "f1 cannot be computed on the holdout: .*multiclass"),

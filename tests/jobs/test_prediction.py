@@ -43,7 +43,7 @@ def test_a_wrong_request_says_what_is_wrong(fields, said):
 
 
 def test_a_prediction_registers_nothing():
-    with pytest.raises(InvalidArgumentError, match="register is for models that a job trains"):
+    with pytest.raises(InvalidArgumentError, match="register is only for jobs that train a model"):
         PredictJobSpec(
             model="models:/m@champion",
             dataset=DATASET,
@@ -146,7 +146,7 @@ class TestOutput:
     def test_a_file_that_did_not_arrive_ends_it_and_nothing_is_published(self, place):
         output = Output(place, Claim("job", "me"))
         output.prepare()
-        with pytest.raises(TrainingError, match=r"part-000000000000-2\.parquet among them, did not arrive"):
+        with pytest.raises(TrainingError, match=r"part-000000000000-2\.parquet, are missing in"):
             self.publish(output)
         output.discard()
         assert self.read(place) == []
@@ -201,7 +201,7 @@ class TestOutput:
         self.write(output, value=2)
         fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
         fs.pipe_file(f"{root}/{name}", b"mine")
-        with pytest.raises(InvalidArgumentError, match="contains something other than complete predictions"):
+        with pytest.raises(InvalidArgumentError, match="contains files that are not complete predictions"):
             self.publish(output, key="other", overwrite=True)
         last_look = output._clear if "://" in place else output._swap
         with pytest.raises(TrainingError, match=r"notes(\.txt)? was added to"):
@@ -214,10 +214,10 @@ class TestOutput:
         place = tmp_path / "out"
         place.mkdir()
         (place / "notes.txt").write_text("mine")
-        with pytest.raises(InvalidArgumentError, match="contains something other than complete predictions"):
+        with pytest.raises(InvalidArgumentError, match="contains files that are not complete predictions"):
             Output(str(place), Claim("job", "me")).finished("k", overwrite=True)
         (tmp_path / "link").symlink_to(place)
-        with pytest.raises(InvalidArgumentError, match="is a file or a link"):
+        with pytest.raises(InvalidArgumentError, match="is a file or a symbolic link"):
             Output(str(tmp_path / "link"), Claim("job", "me")).finished("k", overwrite=True)
 
     def test_a_publication_in_an_object_store_that_was_cut_off_is_made_again(self, monkeypatch):

@@ -201,7 +201,7 @@ def test_an_alias_that_a_person_moved_is_not_put_back(registry, threads):
 
     assert registry.champion() == 2.0
     assert outcome.decision.reason == "alias_moved"
-    assert f"was given to version {mine} by a person" in outcome.decision.sentence
+    assert f"to version {mine} during the promotion" in outcome.decision.sentence
 
 
 class Killed(BaseException):

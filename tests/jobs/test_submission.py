@@ -836,7 +836,7 @@ class TestWait:
         assert [sentence for sentence in done if sentence.endswith("attempt 1: removed its staged data")]
         assert (half.exists(), whole.exists()) == (True, False)
         assert f"{half} was not staged by shoal: it is not removed" in caplog.text
-        assert f"the staged data in {roots} cannot be read, and are left there" in caplog.text
+        assert f"the staged data in {roots} cannot be read, so they are not removed" in caplog.text
         assert roots.exists()
 
 

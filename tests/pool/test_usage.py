@@ -270,7 +270,7 @@ def test_the_budget_of_a_job_counts_its_attempts_since_the_last_success(store, c
         heartbeat(store, clock)
         attempts.end(store, key, end, clock(), error=None if end is JobState.SUCCEEDED else "lost")
     attempts.check_budget(store, "train-1", 1.5, clock())
-    with pytest.raises(BudgetError, match=r"the job has used 1 node-hours, and run_config\.budget_node_hours=1:"):
+    with pytest.raises(BudgetError, match=r"the job has used 1 node-hours, but run_config\.budget_node_hours=1:"):
         attempts.check_budget(store, "train-1", 1, clock())
 
 

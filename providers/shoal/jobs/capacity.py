@@ -29,8 +29,8 @@ DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
 
 _DRIVERS_SHARE = 4
-"""All drivers together may use the head's memory divided by this number. The rest of the head's memory is for the
-workers on the head, the object store and Ray."""
+"""Divisor that gives the memory for drivers: all drivers together may use the head's memory divided by this number. The
+rest of the head's memory is for the workers on the head, the object store and Ray."""
 
 
 class NodeSize(NamedTuple):
@@ -42,12 +42,12 @@ class NodeSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """The group of workers that a job's spec asks for: a fixed number, or a number per node or GPU of the pool.
+    """Group of workers that a job asks for. The number of workers is fixed, or depends on the pool's nodes or GPUs.
 
     Attributes:
         workers: Number of workers; a negative number -n means n workers on each node.
         cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
-        gpus: GPUs of each worker; -1: one GPU if every node has a GPU.
+        gpus: GPUs of each worker; -1: one GPU if every node has a GPU, otherwise none.
         per_gpu: Whether a negative `workers` means one worker per GPU if the workers use GPUs.
     """
 
@@ -113,8 +113,8 @@ class Gang:
 def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
     """Return whether a job can run only on a pool with Ray.
 
-    A training function needs Ray because it may call Ray itself. Other jobs need Ray for packages and code of their
-    own, for GPUs, and to read rows with Ray Data.
+    A training function needs Ray because it may call Ray itself. Any other job needs Ray if it has its own packages or
+    code, if it uses GPUs, or if it reads rows with Ray Data.
     """
     if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
         return True
@@ -130,13 +130,14 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """
     if not pool.ray and needs_ray(spec):
         raise InvalidArgumentError(
-            f'pool "{pool.name}" runs without Ray (ray=false), and accepts only trainings with XGBoost and LightGBM, '
-            "and predictions, without packages, code, GPUs and Ray Data: name another pool"
+            f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. A pool '
+            "without Ray accepts only batch predictions and trainings with XGBoost or LightGBM, and such a job cannot "
+            "use packages, code, GPUs or Ray Data"
         )
 
 
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
-    """Return whether a job's workers fit on a pool that has as many nodes as it can have.
+    """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes.
 
     Args:
         spec: Spec of the job.

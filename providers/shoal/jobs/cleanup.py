@@ -39,7 +39,7 @@ from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
-"""Largest number of running jobs, and of pending jobs, that one sweep checks."""
+"""One sweep checks at most this number of running jobs, and at most this number of pending jobs."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CleanupReport:
 
 
 def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel a workflow run's jobs on a pool, release its lease of nodes, and tidy up this host with `sweep`.
+    """Cancel the jobs of a workflow run on a pool, release the run's lease of nodes, and clean this host with `sweep`.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
     the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes, and the report lists
@@ -121,9 +121,9 @@ def retain(
 ) -> list[str]:
     """Delete old versions of registered models that no alias needs, and old ended attempts of jobs.
 
-    `prune_models` deletes the versions and `prune_jobs` the attempts; their documentation says what they keep. If
-    MLflow is not installed, only attempts are deleted. The function may be called at any time and repeatedly, for
-    example once a day by a janitor.
+    `prune_models` deletes the versions, and `prune_jobs` deletes the attempts. Their docstrings list the versions and
+    attempts that are kept. If MLflow is not installed, only attempts are deleted. The function may be called at any
+    time and repeatedly, for example once a day by a janitor.
 
     Args:
         versions_older_than: Age from which versions are deleted, at least one day.
@@ -165,16 +165,16 @@ def settle_jobs(store: Store | None = None) -> list[str]:
     """
     did = []
     store = store or Store()
-    # At most `_AT_ONCE` running jobs and at most `_AT_ONCE` pending jobs are checked, so that many pending jobs do not
-    # keep running jobs from being checked. Jobs that no process waits for are checked first, because a process that
-    # waits for a job checks the job itself.
+    # Running jobs and pending jobs have separate limits, so that running jobs are checked even if there are very many
+    # pending jobs. Jobs that no process waits for are checked first, because a process that waits for a job checks the
+    # job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
             lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
         except ShoalError as error:
-            # An error of shoal is expected here, for example if the job's pool is on another host, which checks the job
-            # itself.
+            # A ShoalError is expected here, for example if the job's pool is on another host. In that case, that host
+            # checks the job.
             log.info("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
@@ -194,7 +194,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
     host runs this function at a time; a call in a second process returns at once.
 
     Args:
-        sleep: Waits for a number of seconds.
+        sleep: Function that waits for a given number of seconds.
     """
     store = Store()
     with open_locked(lock_file("queue"), wait=False) as mine:
@@ -262,7 +262,7 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
 
 
 def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
-    """Cancel the jobs and release the leases of those runs of a workflow engine that have ended, on all pools.
+    """Cancel the jobs and release the leases of a workflow engine's ended runs, on all pools.
 
     The engine's janitor (a scheduled DAG or flow) calls this function.
 
@@ -288,9 +288,9 @@ def end_in_store(
 ) -> list[str]:
     """Record in the store that jobs and leases of a failed run have ended, without contacting a cluster.
 
-    The driver of a running job reads this record within 2 s, and ends. The leases expire, and the reconciler of the
-    pool's host ends the nodes that nothing else needs. Unlike this function, `clean_up` also waits until the drivers
-    have ended.
+    The driver of a running job reads this record within 2 s, and then ends itself. The leases expire, and the
+    reconciler of the pool's host ends the nodes that nothing else needs. Unlike this function, `clean_up` also waits
+    until the drivers have ended.
 
     Args:
         reason: Text that is stored as the error of the cancelled jobs.

@@ -1,8 +1,9 @@
 """Keep credentials out of a job's spec, and pass them from the submitter to the driver in a file.
 
-The store and Ray's history keep a job's spec, and every user who may list jobs can read the spec there. Credentials are
-therefore passed in a file of mode 0600, which the driver deletes as soon as it has read the file. On pools that others
-run, the credentials are encrypted instead (`shoal.jobs.remote.handover`).
+The store and Ray's job history keep a job's spec, and every user who may list jobs can read the spec there. Credentials
+are therefore passed in a file of mode 0600, and the driver deletes the file right after reading it. For `ray://` pools
+(existing Ray clusters), no file is used: the credentials are encrypted and written into the store
+(`shoal.jobs.remote.handover`).
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ _REFUSED = re.compile(
 """Pattern that matches the messages with which storages, databases and tracking servers refuse credentials."""
 
 _SHORTEST_SESSION_S = 900.0
-"""Seconds for which credentials are certainly valid: the shortest lifetime that a session of AWS can have."""
+"""Shortest lifetime of temporary credentials in seconds, which is that of an AWS session. Credentials that are younger
+than this have not expired."""
 
 _SHORTEST_SECRET = 6
-"""Smallest number of characters of a secret that is replaced in texts. A shorter secret would also match inside
-ordinary words."""
+"""Smallest length, in characters, of the secrets that are hidden in texts. A shorter secret is not hidden, because it
+would also match parts of ordinary words."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Secrets:
     named: frozenset[str] = frozenset()
 
     def redact(self, text: str) -> str:
-        """Return a copy of a text without this job's credentials and other text that looks like a credential."""
+        """Return a copy of a text in which this job's credentials, and all parts that look like credentials, are
+        hidden."""
         for uri in self.uris.values():
             text = text.replace(uri, redaction.redact_value(uri))
         for word in sorted(self._words, key=len, reverse=True):
@@ -81,14 +84,15 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
-        # If shoal recognises no credential in a value, the value was removed from the spec because of its key, such as
-        # "password", and the whole value is a secret.
+        # A value in which shoal recognises no credential was removed from the spec because of its key, such as
+        # "password". In this case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables for the workers: all but the database URLs, which only the driver uses."""
+        """Return the environment variables for the workers. Database URLs are left out, because only the driver uses
+        them."""
         return {name: value for name, value in self.environment.items() if not _is_connection(name)}
 
     @property
@@ -113,7 +117,7 @@ class Secrets:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the submitter's environment variables that the driver gets: settings for storage and MLflow."""
+    """Select the submitter's environment variables that the driver needs, such as settings for storage and MLflow."""
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
 
 
@@ -127,7 +131,7 @@ def secrets_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str
     if missing := [name for name, value in values.items() if not value]:
         raise InvalidArgumentError(
             f"run_config.secret_env names {', '.join(missing)}, but this process has no such environment variable: set "
-            "it here, or remove the name from secret_env"
+            "each of these variables, or remove its name from secret_env"
         )
     return values
 
@@ -140,13 +144,14 @@ def connections(
     Args:
         names: Names of the connections.
         environment: Environment of the submitter, which has precedence over `url_of`.
-        url_of: Finds the SQLAlchemy URL of a connection in the workflow engine; returns None if there is none.
+        url_of: Function that returns the SQLAlchemy URL which the workflow engine has for a connection; None if it has
+            none.
 
     Returns:
         The URL of each connection, by the name of the environment variable through which the driver gets the URL.
 
     Raises:
-        InvalidArgumentError: There is no URL for a connection, or two connections have the same variable.
+        InvalidArgumentError: There is no URL for a connection, or two connections have the same environment variable.
     """
     found: dict[str, str] = {}
     named: dict[str, str] = {}
@@ -154,8 +159,8 @@ def connections(
         variable = connection_variable(name)
         if named.setdefault(variable, name) != name:
             raise InvalidArgumentError(
-                f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same variable, '
-                f"{variable}: rename one of the connections"
+                f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same '
+                f"environment variable, {variable}: rename one of the connections"
             )
         url = environment.get(variable) or (url_of(name) if url_of else None)
         if not url:
@@ -205,13 +210,13 @@ def reveal(document: Any, uris: Mapping[str, str]) -> Any:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Return a copy of a JSON document in which each text, number, boolean and null is replaced by what `leaf` returns.
+    """Return a copy of a JSON document in which the result of `leaf` replaces each text, number, boolean and null.
 
     Args:
         value: The document.
         leaf: Function that gets the name, the value and the JSON pointer of a plain value, and returns the new value.
         place: JSON pointer of the document itself.
-        name: Name of the document in its parent; empty for an item of a list.
+        name: Key of the document in its parent; empty for an item of a list.
     """
     if isinstance(value, dict):
         return {key: _mapped(item, leaf, f"{place}/{_step(key)}", key) for key, item in value.items()}
@@ -235,7 +240,8 @@ def _step(key: str) -> str:
 
 
 def expiry_hint(error: str, waited_s: float) -> str:
-    """Return a sentence about credentials that may have expired in the queue; empty if that is not likely.
+    """Return a sentence that warns of expired credentials if they may be the cause of an error; otherwise an empty
+    text.
 
     Args:
         error: Message of the error with which a job has failed.
@@ -244,8 +250,8 @@ def expiry_hint(error: str, waited_s: float) -> str:
     if waited_s <= _SHORTEST_SESSION_S or not _REFUSED.search(error):
         return ""
     return (
-        f". The job waited {waited_s / 60:.0f} minutes for room with the credentials of its submission, which may have "
-        "expired meanwhile: submit the job again with new credentials"
+        f". The job waited {waited_s / 60:.0f} minutes in the queue, and the credentials from its submission may have "
+        "expired in this time: submit the job again with new credentials"
     )
 
 
@@ -283,18 +289,19 @@ def take(submission_id: str) -> Secrets:
 
 
 def discard(submission_id: str) -> None:
-    """Delete the file with an attempt's credentials, unless the driver has read and deleted that file already."""
+    """Delete the file with an attempt's credentials. Do nothing if the driver has already deleted the file."""
     with suppress(FileNotFoundError):
         _path(submission_id).unlink()
 
 
 def left() -> set[str]:
-    """Return the ids of the submissions that still have a file with credentials, complete or half written."""
+    """Return the ids of the submissions that still have a complete or an incomplete file with credentials."""
     return {path.name.rpartition(".")[0] for path in subfolder("credentials").iterdir()}
 
 
 def discard_all(submission_id: str) -> None:
-    """Delete all credentials files of a submission that has ended, half-written ones of killed processes included."""
+    """Delete all credentials files of an ended submission, also the incomplete files that killed processes have
+    left."""
     for path in subfolder("credentials").iterdir():
         if path.name.rpartition(".")[0] == submission_id:
             path.unlink(missing_ok=True)

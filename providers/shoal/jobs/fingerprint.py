@@ -1,4 +1,4 @@
-"""Compute the fingerprint of a job, by which a task that runs again finds the job that it submitted before."""
+"""Compute the fingerprint of a job. A task that runs again uses the fingerprint to find its earlier job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from shoal.jobs.specs.base import AnySpec
 
 
 def fingerprint(spec: AnySpec) -> str:
-    """Compute the digest of a spec by which the same job is recognised when it is submitted again.
+    """Compute the digest of a spec. If a job is submitted again, the equal digest shows that it is the same job.
 
-    The digest depends on the content of staged data, but not on their folder: a task that runs again writes its
+    The digest depends on the content of staged data, but not on their folder. A task that runs again writes its
     DataFrame into another folder, and must still find its job.
 
     Args:

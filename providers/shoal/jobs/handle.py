@@ -153,15 +153,16 @@ class JobHandle:
         store: Store that has the attempt's row.
         job: The attempt's row.
         secrets: Credentials for the driver; given only if this process submits the job.
-        package: Code that travels with the job; given only if this process submits the job to a pool that others run.
+        package: Code that is sent with the job; given only if this process submits the job to a `ray://` pool, which is
+            an existing Ray cluster.
         cancel_on_interrupt: Whether Ctrl-C in :meth:`wait` cancels the job.
-        submissions: Value of `submissions` of the handle in another process that this handle replaces. None: the
+        submissions: If this handle replaces a handle in another process, the `submissions` of that handle. None: the
             present number of submissions of the attempt.
-        actor: Holder that is recorded if this handle cancels the job. None: this process.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        actor: Name of the holder to record if this handle cancels the job. None: this process.
+        endpoint_of: Function that finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
+        clock: Function that returns the present time in seconds since the epoch.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class JobHandle:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the attempt has ended, as its row in the store says."""
+        """Return whether the attempt has ended, according to its row in the store."""
         return attempts.load(self._store, self._key).state in JOB_ENDED
 
     @property
@@ -236,27 +237,29 @@ class JobHandle:
 
     @property
     def place(self) -> Place | None:
-        """Return the job's place in its pool's queue, as this handle has seen it last."""
+        """Return the job's place in its pool's queue at the time of this handle's last check."""
         return self._place
 
     @property
     def left(self) -> str | None:
-        """Return a sentence about the driver if it still ran when :meth:`cancel` returned; None if it did not."""
+        """Return a sentence about the driver if the driver was still running when :meth:`cancel` returned; otherwise
+        None."""
         return self._left
 
     def deliver_credentials(self, secrets: Secrets | None = None, *, while_queued: bool = True) -> bool:
         """Send the job's credentials to its driver, and wait until the driver has them.
 
-        Only a process that has called `submit` for the job can send the credentials, also if that call has attached to
-        an existing job. On local pools, and for jobs without credentials, the call returns at once.
+        Only a process that has called `submit` for the job can send the credentials. It does not matter whether that
+        call created the job or attached to an existing one. On local pools, and for jobs without credentials, the call
+        returns at once.
 
         Args:
             secrets: The credentials; by default those with which this handle was created.
-            while_queued: Whether to wait also while the job is in its pool's queue. False: return False if the job is
-                in the queue.
+            while_queued: Whether to wait even if the job is in its pool's queue. False: return False if the job is in
+                the queue.
 
         Returns:
-            Whether the driver has its credentials, needs none, or the job has ended.
+            True if the driver has its credentials or needs none, or if the job has ended.
         """
         self._secrets = secrets or self._secrets
         while self.needs_credentials:
@@ -266,7 +269,8 @@ class JobHandle:
         return True
 
     def outlive_interrupts(self) -> None:
-        """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, also if this process has submitted it."""
+        """Let the job go on if Ctrl-C interrupts :meth:`wait` of this handle, even if this process has submitted the
+        job."""
         self._cancel_on_interrupt = False
 
     def status(self) -> JobStatus:
@@ -338,7 +342,7 @@ class JobHandle:
 
         Args:
             follow: Whether to wait for further lines until the job has ended, instead of returning only the present
-                ones.
+                lines.
         """
         if follow:
             return self._follow(None)
@@ -355,19 +359,19 @@ class JobHandle:
     def cancel(self, reason: str = "cancelled on request", *, unless_resubmitted: bool = False) -> bool:
         """Cancel the job and end its driver and workers; return False if the job had ended already.
 
-        If the pool is on another host, the driver reads the cancellation from the job's row and ends by itself. This
-        method does not wait for the driver's end in that case, and :attr:`left` then says so.
+        If the pool is on another host, the driver reads the cancellation from the job's row and ends by itself. In that
+        case this method does not wait for the driver's end, and :attr:`left` contains a sentence about the driver.
 
         Args:
             reason: Text that is stored as the job's error.
-            unless_resubmitted: Leave the job alone, and return False, if the job was submitted again since this handle
-                was created: a newer try of the same task then waits for the job.
+            unless_resubmitted: Do not cancel the job, and return False, if the job was submitted again after this
+                handle was created. In that case a newer try of the same task waits for the job.
         """
         most_submissions = self._submissions if unless_resubmitted else None
         return self._cancel(attempts.load(self._store, self._key), JOB_ACTIVE, reason, most_submissions)
 
     def _cancel(self, job: Job, seen: Collection[JobState], reason: str, most_submissions: int | None = None) -> bool:
-        """Cancel the attempt if its present state is in `seen`, the states that may be cancelled; else return False.
+        """Cancel the attempt if its present state is one of the given states; otherwise return False.
 
         Args:
             job: The attempt's row, as the caller has read it.
@@ -392,10 +396,10 @@ class JobHandle:
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
-        except JobError as error:  # the head did not stop the driver; the driver sees the cancellation and ends
+        except JobError as error:  # the driver reads the cancellation and ends by itself
             self._left = (
-                f"the driver of job {self.job_id} ends by itself within seconds; its end was not awaited, because the "
-                f"head of the pool gave an error: {error}"
+                f"the driver of job {self.job_id} ends by itself within seconds; the call did not wait for this, "
+                f"because the pool's head reported an error: {error}"
             )
         self._tidy(job)
         return True
@@ -417,7 +421,7 @@ class JobHandle:
             if view.silence in (Silence.POOL_GONE, Silence.HEAD_REPLACED) or (view.ray_job and view.ray_job.ended):
                 break
             if view.silence is None and view.ray_job is None:
-                break  # the head does not know the attempt, so there is no driver to wait for
+                break  # the head has no record of the attempt, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
             self._sleep(SHORTEST_PAUSE_S)
@@ -435,7 +439,8 @@ class JobHandle:
         return self._or_fail(self._queue_and_submit)
 
     def start_if_room(self) -> None:
-        """Submit a waiting attempt if its pool has room for it and the pool's head can be reached; else do nothing.
+        """Submit a waiting attempt if its pool has room for it and the pool's head can be reached; otherwise do
+        nothing.
 
         An attempt that must not wait any more (see :meth:`end_if_lost`) is ended instead.
 
@@ -455,8 +460,8 @@ class JobHandle:
             log.warning("job %s, attempt %d was not started: %s", self.job_id, self.attempt, error)
 
     def _queue_and_submit(self) -> bool:
-        # The credentials are written before the attempt enters the queue, because another process may send a waiting
-        # attempt to the head, and the driver then needs the credentials.
+        # The credentials are written before the attempt joins the queue, because any process may send a queued attempt
+        # to the head, and the driver then needs the credentials.
         if self._secrets is not None and not self._is_sealed:
             with act(JobStep.HAND_OVER):
                 credentials.hand_over(self._key.submission_id, self._secrets)
@@ -486,8 +491,8 @@ class JobHandle:
         try:
             return self._submit(head)
         except (HeadBusyError, HeadGoneError, PoolDownError) as error:
-            # The head may have received this submission in spite of the error, and then starts the driver, which runs
-            # as usual.
+            # The head may have received this submission in spite of the error. In that case the head starts the driver,
+            # and the driver runs as usual.
             job_queue.put_back(self._store, self._key)
             log.warning("job %s, attempt %d waits again: %s", self.job_id, self.attempt, error)
             return False
@@ -502,10 +507,11 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                # Ctrl-C in this process must not fail a job of another submitter; another process sends that job later.
+                # Ctrl-C in this process must not end a job that another process submitted. Another process sends that
+                # job later.
                 raise
-            # The head may start a driver in spite of the error. The driver finds that the attempt has ended, and exits.
-            # An attempt that another process has submitted meanwhile is not recorded as failed.
+            # The head may start a driver in spite of the error. Such a driver finds that the attempt has ended, and
+            # exits. An attempt that another process has submitted meanwhile is not recorded as failed.
             reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
             if self._secrets is not None:
                 reason = self._secrets.redact(reason)
@@ -521,20 +527,21 @@ class JobHandle:
         """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
         job = attempts.load(self._store, self._key)
         # The driver reads the file with the credentials while the row's state is still PENDING, so in any other state
-        # the file is not needed. If the submitter writes the file after this check, the driver removes it at its end.
+        # the file is not needed. If the submitter writes the file after this check, the driver removes the file when
+        # the driver ends.
         if job.state is not JobState.PENDING:
             credentials.discard(self._key.submission_id)
         return job
 
     def settle(self) -> Job:
-        """Return the attempt's row; if the driver died without recording the attempt's end, record the end first.
+        """Return the attempt's row. If the driver died without recording the attempt's end, first record the end.
 
         An attempt that waits in the queue is started if there is room for it. If the job's pool is on another host, a
         lost attempt is not recorded here, because only that host can check the driver.
         """
         job = self._poll()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
-            return job  # a live driver records the end itself, so the head is not asked
+            return job  # a live driver records the end itself, so the head need not be asked
         if job.is_waiting:
             return self._take_turn(job)
         try:
@@ -546,7 +553,7 @@ class JobHandle:
         return attempts.load(self._store, self._key)
 
     def _take_turn(self, job: Job) -> Job:
-        """Start this waiting attempt if its pool has room for it now; return the attempt's row.
+        """Start this waiting attempt if its pool has room for it now, and return the attempt's row.
 
         Other waiting attempts are also started if the pool has had room for them for some seconds, because no other
         process seems to wait for these attempts.
@@ -609,21 +616,22 @@ class JobHandle:
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
             return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, ORPHAN_GRACE_S):
-            reason = "no process polled the job for longer than orphan_after, and its driver did not end it"
+            reason = "no process polled the job for longer than orphan_after, and the driver did not end the job"
             return self._cancel(job, {job.state}, reason)
         long_ago = job.admitted_at is not None and self._clock() - job.admitted_at > FAR_SUBMISSION_GRACE_S
         if missing and (long_ago or submitter_is_gone(job, self._clock())):
-            self.send()  # the process that had to send the attempt has died or given up, so this process sends it
+            self.send()  # the process that had to send the attempt has died or stopped trying
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
-        """End a waiting attempt that no process polls, that has timed out, or whose pool is down; else return False.
+        """End a waiting attempt that no process polls, that has timed out, or whose pool is down; otherwise return
+        False.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
         """
         if self._is_orphan(job, 0.0):
-            why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited for room"
+            why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited in the queue"
             return self.end_pending(job, JobState.CANCELLED, why)
         if self._has_waited_too_long(job):
             why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
@@ -661,13 +669,15 @@ class JobHandle:
         if unasked is None:
             if job.heartbeat_at is not None:
                 # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
-                # The job has a heartbeat, so its driver has started. The driver itself ends a job that nobody polls.
+                # The job has a heartbeat, so its driver has started. The driver itself ends a job that no process
+                # polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Return the job's row; if `PollTimer` says that it is time, first set the row's `last_polled_at` to now."""
+        """Return the job's row. If an update of the row's `last_polled_at` is due, first set `last_polled_at` to
+        now."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
             # While the job waits in the queue, this process renews the job's lease of nodes. When the job runs, the
@@ -693,7 +703,7 @@ class JobHandle:
     def _judge(self, job: Job) -> Lost | Missing | None:
         view = look(self._store, job, self._endpoint_of)
         now = self._monotonic()
-        # A driver whose heartbeats arrive in the store runs, even if this process cannot reach the pool's head.
+        # A driver that writes heartbeats into the store is running, even if this process cannot reach the pool's head.
         has_heartbeat = job.heartbeat_at != self._heartbeat_at
         self._heartbeat_at = job.heartbeat_at
         if view.silence not in PATIENCE_S or has_heartbeat:
@@ -707,7 +717,8 @@ class JobHandle:
         if not attempts.end(
             self._store, self._key, verdict.state, self._clock(), seen={job.state}, error=verdict.reason
         ):
-            # The job's state has changed since this process read it: the driver has started, or has recorded the end.
+            # The job's state has changed since this process read the row: the driver has started, or has recorded the
+            # end.
             return None
         self._tidy(job)
         return verdict
@@ -721,14 +732,14 @@ class JobHandle:
         stop: Event | None = None,
         log_position: int = 0,
     ) -> Iterator[str]:
-        """Wait until the job has ended, and yield the lines of its log meanwhile."""
+        """Wait until the job has ended, and meanwhile yield the lines of its log."""
         for step in self._watch(timeout, with_log=with_log, on_progress=on_progress, log_position=log_position):
             if isinstance(step, str):
                 yield step
             elif stop is None:
                 self._sleep(step)
             elif stop.wait(step):
-                raise JobTimeoutError(f'the wait for job "{self.job_id}" was ended; the job goes on')
+                raise JobTimeoutError(f'the wait for job "{self.job_id}" was stopped on request; the job goes on')
 
     def _watch(
         self,
@@ -738,9 +749,10 @@ class JobHandle:
         on_progress: OnProgress | None = None,
         log_position: int = 0,
     ) -> Iterator[str | float]:
-        """Look at the job until it has ended; yield new lines of its log, and the seconds to pause between the looks.
+        """Check the job again and again until it has ended. Yield new lines of its log, and after each check the
+        seconds to pause.
 
-        Between the looks, the caller pauses by sleeping or in an event loop.
+        The caller pauses between two checks, either by sleeping or in an event loop.
         """
         follower = self.log_follower(log_position)
         started = self._monotonic()
@@ -760,7 +772,8 @@ class JobHandle:
                     shown = self._place
                     yield f"waiting for room on pool {self._pool}: {shown}"
                 ended = job.state in JOB_ENDED
-                # While the job is pending, the log has at most lines of Ray, which are of no use to the user.
+                # The log of a pending job contains no lines of the driver, but only lines of Ray, which do not help the
+                # user.
                 if with_log and job.state is not JobState.PENDING:
                     yield from follower.lines(ended=ended)
                 progress = _progress(job)
@@ -774,11 +787,15 @@ class JobHandle:
                 waited = self._monotonic() - started
                 pause = bounded_pause(self._turn_check_s) if job.is_waiting else pause_after(waited)
             except StoreUnreachableError as error:
-                # The job goes on while this process cannot reach the store, and the driver waits for the store for the
-                # same time.
+                # The job goes on while this process cannot reach the store. The driver also retries for
+                # `STORE_PATIENCE` seconds.
                 if away_since is None:
                     away_since = self._monotonic()
-                    log.warning("job %s goes on, and this process waits for the store: %s", self.job_id, error)
+                    log.warning(
+                        "job %s goes on, and this process waits for the store, which cannot be reached: %s",
+                        self.job_id,
+                        error,
+                    )
                 elif self._monotonic() - away_since > STORE_PATIENCE:
                     raise
                 pause = STORE_PERIOD
@@ -791,7 +808,7 @@ class JobHandle:
 
     @property
     def _turn_check_s(self) -> float:
-        """Return the seconds until the next check whether the attempt may leave the queue and start."""
+        """Return the seconds until the next check of whether the attempt may leave the queue and start."""
         return turn_check_s(self._place.position if self._place else 1)
 
     def _outcome(self) -> JobResult:
@@ -803,8 +820,8 @@ class JobHandle:
             raise JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
         self._await_clean_up(job)
         result = JobResult.model_validate(job.result)
-        # The result is marked as collected only in this last step. If this process is killed before, a new submission
-        # of the same job still finds the result.
+        # The result is marked as collected only in this last step. If this process is killed before this step, a new
+        # submission of the same job still finds the result.
         attempts.collect(self._store, self._key, self._clock())
         return result
 
@@ -857,10 +874,10 @@ class JobHandle:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Log an error that the `with` block raises while it removes files, instead of passing it on."""
+        """Log any error of the `with` block, which removes files, instead of raising the error."""
         try:
             yield
-        except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
+        except Exception as error:  # Different storages raise different exceptions, so all types are caught.
             log.warning("job %s, attempt %d: some files could not be removed: %s", self.job_id, self.attempt, error)
 
 

@@ -14,7 +14,7 @@ from shoal.pool.endpoint import Endpoint
 
 
 class HeadGoneError(JobError):
-    """Error for a request to the head's address that got no answer: the head is gone, or cannot be reached."""
+    """Error for a request that got no answer from the head's address: the head has ended, or cannot be reached."""
 
 
 class HeadBusyError(JobError):
@@ -22,11 +22,12 @@ class HeadBusyError(JobError):
 
 
 class HeadUnreachableError(HeadGoneError):
-    """Error for a request that got neither an answer nor a refusal from the head's machine: the head may run."""
+    """Error for a request that got neither an answer nor a refusal from the head's machine; the head may still run."""
 
 
 class _SlowError(HeadUnreachableError):
-    """Error for a request that got no answer within the time limit; a submission is then sent again."""
+    """Error for a request that got no answer within the time limit. If the request was a submission, it is sent
+    again."""
 
 
 class JobClient(RayHead):
@@ -70,12 +71,15 @@ class JobClient(RayHead):
             case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
                 return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
                     f"the pool's head does not answer at {self._api} ({failure.reason}): "
-                    "look at it with `shoal pool describe`"
+                    "check the pool with `shoal pool describe`"
                 )
             case Problem.TOKEN_REFUSED:
-                return JobError(f"{head} refused the token, which belongs to another pool or to an earlier head")
+                return JobError(
+                    f"{head} refused the token, which belongs to another pool or to an earlier head: check the pool "
+                    "with `shoal pool describe`"
+                )
             case Problem.BUSY:
                 return HeadBusyError(f"{refused}: {failure.reason}")
             case Problem.REFUSED:
                 return JobError(f"{refused}: {failure.reason}")
-        return JobError(f"{head} does not answer as a Ray head does: look at it with `shoal pool describe`")
+        return JobError(f"{head} does not answer like a Ray head: check the pool with `shoal pool describe`")

@@ -11,7 +11,7 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DIGEST_LENGTH = 12  # 48 bits are enough: the chance that two of a million jobs have the same id is one in 500
+_DIGEST_LENGTH = 12  # with 48 bits, the probability that any two of a million jobs get the same id is 1 in 500
 _INTERACTIVE = ("cli:", "python:")
 
 
@@ -43,9 +43,9 @@ def new_job_id(framework: str) -> str:
 
 
 def is_interactive(holder: str) -> bool:
-    """Return whether a holder (the run that submitted a job) is plain Python or the CLI, not a workflow engine.
+    """Return whether a job was submitted by plain Python or the CLI, and not by a run of a workflow engine.
 
-    Ctrl-C in the process that waits for a job of such a holder cancels the job.
+    If the result is True, Ctrl-C in the process that waits for the job cancels the job.
     """
     return holder.startswith(_INTERACTIVE)
 

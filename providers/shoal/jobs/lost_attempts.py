@@ -21,7 +21,7 @@ _SIGKILLED = (-9, 137)
 
 
 class Silence(Enum):
-    """Reason why the pool's head gave no answer about a job; not every such reason means that the job is lost."""
+    """Reason why the pool's head gave no answer about a job. For some of the reasons, the job may still run."""
 
     POOL_GONE = auto()
     """The pool is down or does not exist: none of its jobs runs any more."""
@@ -30,12 +30,12 @@ class Silence(Enum):
     NO_ANSWER = auto()
     """The head does not answer, or is being replaced; the head may answer later."""
     NO_CONNECTION = auto()
-    """The network does not reach the machine of the head; the head and its jobs may still run."""
+    """There is no network connection to the machine of the head; the head and its jobs may still run."""
 
 
 PATIENCE_S = {Silence.NO_ANSWER: HEAD_PATIENCE_S, Silence.NO_CONNECTION: FAR_HEAD_PATIENCE_S}
-"""Seconds after which a job counts as lost if neither the head has answered nor the driver has sent a heartbeat, by the
-reason why the head gives no answer."""
+"""Time limits in seconds, one for each reason why the head gives no answer. If the head has not answered and the driver
+has sent no heartbeat for this time, the job counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Lost:
     """Result of `judge` for an attempt that has ended although its driver has not recorded the end.
 
     Attributes:
-        state: State in which the attempt is to be recorded as ended.
+        state: Final state to record for the attempt.
         reason: Explanation that is stored as the attempt's error.
     """
 
@@ -74,7 +74,7 @@ class Missing(Enum):
 
 
 def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], str]) -> Lost | Missing | None:
-    """Decide whether an attempt was lost or was never sent to the pool's head; return None if neither is certain.
+    """Decide whether an attempt was lost, or was never sent to the pool's head. Return None if neither is certain.
 
     Args:
         job: The attempt's row, pending or running.
@@ -126,7 +126,7 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """Return the addresses of a pool's head; a job's row keeps them, to show later whether the head was replaced."""
+    """Return the addresses of a pool's head. A job's row keeps the addresses, so that a replaced head is noticed."""
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 
@@ -165,7 +165,8 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
         client = JobClient.at(endpoint)
         return View(ray_job=client.status(Key(job.id, job.attempt).submission_id))
     except HeadUnreachableError:
-        # A head on this machine needs no network link, so a head on this machine that does not answer hangs.
+        # A connection to this machine needs no network link. So if a head on this machine does not answer, the head
+        # hangs.
         return View(silence=Silence.NO_ANSWER if endpoint.is_on_loopback else Silence.NO_CONNECTION)
     except (HeadBusyError, HeadGoneError, PoolDownError):
         return View(silence=Silence.NO_ANSWER)
@@ -174,13 +175,13 @@ def look(store: Store, job: Job, endpoint_of: Callable[[str], Endpoint]) -> View
 def submitter_is_gone(job: Job, now: float) -> bool:
     """Return whether the process that has to send the attempt to the head seems to be dead.
 
-    The submitter sends the attempt, or the process that has taken the attempt out of the queue. This process counts as
-    dead if it has ended and no process has polled the job for 20 s. A process on another host cannot be checked, and
-    counts as dead if no process has polled the job for 300 s.
+    The attempt is sent by the submitter, or by the process that has taken the attempt out of the queue. The sending
+    process counts as dead if it has ended and no process has polled the job for 20 s. If the sending process is on
+    another host, it cannot be checked, and counts as dead if no process has polled the job for 300 s.
 
     Args:
         job: The attempt's row.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
     """
     if job.submitter is None:  # shoal 0.1 did not record the submitter, so its process cannot be checked
         return False

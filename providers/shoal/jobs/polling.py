@@ -1,4 +1,4 @@
-"""Compute how often a process that waits for a job reads the job's row, asks the pool's head, and polls the job.
+"""Compute how long a process that waits for a job pauses between its checks of the job.
 
 To poll a job means to update `last_polled_at` in its row. A job that no process has polled for `orphan_after` seconds
 ends itself.
@@ -44,9 +44,9 @@ class PollTimer:
     """Timer that tells a waiting process when to update the job's `last_polled_at`.
 
     No update is due while another process that waits for the same job makes the updates. The timer measures with this
-    process's clock how long `last_polled_at` has stayed unchanged; it does not compare the value with the clock,
+    process's clock how long `last_polled_at` has stayed unchanged; the timer does not compare the value with the clock,
     because another host with a different clock may have written the value. Only the first call compares the value with
-    the clock, because no earlier value is known then.
+    the clock, because no earlier value is known at the first call.
     """
 
     def __init__(self) -> None:
@@ -67,5 +67,5 @@ class PollTimer:
             POLL_PERIOD_S, (job.orphan_after or POLL_PERIOD_S * POLLS_PER_ORPHAN_AFTER) / POLLS_PER_ORPHAN_AFTER
         )
         # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
-        # `last_polled_at`. If it is negative, the age of the last update is not known, so a new update is due.
+        # `last_polled_at`. In both cases the age of the last update is not known, so a new update is due.
         return not 0 <= now - self._since < period

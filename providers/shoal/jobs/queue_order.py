@@ -1,6 +1,6 @@
 """Decide which waiting jobs of a pool start next, and describe their places in the queue.
 
-The functions only compute: they read and write no store.
+The functions only compute, and do not read or write the store.
 
 A pool runs as many jobs at a time as it has room for (`shoal.jobs.capacity`). The first waiting job always starts if no
 other job runs, even if the job needs more than the pool has. No job overtakes the first waiting job, so that small jobs
@@ -31,7 +31,7 @@ class Entry:
         holder: Name of the run that submitted the job.
         priority: Priority of the job.
         queued_at: Time when the attempt joined the queue.
-        waits: Whether the attempt waits; otherwise its driver runs or is about to run.
+        waits: Whether the attempt waits. False: its driver runs or is about to run.
         gang: The workers that the job asks for.
     """
 
@@ -69,7 +69,7 @@ class Place:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the waiting attempts of a pool in the order in which they start: those of the highest priority first.
+    """Return the waiting attempts of a pool in the order in which they start, the highest priority first.
 
     Args:
         entries: The running and waiting attempts of one pool.
@@ -106,7 +106,8 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
 
 
 def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield waiting attempts of equal priority in their starting order: their submitters, such as DAG runs, take turns.
+    """Yield waiting attempts of equal priority in the order in which they start. Their submitters, such as DAG runs,
+    take turns.
 
     Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
 
@@ -116,7 +117,8 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        lines.setdefault(entry.holder, []).append(entry)  # newest first, so that `list.pop` takes the oldest attempt
+        # Each list begins with the newest attempt, so that `list.pop` takes the oldest attempt.
+        lines.setdefault(entry.holder, []).append(entry)
 
     def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
         first = lines[holder][-1]

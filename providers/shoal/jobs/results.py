@@ -1,4 +1,4 @@
-"""Define the results of jobs: plain data that the store keeps as JSON."""
+"""Define the results of jobs, which are plain data that the store keeps as JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Reason = Literal[
     "alias_moved",
 ]
 """Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
-challenger, all others leave the champion as it is."""
+challenger. All other rules keep the present champion."""
 
 PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_comparable"})
 """The rules that promote the challenger."""
 
 
 DATA_TAGS = "shoal.data_"
-"""Prefix of the names of those tags of a registered version that describe its training rows."""
+"""Prefix of the names of the MLflow tags that describe the training rows of a registered version."""
 
 
 _NEWER = ("peak_usage_per_worker", "node_seconds", "times")
@@ -107,10 +107,10 @@ class DataResult(_Stored):
 
 
 class JobTimes(_Stored):
-    """Seconds that each step of a job took. The steps together take the time from the submission to the result.
+    """Seconds that each step of a job took. The sum of all steps is the time from the submission to the result.
 
-    A step that the workers take at the same time counts with the seconds of the slowest worker. Work that was lost with
-    a worker counts as `start`.
+    If the workers do a step at the same time, the step counts with the seconds of the slowest worker. The time for work
+    that was lost together with a worker counts as `start`.
     """
 
     queue: float = Field(description="Seconds in the pool's queue.")
@@ -138,12 +138,12 @@ class JobTimes(_Stored):
         return ", ".join(f"{name} {value:.1f}" for name, value in self.measured().items())
 
     def measured(self) -> dict[str, float]:
-        """Return the seconds by the name of the step, without the steps that the job did not have."""
+        """Return a dict from the name of each step to its seconds. Steps that the job did not have are left out."""
         return self.model_dump(exclude_none=True)
 
 
 class JobResult(PlainResult):
-    """Result of a job: small enough for an XCom, and without the credentials that its paths and URIs may have had."""
+    """Result of a job. It is small enough for an XCom, and its paths and URIs contain no credentials."""
 
     job_id: str = Field(description="Id of the job.")
     attempt: int = Field(description="Number of the attempt that has succeeded, counted from 1.")

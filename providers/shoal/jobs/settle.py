@@ -1,7 +1,7 @@
 """Record the end of lost jobs, and start jobs that wait for room: ``python -m shoal.jobs.settle``.
 
-The reconciler starts this program when a job gives no sign of life, because the reconciler itself does not talk to the
-heads of pools. The program ends when no job waits for room.
+The reconciler starts this program when a job's row in the store has not changed for some time. The reconciler itself
+sends no requests to the heads of pools. The program ends when no job waits for room.
 """
 
 from __future__ import annotations

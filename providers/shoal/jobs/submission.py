@@ -1,4 +1,4 @@
-"""Submit jobs, reattach to them and list them, through the HTTP endpoint of the pool's head and without Ray."""
+"""Submit jobs to the HTTP endpoint of a pool's head, reattach to jobs, and list jobs; the submitter needs no Ray."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def submit(
 
     Args:
         spec: Spec of the job.
-        holder: Name of the run that submits the job; by default one for this process.
+        holder: Name of the run that submits the job; by default a name for this process.
         key: Text that distinguishes tasks of one holder that submit the same spec, such as the id and map index of a
             task.
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
-        connection_url: Finds the SQLAlchemy URL of a database connection by its name, for names without a variable
-            ``SHOAL_CONNECTION_<NAME>``; returns None if there is none.
+        connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
+            is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
-        clock: Returns seconds since the epoch.
+        clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
             library as the pool.
         job_id: Id of the job if ``run_config.job_id`` is not set. None: shoal makes an id. Unlike
@@ -145,8 +145,8 @@ def submit(
             endpoint = endpoint_of(pool)
             refusal = _refusal(store, spec, job_id, pool_spec, endpoint, library, clock())
             secrets: Secrets | None = None
-            # A check that fails only refuses a new attempt. The driver of an attempt that was submitted before may
-            # still wait for its credentials, so they are read also if a check has failed.
+            # A failed check refuses only a new attempt. The driver of an earlier attempt may still wait for its
+            # credentials, so the credentials are read even if a check has failed.
             try:
                 secrets = _secrets(spec, connection_url, uris)
             except InvalidArgumentError as error:
@@ -177,8 +177,8 @@ def submit(
             with _naming_job_that_goes_on(store, job):
                 if _is_usable(handle, job, order, spec.staged()):
                     if orphan_after is None and secrets is not None:
-                        # A detached job gets its credentials now, because after this call perhaps no process is left
-                        # that has them.
+                        # A detached job gets its credentials now, because this process may end after this call, and no
+                        # other process may have the credentials.
                         handle.deliver_credentials()
                     return handle
             # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new attempt.
@@ -186,7 +186,7 @@ def submit(
 
 @contextmanager
 def _naming_job_that_goes_on(store: Store, job: Job) -> Iterator[None]:
-    """Add a note with the job's id to an error in the block, unless the attempt has ended."""
+    """Add a note with the job's id to an error that the `with` block raises, unless the attempt has ended."""
     try:
         yield
     except BaseException as error:
@@ -212,7 +212,8 @@ def _of_earlier_try(
     *,
     detach: bool,
 ) -> JobHandle | None:
-    """Return a handle of the job that an earlier try of the task has submitted, if this try takes the job over.
+    """Return a handle of the job that an earlier try of the task has submitted; None if this try does not take over a
+    job.
 
     Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
 
@@ -221,8 +222,8 @@ def _of_earlier_try(
         holder: Name of the run to which the task belongs.
         task: The try of the task.
         digest: Fingerprint of the spec of this try.
-        endpoint_of: Finds the head of a pool.
-        clock: Returns seconds since the epoch.
+        endpoint_of: Function that finds the head of a pool.
+        clock: Function that returns the present time in seconds since the epoch.
         secrets_of: Function that returns the credentials of this try, which are sent to a driver that waits for them.
         detach: Whether a job that this try takes over goes on if no process polls it.
 
@@ -243,12 +244,12 @@ def _of_earlier_try(
             else:
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
-        # A job that is not in the queue yet is left to the process that submits it, which alone has its credentials; a
-        # job with another spec is ended.
+        # This try does not take over a job that is not in the queue yet, because only the process that submits the job
+        # has its credentials. If the job has another spec than this try, the job is ended.
         if job.state is JobState.PENDING and job.queued_at is None:
             why = "another try of the task submits the task's job with another spec"
             if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
-                handle.cancel(why)  # a driver has started the job meanwhile, so the job is not pending any more
+                handle.cancel(why)  # a driver has started the job meanwhile, so the job is running
             continue
         joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task, detach=detach)
         if joined is None:
@@ -273,7 +274,7 @@ def _refusal(
     library: str | None,
     now: float,
 ) -> ShoalError | None:
-    """Return the error with which a new attempt of a job is refused; None if it is allowed.
+    """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed.
 
     Args:
         store: Store that has the rows.
@@ -282,7 +283,7 @@ def _refusal(
         pool: Settings of the pool.
         endpoint: Head of the pool.
         library: Library with which this process loads the trained model; None if it loads none.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
     """
     try:
         versions.check(pool.name, endpoint.versions, library)
@@ -302,9 +303,8 @@ def _secrets(
 
     Args:
         spec: Spec of the job.
-        connection_url: Finds the URL of a database connection by its name.
-        uris: The spec's URIs with credentials, by their places in the spec. None: this function searches the spec for
-            them.
+        connection_url: Function that returns the URL of a database connection by its name.
+        uris: The spec's URIs with credentials, by JSON pointer. None: this function searches the spec for them.
 
     Raises:
         InvalidArgumentError: A database connection or a secret variable is not known.
@@ -318,14 +318,14 @@ def _secrets(
 
 
 def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
-    """Note in directories of staged data that the attempt uses them; if that fails, record the attempt as failed.
+    """Record in directories of staged data that the attempt uses the data. If this fails, record the attempt as failed.
 
     Raises:
         DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     try:
         staging.claim(Key(job.id, job.attempt), locations)
-    except Exception as error:  # Each kind of storage raises other exceptions, so all types are caught.
+    except Exception as error:  # Different storages raise different exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
         if handle.end_pending(job, JobState.FAILED, why):
@@ -350,8 +350,8 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
     if job.state is JobState.PENDING:
-        # If the job was submitted before, its attempt uses the data that were staged for the earlier submission, so
-        # that a use of this submission's data is not noted.
+        # If the job was submitted before, its attempt uses the data that were staged for the earlier submission. In
+        # that case, no use of the data that were staged for this submission is recorded.
         _claim(handle, job, parse_spec(job.spec).staged().intersection(staged))
         if job.endpoint == order.endpoint and handle.send():
             return True
@@ -366,11 +366,11 @@ def attach(
     actor: str | None = None,
     store: Store | None = None,
 ) -> JobHandle:
-    """Return a handle of a job that was submitted before, by this process or another one.
+    """Return a handle of a job that this process or another process has submitted before.
 
     Args:
         job_id: Id of the job.
-        attempt: Number of the attempt, from 1; the newest if not given.
+        attempt: Number of the attempt, from 1. None: the newest attempt.
         submissions: Value of `JobHandle.submissions` of the handle in another process that the new handle replaces.
         actor: Holder that is recorded if the handle cancels the job (`shoal.history`). None: this process.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
@@ -399,8 +399,8 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     """List attempts of jobs, the newest first.
 
     Args:
-        pool_name: List only the jobs of this pool.
-        states: List only attempts in these states; all if empty.
+        pool_name: List only the jobs of this pool. None: all pools.
+        states: List only attempts in these states. Empty: all states.
         limit: Greatest number of attempts to return, 1 to 1,000,000.
 
     Raises:

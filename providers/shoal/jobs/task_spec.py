@@ -64,13 +64,13 @@ def check_spec(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> AnyJobSpec | None:
-    """Check the arguments of `spec_of` as far as they are known, for example while a workflow is only loaded.
+    """Check the arguments of `spec_of` that are already known, for example while an engine loads a workflow.
 
     The function is neither called nor pickled, and nothing is stored.
 
     Args:
         given: A spec, or the fields of a spec.
-        is_known: Returns False for a value that contains a placeholder, such as a template, at any depth.
+        is_known: Function that returns False for a value that contains a placeholder, such as a template, at any depth.
         framework: Framework that trains, unless the fields name one.
         train_func: The function, its import name ``module:name``, or the path of a script.
         args: Positional arguments of the function; the command line of a script.
@@ -101,13 +101,13 @@ def _fields(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the fields of the spec that a task's arguments describe, with a placeholder for a function's code."""
+    """Return the fields of the spec that a task's arguments describe. A placeholder replaces the code of a function."""
     if given is None and train_func is None:
         raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
             f"spec={shown(given)}: it has to be a JobSpec, a FunctionJobSpec, or a dict of the fields of one of them. "
-            "The name of a file with a spec has to end with .json, .yaml or .yml"
+            "If spec is the name of a file, the name has to end with .json, .yaml or .yml"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:
@@ -119,13 +119,13 @@ def _fields(
 
 
 def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJobSpec:
-    """Set the option `skip_if_unchanged`, which skips a training without new rows, in the spec of a task's job.
+    """Return the spec of a task's job with the option `skip_if_unchanged`, which skips a training without new rows.
 
     Args:
         spec: Spec of the job.
         wanted: Whether to skip a training without new rows; may be a text, because Airflow renders templates to texts.
             None: the spec's ``register.skip_if_unchanged`` decides. If the spec does not set that option, the training
-            is skipped only if it registers a boosting model and has no code of the user.
+                is skipped only if it registers a boosting model and has no user code.
 
     Raises:
         InvalidArgumentError: `wanted` is true, but the job cannot be skipped; or `wanted` is neither true nor false.
@@ -134,7 +134,8 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
     if register is None:
         if wanted is True:
             raise InvalidArgumentError(
-                "skip_if_unchanged=True needs register, because the job is compared with the newest registered version"
+                "skip_if_unchanged=True needs register, because the job is compared with the newest registered "
+                "version: set register, or leave skip_if_unchanged out"
             )
         return spec
     if wanted is None and register.skip_if_unchanged is None:
@@ -145,7 +146,7 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the digest of a function's arguments, by which the same job is recognised when it is submitted again.
+    """Return the digest of a function's arguments, which is equal if the same job is submitted again.
 
     The result is None if the arguments are not plain data, because their pickled bytes may differ between two
     submissions of the same job.

@@ -16,29 +16,30 @@ HEAD_CHECK_S = 3.0
 killed driver cannot record its end."""
 
 TURN_CHECK_S = 0.5
-"""Seconds between two checks whether a waiting job may start, before the seconds for the job's place in the queue are
-added."""
+"""Seconds between two checks whether a waiting job may start. `TURN_CHECK_PER_PLACE_S` is added to this value for each
+place in the queue."""
 
 TURN_CHECK_PER_PLACE_S = 0.2
-"""Seconds to add to `TURN_CHECK_S` for each place in the queue, so that the number of checks grows slowly: 40 waiting
-processes make 13 checks a second together, and 200 make 20. The processes of the jobs that start next check most
-often."""
+"""Seconds to add to `TURN_CHECK_S` for each place in the queue. The processes of the jobs that start next therefore
+check most often, and the number of checks grows slowly: 40 waiting processes together make 13 checks per second, and
+200 waiting processes make 20."""
 
 POLL_PERIOD_S = 30.0
 """Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
 that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
 
 POLLS_PER_ORPHAN_AFTER = 3
-"""Number of updates within one `orphan_after` if that time is short, so that two updates may fail before the job ends
-itself."""
+"""Number of updates of `last_polled_at` within `orphan_after` seconds if `orphan_after` is short. So two updates may
+fail before the job ends itself."""
 
 ORPHAN_GRACE_S = 60.0
-"""Seconds for which a process other than the driver still waits, after a job's `orphan_after` has passed, before it
-ends the job. The driver's watchdog, a thread that checks every 2 s, normally ends the job before that time."""
+"""Seconds that a process other than the driver waits, after a job's `orphan_after` has passed, before that process ends
+the job. Normally the driver's watchdog, a thread that checks every 2 s, has ended the job by then."""
 
 TURN_PATIENCE_S = 4.0
 """Seconds for which the pool must have had room for a waiting job of another process before this process starts that
-job. A process that waits for its job starts the job within 2 s, but no process waits for a detached job."""
+job. If a process waits for the job, that process starts the job within 2 s. If no process waits for the job, because it
+is detached, other processes have to start the job."""
 
 STOP_PATIENCE_S = 15.0
 """Seconds for which `cancel` waits for the driver's end. The head kills a driver 3 s after SIGTERM, so 15 s are
@@ -57,54 +58,54 @@ HEAD_PATIENCE_S = 45.0
 8 to 20 s that the replacement of a head took on 2 busy cores."""
 
 FAR_HEAD_PATIENCE_S = 300.0
-"""Same limit as `HEAD_PATIENCE_S`, for a head on another machine that the network does not reach. Jobs go on while a
-network link is down, and its repair may take minutes."""
+"""Same limit as `HEAD_PATIENCE_S`, for a head on another machine to which there is no network connection. The limit is
+longer because jobs go on while a network link is down, and the repair of the link may take minutes."""
 
 SUBMISSION_GRACE_S = 20.0
-"""Seconds for which a pending job may be unknown to the pool's head. After that time, another process that waits for
-the job sends the job to the head. The time is longer than the 15 s for which the submitter retries, because only the
-submitter has the credentials from the spec's URIs."""
+"""Seconds for which the pool's head may have no record of a pending job. After that time, another process that waits
+for the job sends the job to the head. The time is longer than the 15 s for which the submitter retries, because only
+the submitter has the credentials from the spec's URIs."""
 
 FAR_SUBMISSION_GRACE_S = 300.0
-"""Same limit as `SUBMISSION_GRACE_S`, for a submitter on another host, because this host cannot check whether a process
-on another host lives. The limit is far above the 15 s for which the submitter retries, and above the difference between
-two hosts' clocks."""
+"""Same limit as `SUBMISSION_GRACE_S`, for a submitter on another host. This host cannot check whether that process is
+alive. The limit is far above the 15 s for which the submitter retries, and above the difference between two hosts'
+clocks."""
 
 HEAD_TIMEOUT_S = 30.0
-"""Time limit in seconds for one request to a pool's head. A submission to a Ray cluster waits for a process of Ray on
-the head, the agent, which took up to 10 s on a busy 2-core machine."""
+"""Time limit in seconds for one request. A submission to a Ray cluster waits for a process of Ray on the head, the
+agent, which took up to 10 s on a busy 2-core machine."""
 
 SUBMIT_ATTEMPTS = 6
-"""Number of tries to submit a job. After a new head answers its first request, it still refuses submissions with status
-500 for about 5 s; 6 tries take 15 s in total."""
+"""Number of tries to submit a job. A new head refuses submissions with status 500 for about 5 s after it has answered
+its first request. 6 tries take 15 s in total."""
 
 QUEUE_PERIOD_S = 1.0
-"""Seconds between two checks of the queues by the process that starts waiting jobs. The period need not be
-shorter, because a driver that has recorded the end of its job starts the next job itself."""
+"""Seconds between two checks of the queues by the process that starts waiting jobs. The period need not be shorter,
+because a driver that has recorded the end of its job starts the next job itself."""
 
 SETTLE_EVERY = 30
 """Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
 any more, for example after their timeout."""
 
 WATCHDOG_PERIOD_S = 2.0
-"""Seconds between two reads of the job's row by the driver's watchdog. The period need not be shorter, because the
-head's SIGTERM usually ends a cancelled job sooner."""
+"""Seconds between two reads of the job's row. The period need not be shorter, because a SIGTERM from the head usually
+ends a cancelled job sooner."""
 
 HEARTBEAT_S = 5.0
-"""Shortest time in seconds between two heartbeats of a driver. The time is not shorter because each heartbeat of every
-running job is a write to the store."""
+"""Shortest time in seconds between two heartbeats. The time is not shorter, because every running job writes to the
+store at each heartbeat."""
 
 SIGTERM_GRACE_S = 10.0
-"""Seconds that the driver's main thread has after SIGTERM to end the workers and record the end, before the watchdog
-ends the process."""
+"""Seconds that the main thread has after SIGTERM to end the workers and record the end, before the watchdog ends the
+process."""
 
 LEAVING_PERIOD_S = 5.0
 """Seconds between two checks by a driver whether nodes have announced their end. AWS announces the end of a spot
 machine 120 s before the end."""
 
 METRICS_PERIOD_S = 1.0
-"""Seconds between two calls to MLflow that send the metrics of a function. Metrics are buffered between the calls,
-because a call takes at least 10 ms, which is the time of many training steps."""
+"""Shortest time in seconds between two calls to MLflow. Metrics are buffered between the calls, because a call takes at
+least 10 ms, and many training steps could run in that time."""
 
 CREDENTIALS_PATIENCE_S = 600.0
 """Seconds for which a driver waits for its credentials. A process that waits for the job sends the credentials within
@@ -128,4 +129,5 @@ DELETION_LOCK_TTL_S = 120.0
 requests to MLflow."""
 
 REGISTRY_PATIENCE_S = 10.0
-"""Seconds that an MLflow tracking server has for its first answer. MLflow's own client tries for several minutes."""
+"""Time limit in seconds for the first answer of a tracking server. Without this limit, MLflow's own client would retry
+for several minutes."""

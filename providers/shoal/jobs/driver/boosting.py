@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def begin(spec: JobSpec) -> None:
-    """Start the workers of a training and import its library ahead of time, because both take seconds.
+    """Start the workers of a training, and import its library, before they are needed, because both take seconds.
 
     Args:
         spec: Spec of the job.
@@ -40,7 +40,7 @@ def begin(spec: JobSpec) -> None:
 
     start_workers_ahead(spec)
     # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the job
-    # compares models, because a champion that other software has registered may need scikit-learn.
+    # registers its model, because the champion to compare the model with may need scikit-learn.
     if spec.register_as is None:
         import_lean([spec.framework])
 
@@ -48,15 +48,15 @@ def begin(spec: JobSpec) -> None:
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     """Train, save and log the model of a job, and return the job's result.
 
-    If the job may be skipped, and its rows, holdout and settings are those of the newest registered version, no model
-    is trained.
+    No model is trained if the job may be skipped and its rows, holdout and settings are those of the newest registered
+    version.
 
     Args:
         spec: Spec of the job.
         place: Context of the attempt: store, MLflow run and environment.
 
     Raises:
-        ShoalError: The job failed; the message has the cause.
+        ShoalError: The job failed; the message states the cause.
     """
     from shoal.data.connector import DataConnector
     from shoal.training.boosting.engine import train
@@ -75,8 +75,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
     fingerprints: Fingerprints | None = None
-    # A training with code of the user has no fingerprints and is never skipped, because shoal may not notice that the
-    # code has changed.
+    # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
+    # code.
     if run and spec.register_as and spec.user_code is None:
         fingerprints = Fingerprints.of(spec, data.digest, held_out)
         skipped = _skipped(spec.register_as, run, place, data, fingerprints)
@@ -149,7 +149,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 def _skipped(
     register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
 ) -> JobResult | None:
-    """Return the result of a job that skips its training, because the newest version has the same rows and settings.
+    """Return the result of a job that skips its training because the newest version has the same rows and settings.
 
     Args:
         register: Settings that name the model.
@@ -218,7 +218,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 
 
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
-    """Return the metrics of the model: of the best round if there was early stopping, otherwise of the last round."""
+    """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     at = -1 if trained.best_iteration is None else trained.best_iteration
     return {
         tracking.metric_name(evaluated, metric): values[at]

@@ -1,4 +1,4 @@
-"""Define the data about an attempt that its driver needs for any kind of job, such as the store and the MLflow run."""
+"""Define `AttemptContext`, the data that the driver of any kind of job needs, such as the store and the MLflow run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class AttemptContext:
         run: MLflow run of the attempt; None if the job records nothing in MLflow.
         tags: MLflow tags that name the job, attempt, pool and holder.
         environment: Environment variables for the workers, which get them as arguments of their Ray actors.
-        on_progress: Function that takes the training's latest progress, which is then stored in the job's row.
-        on_trained: Function to call when the workers have finished and only the driver has work left. The function ends
-            the workers and lets the next job of the pool start.
+        on_progress: Function that takes the training's latest progress, to store it in the job's row.
+        on_trained: Function to call when the workers have finished and only work for the driver remains. The function
+            ends the workers and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
         stopwatch: Measures the seconds of each step.
     """
@@ -73,9 +73,9 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether an attempt has ended; `claim` names the attempt to which a folder belongs.
+        """Return whether the attempt that a folder's claim (the content of its marker file) names has ended.
 
-        The result is False if shoal's database does not know the attempt.
+        The result is False if the attempt is not in the store.
         """
         key = Key(claim.job_id, claim.attempt)
         return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

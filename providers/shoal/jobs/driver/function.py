@@ -53,12 +53,14 @@ class _Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # If the `with` block has raised an error, errors of MLflow are ignored, so that they do not replace that error.
+        # If the `with` block has raised an error, errors of MLflow are ignored, so that the caller sees the error of
+        # the block.
         with contextlib.suppress(*([] if error is None else [Exception])):
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Add metrics that user code has logged, and send the buffer if the last call to MLflow was a second ago.
+        """Add metrics that user code has logged, and send the buffer if the last call to MLflow was at least a second
+        ago.
 
         Args:
             rank: Rank that has measured the metrics. For ranks above 0, the names get the prefix ``rank-N/``.
@@ -69,7 +71,8 @@ class _Sender:
         self._send_at_times()
 
     def log_usage(self, rank: int, values: dict[str, float]) -> None:
-        """Add the CPU, memory and GPU usage of a worker, as ``system/worker-N/...``, and keep the highest values."""
+        """Add the CPU, memory and GPU usage of a worker as metrics ``system/worker-N/...``, and remember the highest
+        values."""
         peaks = self._peaks.setdefault(rank, {})
         for name, value in values.items():
             peaks[name] = max(value, peaks.get(name, value))
@@ -78,7 +81,7 @@ class _Sender:
         self._send_at_times()
 
     def peaks(self, num_workers: int) -> tuple[dict[str, float], ...]:
-        """Return the highest usage of each worker, by rank."""
+        """Return the highest measured usage of each worker, in the order of the ranks."""
         return tuple(self._peaks.get(rank, {}) for rank in range(num_workers))
 
     def _send_at_times(self) -> None:
@@ -89,8 +92,8 @@ class _Sender:
         if self._run and self._waiting:
             self._run.log_metrics(self._waiting)
         if self._run and self._usage:
-            # User code has not asked for metrics of the usage, so the training does not fail if they cannot be sent to
-            # MLflow.
+            # shoal logs the usage metrics without a request from user code. So the training does not fail if they
+            # cannot be sent to MLflow.
             with contextlib.suppress(Exception):
                 self._run.log_metrics(self._usage)
         self._waiting, self._usage = [], []
@@ -98,12 +101,13 @@ class _Sender:
 
 
 def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str, float, int, float]]:
-    """Return name, value, step and time of metrics that were measured now; `front` is put in front of each name."""
+    """Return metrics as tuples of name, value, step and present time; `front` is the prefix of each name."""
     return [(front + name, value, step, time.time()) for name, value in values.items()]
 
 
 class _NodeLog:
-    """Writer of the nodes' system metrics to MLflow, as ``system/<node>/...``; a separate thread uses it.
+    """Logger of the nodes' system metrics in MLflow, under the names ``system/<node>/...``. A separate thread calls the
+    logger.
 
     Args:
         run: MLflow run of the attempt.
@@ -186,7 +190,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
 
 
 def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
-    """Continue the job in another MLflow run, because rank 0 has called ``set_experiment``; only print a failure."""
+    """Continue the job in another MLflow run, because rank 0 has called ``set_experiment``. If this fails, only print
+    the error."""
     if place.run is None or place.run.run_id == run_id:
         return
     try:
@@ -194,11 +199,11 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
         attempts.note_run(place.store, place.key, run_id)
         print(f"MLflow run: {place.run.link}", flush=True)
     except Exception as error:
-        print(f"the job could not go on with MLflow run {run_id}: {error}", flush=True)
+        print(f"the job could not continue in MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
-    """Check the holdout before the function runs, and return the rows that count as the function's training data."""
+    """Check the holdout before the function runs, and return a record of the rows that count as its training data."""
     from shoal.data.connector import DataConnector
 
     inputs = [dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)]
@@ -216,7 +221,7 @@ def _register(
     uri = run.logged_model()
     if uri is None:
         raise JobError(
-            f'the function logged no model, but register needs one for "{register.model}": call '
+            f'the training function logged no model, so no version of "{register.model}" can be registered: call '
             "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"
         )
     outcome = promotion.enter(
@@ -246,7 +251,7 @@ def _program(spec: FunctionJobSpec) -> bytes:
         return code_store.read(spec.program)
     assert spec.train_func is not None
     if spec.run_config.packages or spec.run_config.code:
-        # The packages and code that the job brings with it can be imported only in the workers, and not in this
-        # process. So the program contains only the function's name, and each worker imports the function.
+        # The job's own packages and code can be imported only in the workers, and not in this process. So the program
+        # contains only the function's name, and each worker imports the function.
         return Program.of(call_imported, (spec.train_func, *spec.args), spec.kwargs).dumps()
     return Program.of(imported(spec.train_func), spec.args, spec.kwargs).dumps()

@@ -1,8 +1,8 @@
-"""Tell the user and the pool that a node of the Ray cluster has announced its end.
+"""Report the nodes of the Ray cluster that have announced their end, such as spot machines that the cloud takes back.
 
 Ray reports announced ends only to processes that are connected to the cluster, and not over HTTP. So the reconciler of
-a `ray://` pool does not see the announcements, and the drivers of jobs write them into the rows of the nodes. The
-reconciler then requests a replacement before the node goes.
+a `ray://` pool cannot read the announcements itself. Instead, the drivers of jobs write the announcements into the rows
+of the nodes, and the reconciler then requests a replacement before the node ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.training import cluster
 
 
 class LeavingWatch:
-    """Thread that looks for nodes that have announced their end. The process can end while the thread runs.
+    """Thread that checks which nodes have announced their end. The thread does not keep the process from ending.
 
     Args:
         store: Store that has the rows of the nodes.
@@ -41,7 +41,8 @@ class LeavingWatch:
         self._done.set()
 
     def look(self) -> None:
-        """Print a line for each node that has announced its end since the last look, and write the end into its row.
+        """For each node that has announced its end since the last check, print a line and record the announcement in
+        its row.
 
         Raises:
             ShoalError: The row cannot be written.
@@ -55,7 +56,9 @@ class LeavingWatch:
         for node_id in sorted(leaving):
             if order.get(node_id) == 0:
                 print(
-                    "the pool's head has announced its end: this job ends with it, and a retry begins anew", flush=True
+                    "the pool's head has announced its end: this job will end together with the head, and a retry "
+                    "will start the job again",
+                    flush=True,
                 )
             else:
                 print(f"node {names.get(node_id, node_id)} has announced its end", flush=True)

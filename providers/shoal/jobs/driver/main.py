@@ -118,7 +118,7 @@ class Driver:
         self._told_to_end = False
 
     def run(self) -> int:
-        """Run the attempt until it has ended, and return the exit code.
+        """Run the attempt until it has ended, and return the exit code for this process.
 
         The end of the attempt is stored before the clean-up, and errors in the clean-up are only printed. The last step
         starts the next waiting job of the pool, which now has room.
@@ -126,8 +126,7 @@ class Driver:
         self._watchdog.start()
         end = self._until_end()
         # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
-        # the end of the attempt from being stored. The process needs no watchdog any more, because it ends by itself
-        # soon.
+        # the end of the attempt from being stored. The watchdog is not needed any more, because the process ends soon.
         self._watchdog.stop()
         self._leaving.stop()
         stored = self._store_end(end)
@@ -153,7 +152,8 @@ class Driver:
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
-        """Run the attempt until it ends or SIGTERM stops it, ignore any further SIGTERM, and return how it ended."""
+        """Run the attempt until it ends or a SIGTERM stops it. Then ignore further SIGTERMs, and return the attempt's
+        end."""
         end: _End | None = None
         try:
             end = self._attempt()
@@ -174,8 +174,8 @@ class Driver:
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has turned that into a SystemError,
-            # so `_Ended` is raised again here.
+            # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has replaced the exception by a
+            # SystemError. So `_Ended` is raised again here.
             if self._told_to_end:
                 raise _Ended from error
             # A ShoalError is printed without a traceback, because its message is written for users.
@@ -206,7 +206,8 @@ class Driver:
         cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
 
     def _node_seconds(self) -> float | None:
-        """Return the number of nodes that the attempt has used so far, multiplied by the seconds."""
+        """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the
+        seconds."""
         found = patiently(self._store, lambda: attempts.node_seconds(self._store, [self._key], time.time()))
         return found.get(self._key)
 
@@ -219,9 +220,9 @@ class Driver:
         return not self._could_fit()
 
     def _could_fit(self) -> bool:
-        """Return whether the workers would fit if the pool had MAX_NODES nodes.
+        """Return whether the workers would fit on the pool if the pool had its largest number of nodes.
 
-        The number of active nodes does not decide, because a node may have been lost just before, or the pool may grow.
+        The present number of nodes is not used, because a node may have been lost just now, or the pool may grow.
         """
         try:
             status = ComputePool(self._job.pool, store=self._store).describe()
@@ -229,21 +230,23 @@ class Driver:
             print(f"the largest size of the pool is not known: {unknown}", flush=True)
             return True
         spec = PoolSpec.parse(status.uri)
+        # The nodes count their own GPUs. So the number of GPUs per node is not known if no node is active.
         if spec.gpus_per_node == ALL and not status.active:
-            return True  # the number of GPUs per node is not known, because only an active node has counted its GPUs
-        # The nodes of an existing Ray cluster may be larger than the spec says.
+            return True
+        # The nodes of an existing Ray cluster may be larger than the nodes that the pool's spec describes.
         cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
         gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])
         return could_fit(self._spec, NodeSize(cpus, gpus), status.max_nodes)
 
     def _expiry_hint(self, cause: str) -> str:
-        """Return a sentence about credentials that may have expired while the job waited; empty if that is unlikely."""
+        """Return a sentence that warns of expired credentials if they may be the cause of an error; otherwise an empty
+        text."""
         if not self._secrets.given or self._job.queued_at is None or self._job.admitted_at is None:
             return ""
         return credentials.expiry_hint(cause, self._job.admitted_at - self._job.queued_at)
 
     def _store_end(self, end: _End) -> bool:
-        """Write into the attempt's row in the store how it ended: its final state, its result and its error.
+        """Write the final state, the result and the error of the attempt into its row in the store.
 
         Credentials are removed from the error first.
 
@@ -269,8 +272,8 @@ class Driver:
                 progress=self._watchdog.progress,
             ):
                 return True
-            # The job's row already contains a state, an error and a result. If the row's values are equal to those to
-            # write, an earlier try has written them and only the database's reply was lost, so the write counts as
+            # The job's row already contains a state, an error and a result. If these values are equal to the values to
+            # write, an earlier try has written them and only the database's reply was lost. So the write counts as
             # successful.
             job = attempts.load(self._store, self._key)
             # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
@@ -282,7 +285,7 @@ class Driver:
             print(f"the end of the job could not be stored: {refused}", flush=True)
             return False
         if not stored and result is not None:
-            print("another process ended the job before the result was written; the result is not recorded", flush=True)
+            print("the result is not recorded, because another process has already recorded the job's end", flush=True)
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
@@ -324,7 +327,7 @@ class Driver:
         if not tracking.available():
             if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
-            print("MLflow is not installed on the pool: the run is not tracked", flush=True)
+            print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
         self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)
@@ -352,7 +355,8 @@ class Driver:
         }
 
     def _worker_environment(self, run: Run | None) -> dict[str, str]:
-        """Return the workers' environment variables: the spec's, and those for credentials, folder and MLflow run."""
+        """Return the workers' environment variables: those of the spec, and those for credentials, working folder and
+        MLflow run."""
         environment = {**self._secrets.variables(), **self._spec.run_config.env}
         environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
@@ -374,8 +378,8 @@ class Driver:
 def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
     """Connect this process to the Ray cluster of its pool.
 
-    The variable RAY_ADDRESS that Ray sets for a job is not used, because with two clusters on one host Ray sometimes
-    sets the address of the other cluster (seen with Ray 2.60).
+    The value of RAY_ADDRESS that Ray sets for a job is not used. If two clusters run on one host, Ray sometimes sets
+    the address of the wrong cluster (seen with Ray 2.60).
 
     Args:
         gcs: Address of the GCS (Ray's control service) on the head that the job was submitted to, as ``host:port``.
@@ -390,7 +394,8 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
 
 def _without_package(config: str) -> str:
-    """Remove the driver's folder from Ray's configuration of the job, so that nodes with workers do not unpack it."""
+    """Remove the driver's folder from Ray's configuration of the job, so that Ray does not unpack the folder on the
+    workers' nodes."""
     found = json.loads(config)
     (found.get("runtime_env") or {}).pop("working_dir", None)
     return json.dumps(found)
@@ -398,7 +403,7 @@ def _without_package(config: str) -> str:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Print any exception that the `with` block raises, after the text `what`, instead of passing it on."""
+    """Catch any exception of the `with` block, and print the text `what` and the exception."""
     try:
         yield
     except Exception as error:
@@ -438,7 +443,7 @@ def main() -> int:
         telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
-            sys.path.append(os.getcwd())  # this folder has the unpacked frames, which are found through sys.path
+            sys.path.append(os.getcwd())  # frames (small DataFrames sent with the job) are found by sys.path
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

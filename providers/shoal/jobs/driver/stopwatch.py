@@ -1,4 +1,4 @@
-"""Measure how the seconds of an attempt are divided among its steps, from the submission to the result."""
+"""Measure the seconds of each step of an attempt, from the submission to the result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from shoal.state.schema import Job
 
 
 class Stopwatch:
-    """Stopwatch that divides the time of one attempt among its steps, created when the driver starts.
+    """Stopwatch that measures the seconds of each step of one attempt. The driver creates the stopwatch when the driver
+    starts.
 
     Args:
         queue_s: Seconds for which the attempt has waited in the pool's queue.
-        before_s: Seconds since the attempt left the queue, in which the head has started the driver.
-        monotonic: Returns seconds by a clock that never jumps.
+        before_s: Seconds from the time at which the attempt left the queue to the start of the driver.
+        monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
     def __init__(
@@ -36,14 +37,14 @@ class Stopwatch:
         """Return a stopwatch for an attempt.
 
         Args:
-            job: The attempt's row. Another host may have written the row's times, so differences below 0 count as 0.
+            job: The attempt's row. Another host may have written the row's times, so negative differences count as 0.
             now: Present time in seconds since the epoch.
         """
         sent_at = job.admitted_at or job.created_at
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Note that the workers finish now, at the time of this call.
+        """Record that the workers have finished at the time of this call.
 
         Args:
             train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.
@@ -54,7 +55,7 @@ class Stopwatch:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Count the seconds of the block as the comparison of the model with the champion."""
+        """Count the seconds of the `with` block as the step in which the model is compared with the champion."""
         began = self._monotonic()
         try:
             yield

@@ -39,7 +39,7 @@ class Reason:
 
 
 def job_nodes() -> tuple[int, float]:
-    """Return how many nodes this driver's job uses, and for how many seconds it has used this number.
+    """Return the number of nodes that this driver's job uses, and the seconds since this number last changed.
 
     A job without workers uses the head, on which its driver runs.
     """
@@ -67,14 +67,14 @@ def why_end(
         budget_node_hours: Node-hours that the job may use; None: no limit.
     """
     if job is None:
-        return Reason(JobState.CANCELLED, "the job's row is gone from the store")
+        return Reason(JobState.CANCELLED, "the job's row was removed from the store")
     if job.state in JOB_ENDED:
         return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
     if job.orphan_after is not None and unasked_for > job.orphan_after:
         return Reason(
             JobState.CANCELLED,
-            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None if a job "
-            "is to go on without a process that waits for it",
+            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None to "
+            "let a job go on even if no process waits for it",
         )
     if timeout is not None and running_for > timeout:
         return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
@@ -95,7 +95,7 @@ class Watchdog:
         key: The attempt.
         timeout: Seconds that the job may run; None: no limit.
         budget_node_hours: Node-hours that the job may use; None: no limit.
-        monotonic: Returns seconds by a clock that never jumps.
+        monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Watchdog:
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
-        """Stop the watchdog's thread, so that it does not end this process any more."""
+        """Stop the watchdog's thread. After this call, the thread does not end this process."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of the pool's nodes each time a third of it has passed, so that the job keeps the nodes."""
+        """Renew the lease of the pool's nodes after each third of its duration, so that the job keeps the nodes."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
@@ -196,7 +196,7 @@ class Watchdog:
                 continue
             os.kill(os.getpid(), signal.SIGTERM)
             if not self._done.wait(SIGTERM_GRACE_S):
-                # `os._exit` does no harm: the job's files are either complete or absent, and the next process that
-                # polls the job records the job's end.
+                # `os._exit` does no harm, because the job's files are either complete or absent, and the next process
+                # that polls the job records the job's end.
                 os._exit(1)
             return

@@ -1,1 +1,1 @@
-"""Bring a job's own Python packages and code to its workers."""
+"""Send a job's own Python packages and code to its workers."""

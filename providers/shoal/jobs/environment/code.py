@@ -14,20 +14,20 @@ from shoal.training.pytorch.program import MAX_BYTES
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}")
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files in the archive, so that the same code always gives the same archive. The time is the
-earliest that a zip archive can contain."""
+"""Modification time of all files in the archive. The time is constant, so that the same code always gives the same
+archive, and is the earliest time that a zip archive can contain."""
 
 
 def stored(paths: Sequence[str]) -> tuple[str, ...]:
     """Pack folders and files with code into one archive that the driver can read, and return the archive's path.
 
-    The archive's name is the digest of its content, by which the same job is recognised when it is submitted again.
+    The archive's name is the digest of its content. So the name is equal if the same job is submitted again.
 
     Args:
         paths: Paths of packages and modules, or the result of an earlier call, which is returned unchanged.
 
     Raises:
-        InvalidArgumentError: A path does not exist, cannot be imported under its name, or the code is too large.
+        InvalidArgumentError: A path does not exist or cannot be imported under its name, or the code is too large.
     """
     if not paths or all(_STORED.fullmatch(path) for path in paths):
         return tuple(paths)
@@ -70,12 +70,14 @@ def _packed(paths: Sequence[str]) -> bytes:
 def _module(path: Path) -> str:
     """Return the name under which a folder or file can be imported."""
     if not path.exists():
-        raise InvalidArgumentError(f'run_config.code: "{path}" does not exist')
+        raise InvalidArgumentError(
+            f'run_config.code: "{path}" does not exist: give the path of a package, such as ./mypkg, or of a .py file'
+        )
     name = path.name if path.is_dir() else path.name.removesuffix(".py")
     if not name.isidentifier() or (path.is_file() and path.suffix != ".py"):
         raise InvalidArgumentError(
-            f'run_config.code: "{path}" cannot be imported: name the folder of a package, such as ./mypkg, or a .py '
-            "file, whose names consist of letters, digits and _"
+            f'run_config.code: "{path}" cannot be imported: give the folder of a package, such as ./mypkg, or a .py '
+            "file. Its name may contain only letters, digits and _, and must not begin with a digit"
         )
     return name
 

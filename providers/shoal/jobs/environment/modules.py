@@ -1,8 +1,8 @@
-"""Prepare a job's packages and code on the pool's head, for Ray to distribute them to the workers.
+"""Prepare a job's packages and code on the pool's head, so that Ray can distribute them to the workers.
 
 Ray applies the runtime environment of a job to its workers only. The driver runs with the node's own Python. In its
 `sys.path`, the job's packages and code come after the node's own modules. Ray's own plugin for uv is not used, because
-it copies the whole virtual environment of the node first (measured: 84 s and 2 GB per node).
+the plugin first copies the node's whole virtual environment (measured: 84 s and 2 GB per node).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
         key = ["code", sorted(path.rpartition("/")[2] for path in config.code)]
         folder = _kept(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
-    # The driver unpickles callbacks of boosting trainings and return values of functions, so it also has to import the
-    # packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace the node's
-    # own packages. The code comes before the packages, as in the workers.
+    # The driver unpickles callbacks of boosting trainings and return values of functions. So the driver also has to
+    # import the packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace
+    # the node's own packages. The code comes before the packages, as in the workers.
     sys.path.extend(reversed(shipped))
     return {"py_modules": shipped, "worker_process_setup_hook": shipped_modules.HOOK} if shipped else {}
 

@@ -1,4 +1,5 @@
-"""Install Python packages for the workers with uv, into a folder beside the packages that the nodes have already."""
+"""Install Python packages for the workers with uv, into a separate folder, so that the nodes' own packages do not
+change."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from pathlib import Path
 from shoal.errors import JobError
 
 _CHANGE = re.compile(r"^ [+~] (?P<requirement>(?P<name>[A-Za-z0-9._-]+).*)$", re.MULTILINE)
-"""Pattern of the lines in which uv says that it would install a package."""
+"""Pattern of the lines in which uv lists a package that it would install."""
 
 _OF_THE_NODES = frozenset({"ray", "shoal"})
 """Packages that must be the same in the workers and in the driver."""
 
 
 def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Install packages into a folder, with those of their dependencies that the Python of this process lacks.
+    """Install packages into a folder, together with the dependencies that the Python of this process lacks.
 
     uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
 
@@ -37,14 +38,14 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """
     pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
-    # This dry run of uv finds out which packages are missing. The installation below must not look for dependencies
-    # itself: with --target, uv ignores the packages that are installed, and would for example download PyTorch again.
+    # This dry run of uv finds the packages that are missing. The installation below uses --no-deps, because with
+    # --target uv ignores the packages that are already installed, and would for example download PyTorch again.
     would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):
         raise JobError(
-            f"run_config.packages would replace {', '.join(missing[name] for name in replaced)} of the nodes, which "
-            "must be the same in all processes of a pool: leave out packages that need other versions"
+            f"run_config.packages would change {', '.join(missing[name] for name in replaced)} on the nodes, but all "
+            "processes of a pool must have the same version: leave out packages that need another version"
         )
     if missing:
         _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)
@@ -57,8 +58,8 @@ def _uv() -> list[str]:
     if found := shutil.which("uv"):
         return [found]
     raise JobError(
-        f"run_config.packages needs uv on the pool's nodes, and {sys.executable} has none: run `pip install uv` there, "
-        "or put uv on their PATH"
+        f"run_config.packages needs uv on the pool's nodes, but {sys.executable} has no package uv and PATH has no "
+        "command uv: run `pip install uv` on the nodes"
     )
 
 

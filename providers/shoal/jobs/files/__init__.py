@@ -1,1 +1,1 @@
-"""Read, write and remove the files of jobs: models, results, the user's code, staged data, logs."""
+"""Read, write and remove the files of jobs: models, results, user code, staged data and logs."""

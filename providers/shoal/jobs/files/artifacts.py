@@ -30,8 +30,8 @@ _MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""Names of files that may already be in an attempt's folder before the attempt marks the folder as its own. If the
-folder is under `$SHOAL_HOME`, the attempt's log is in it from the start."""
+"""Names of files that an attempt's folder may contain before the attempt marks the folder as its own. If the folder is
+under `$SHOAL_HOME`, it contains the attempt's log from the start."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
@@ -55,11 +55,12 @@ def claim_of(store: Store, key: Key) -> Claim:
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check before the training that an attempt can write its folder and is allowed to replace the folder's content.
+    """Check, before the training, that an attempt can write to its folder and may replace the folder's content.
 
     Args:
         folder: Path or URI of the attempt's folder.
-        claim: The attempt's claim (job and attempt in its marker files), which determines which folders it may replace.
+        claim: The attempt's claim (job and attempt in its marker files), which determines the folders that the attempt
+            may replace.
         artifact_location: Directory or URI that contains the folder.
 
     Raises:
@@ -79,7 +80,8 @@ def discard_unfinished(folder: str, claim: Claim) -> None:
 
     Args:
         folder: Path or URI of the folder.
-        claim: The attempt's claim. The folder belongs to the attempt if its marker file has the same claim.
+        claim: The attempt's claim. The folder belongs to the attempt if the folder's marker file contains the same
+            claim.
     """
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
@@ -91,12 +93,12 @@ def folder_of_job(job_id: str) -> Path:
 
 
 def remove(folder: str, claim: Claim) -> None:
-    """Remove an attempt's folder, if the folder belongs to the attempt; any other folder stays.
+    """Remove an attempt's folder if the folder belongs to the attempt; otherwise do nothing.
 
     Args:
         folder: Local path of the folder.
-        claim: The attempt's claim. The folder belongs to the attempt if its marker file has the same claim, or if it
-            has nothing but the attempt's log.
+        claim: The attempt's claim. The folder belongs to the attempt if the folder's marker file contains the same
+            claim, or if the folder contains only the attempt's log.
     """
     path = Path(folder)
     if claim.has_marked(folder):
@@ -108,7 +110,7 @@ def remove(folder: str, claim: Claim) -> None:
 def save(folder: str, claim: Claim, trained: TrainResult) -> str:
     """Write the report and the model of a training into the attempt's folder, and return the model's path.
 
-    The model is written last, so that every folder that has a model is complete.
+    The model is written last. So a folder that contains a model is complete.
 
     Args:
         folder: Path or URI of the attempt's folder.
@@ -133,7 +135,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
-        FileNotFoundError: The files are gone, or cannot be reached from this machine.
+        FileNotFoundError: The files were removed, or cannot be reached from this machine.
         JobError: The model was changed after the job wrote it.
     """
     path, report = _trained(result, artifact_location)
@@ -153,18 +155,18 @@ def load_statistics(result: JobResult, artifact_location: str | None = None) -> 
 
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
-        FileNotFoundError: The files are gone, or cannot be reached from this machine.
+        FileNotFoundError: The files were removed, or cannot be reached from this machine.
     """
     _, report = _trained(result, artifact_location)
     return _train_result({**report, "model": ""})
 
 
 def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the path of a job's model, and the content of the report beside it."""
+    """Return the path of a job's model, and the content of the training report in the same folder."""
     if result.skipped:
         raise InvalidArgumentError(
-            f"job {result.job_id} trained no model, so there is no training to read ({result.skipped}): load "
-            f"{result.model_uri} with MLflow"
+            f"job {result.job_id} trained no model ({result.skipped}): load the existing model {result.model_uri} with "
+            "MLflow"
         )
     path = storage.as_given(result.model_path, artifact_location)
     return path, json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
@@ -198,10 +200,10 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:
-    """Read the result of a finished job's training function, such as its return values, one per rank, and its metrics.
+    """Read the result of a finished job's training function: the return value of each rank, the metrics and other data.
 
-    Unpickling a file can run any code in it. Therefore the file's digest is first compared with the digest in the
-    store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.
+    A pickled file can run any code when it is read. Therefore the file's digest is first compared with the digest in
+    the store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.
 
     Args:
         result: Result of the job.
@@ -210,7 +212,7 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
 
     Raises:
         InvalidArgumentError: The job ran no function.
-        FileNotFoundError: The file is gone, or cannot be reached from this machine.
+        FileNotFoundError: The file was removed, or cannot be reached from this machine.
         JobError: The file was changed after the job wrote it, or the job is not in this store.
     """
     import cloudpickle

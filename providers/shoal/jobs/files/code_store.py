@@ -1,4 +1,4 @@
-"""Write the user's pickled code into files whose names are the digests of their contents, and read these files."""
+"""Write the user's pickled code into files, and read these files. A file's name is the digest of its content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _FOLDER = "_code"
 def store(content: bytes) -> str:
     """Write pickled code into a file under `$SHOAL_HOME`, whose name is the SHA-256 of the code.
 
-    The driver reads the file there, or in a package that is sent to the pool (`shoal.jobs.remote.package`).
+    The driver reads this file, or a copy of the file in a package that is sent to the pool
+    (`shoal.jobs.remote.package`).
 
     Args:
         content: The pickled code.
@@ -40,7 +41,7 @@ def store_user_code(user_code: UserCode) -> str:
     """Pickle the user's callbacks, objective and metrics, and write them into a file; see :func:`store`.
 
     Raises:
-        InvalidArgumentError: At least one of them cannot be pickled.
+        InvalidArgumentError: A callback, the objective or a metric cannot be pickled.
     """
     return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"))
 

@@ -1,4 +1,4 @@
-"""Write and read the log of an attempt, a file on the head's machine that is kept after the pool is gone."""
+"""Write and read the log of an attempt. The log is a file on the head's machine, which is kept when the pool ends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def log_path(key: Key) -> Path:
 class LogFollower:
     """Reader of an attempt's log that returns only the new lines at each call.
 
-    On the head's machine, the reader uses the driver's own file, which has no lines of Ray and is kept after the pool
-    is gone. On other machines, where that file does not exist, the reader gets Ray's copy of the log over HTTP.
+    On the head's machine, the reader uses the driver's own file, which has no lines of Ray and is kept when the pool
+    ends. On other machines, where that file does not exist, the reader gets Ray's copy of the log over HTTP.
 
     Args:
         key: The attempt.
@@ -33,9 +33,9 @@ class LogFollower:
             position.
 
     Attributes:
-        position: Number of bytes of the log whose lines were returned. A negative number counts bytes of Ray's copy,
-            whose content is different from that of the driver's file. If the source of the log changes, the reader
-            begins with the first line again.
+        position: Number of bytes of the log that were returned as lines. A negative number counts bytes of Ray's copy,
+            whose content differs from the driver's file. If the source of the log changes, the reader begins with the
+            first line again.
     """
 
     def __init__(self, key: Key, over_http: Callable[[], str], position: int = 0) -> None:
@@ -76,7 +76,7 @@ class LogFollower:
 
 
 class _Tee:
-    """Text stream that writes each text, without secrets, to another stream and to a file.
+    """Text stream that removes the secrets from each text, and writes the text to another stream and to a file.
 
     Errors in writing, such as a full disk or a closed stream, are ignored, so that a training does not fail because of
     its log.
@@ -113,11 +113,12 @@ class _Tee:
 
 @contextmanager
 def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Copy stdout and stderr of this process into a file while the block runs, and remove secrets from all output.
+    """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
+    output.
 
     Args:
         path: Path of the file. The file is created if it does not exist; otherwise the text is appended.
-        redact: Function that returns a text without secrets.
+        redact: Function that returns a copy of a text without secrets.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr

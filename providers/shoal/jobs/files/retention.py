@@ -27,13 +27,13 @@ from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, Promot
 log = logging.getLogger(__name__)
 
 _YOUNGEST = timedelta(days=1)
-"""Smallest legal age of an attempt that is removed. A task that is retried within this time still finds its job's
-result."""
+"""Smallest age that an attempt must have before it is removed. A task that is retried within this time still finds its
+job's result."""
 
 
 @dataclass(frozen=True)
 class DeletedAttempt:
-    """An attempt of a job that was removed, or in a dry run, one that would be removed.
+    """Attempt of a job that was removed. In a dry run: attempt that would be removed.
 
     Attributes:
         job_id: Id of the job.
@@ -63,22 +63,22 @@ def prune_jobs(
     dry_run: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> tuple[DeletedAttempt, ...]:
-    """Remove attempts that ended long ago: their rows in the store, and their files in `$SHOAL_HOME`.
+    """Remove old attempts that have ended, with their rows in the store and their files in `$SHOAL_HOME`.
 
-    Attempts that have not ended are kept, and so are attempts that a promotion names. A job with a `job_id` from its
-    spec keeps its first and its newest attempt, so that the numbers of later attempts continue. All other jobs are
-    removed as a whole, when their last attempt is old enough.
+    Attempts that have not ended, and attempts that a promotion names, are kept. A job with a `job_id` from its spec
+    keeps its first and its newest attempt, so that the numbers of later attempts continue. All other jobs are removed
+    as a whole, when their last attempt is old enough.
 
     The removed files are the log, the model and the return values, also those in the store. Files in an
-    `artifact_location`, in MLflow and in folders without shoal's marker stay. Jobs of a pool on another host are left
-    to that host.
+    `artifact_location`, in MLflow and in folders without shoal's marker stay. The jobs of a pool on another host are
+    removed only by that host.
 
     The function may be called at any time, by several processes at the same time, and again after it was killed.
 
     Args:
         older_than: Time since the end of the attempt, at least one day.
-        dry_run: Remove nothing, only return what would be removed.
-        clock: Returns seconds since the epoch.
+        dry_run: Remove nothing, and only return the attempts that would be removed.
+        clock: Function that returns the present time in seconds since the epoch.
 
     Raises:
         InvalidArgumentError: `older_than` is not legal.
@@ -90,8 +90,8 @@ def prune_jobs(
         )
     store, before = Store(), clock() - older_than.total_seconds()
     removed: list[DeletedAttempt] = []
-    # The lock keeps out other processes of this host only. A lock of this host is enough, because the files are on this
-    # host, and the rows of a job are removed only by the host of the job's pool.
+    # This lock only excludes other processes of this host. That is enough, because the files are on this host, and the
+    # rows of a job are removed only by the host of the job's pool.
     with file_lock(lock_file("retention")):
         for job_id in _with_old_attempts(store, before):
             with store.reading() as session:
@@ -127,7 +127,8 @@ def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, 
 
 
 def _with_old_attempts(store: Store, before: float) -> list[str]:
-    """Return the ids of jobs with an attempt that ended before a time; jobs of pools on other hosts are left out."""
+    """Return the ids of jobs with an attempt that ended before the given time. Jobs of pools on other hosts are left
+    out."""
     ended = func.coalesce(Job.ended_at, Job.created_at)
     query = select(Job.id, Job.pool).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
     with store.reading() as session:
@@ -152,18 +153,18 @@ def _promoted(session: Session, job_id: str) -> set[int]:
 
 
 def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id_is_chosen: bool) -> list[_Row]:
-    """Remove attempts of a job, and return the removed ones.
+    """Remove attempts of a job, and return the removed attempts.
 
-    The rows are removed after the files, and in one transaction. If this process is killed earlier, the next call finds
-    the rows again, and the markers in the folders still match the job's first row.
+    The rows are removed after the files, and in one transaction. If this process is killed before the transaction, the
+    next call finds the rows again, and the markers in the folders still match the job's first row.
     """
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
             _remove_files(store, row.key)
-        with suppress(OSError):  # the folder does not exist, or it stays because it has files of other attempts
+        with suppress(OSError):  # the folder does not exist, or contains files of other attempts
             artifacts.folder_of_job(job_id).rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
-        # A retry may have added an attempt meanwhile, so it is checked again which attempts are unneeded.
+        # A retry may have added an attempt meanwhile, so the unneeded attempts are determined again.
         now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)
         removed = [row for row in old if row in now]
         for row in removed:
@@ -173,7 +174,7 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
 
 
 def _remove_stored_files(session: Session, removed: Sequence[_Row], job_id: str) -> None:
-    """Remove the files that removed attempts have in the store.
+    """Remove the files of removed attempts from the store.
 
     The files of a training function belong to all attempts of the job, so they are removed with the job's last attempt.
     """

@@ -1,4 +1,4 @@
-"""Run the SQL queries of a job's datasets in the driver, and stage their rows (write them to files) for the workers."""
+"""Run the SQL queries of a job's datasets in the driver, and write the resulting rows to files for the workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
 def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     """Run the queries of a spec's datasets, and write their rows into directories that the workers read.
 
-    If several datasets have the same query, it is run only once, and the datasets share the rows.
+    If several datasets have the same query, the query is run only once, and the datasets share the rows.
 
     Args:
         spec: Spec of the job.

@@ -1,4 +1,5 @@
-"""Note which jobs use staged data (copies of rows that were written for jobs), and remove data that nothing uses."""
+"""Record which jobs use staged data (copies of rows that were written for jobs), and remove staged data without
+users."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from shoal.jobs.journal.attempts import Key
 
 
 def claim(key: Key, locations: Iterable[str]) -> None:
-    """Note in directories of staged data that an attempt uses them, so that they stay until the attempt has ended."""
+    """Record in directories of staged data that an attempt uses the data, so that they are kept until the attempt
+    ends."""
     from shoal.data.staging import staged_data
 
     for location in locations:
@@ -16,7 +18,8 @@ def claim(key: Key, locations: Iterable[str]) -> None:
 
 
 def give_up(key: Key, locations: Iterable[str]) -> None:
-    """Note in directories of staged data that an attempt has ended, and remove the directories that nothing else uses.
+    """Record in directories of staged data that an attempt has ended, and remove the directories that have no other
+    user.
 
     Directories that no longer exist are ignored.
     """

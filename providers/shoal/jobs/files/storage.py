@@ -1,4 +1,4 @@
-"""Read and write files at local paths or fsspec URIs. Files are written so that they are either complete or absent."""
+"""Read and write files at local paths or fsspec URIs. A written file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def root(artifact_location: str | None) -> str:
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
-    """Put the credentials of `artifact_location` into a path from a `JobResult`, because a result keeps no credentials.
+    """Put the credentials of `artifact_location` into a path from a `JobResult`, because a result contains no
+    credentials.
 
     Args:
         path: Path or URI from the result.
@@ -42,7 +43,7 @@ def as_given(path: str, artifact_location: str | None) -> str:
 
 
 def read_unchanged(path: str, digest: str) -> bytes:
-    """Return the content of a file that travels with a job, after a check of its digest.
+    """Check the digest of a file that belongs to a job, and return the file's content.
 
     Args:
         path: Local path or URI of the file.
@@ -65,7 +66,7 @@ def write(path: str, content: bytes) -> None:
     if "://" in path:
         import fsspec
 
-        # No temporary file is needed, because object stores show an object only when it is complete.
+        # No temporary file is needed, because an object store makes an object visible only when the object is complete.
         with redacted_errors(path), fsspec.open(path, "wb") as file:
             file.write(content)
         return
@@ -97,7 +98,7 @@ def read(path: str) -> bytes:
     """Return the content of a file at a local path or a URI.
 
     Raises:
-        OSError: The file is gone, or cannot be reached.
+        OSError: The file does not exist, or cannot be reached.
     """
     if "://" not in path:
         return Path(path).read_bytes()

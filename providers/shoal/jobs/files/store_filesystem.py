@@ -1,7 +1,7 @@
 """Keep the results of jobs in the store, for pools whose nodes share no other storage with the submitter.
 
-fsspec finds this filesystem by an entry point of the package, so that URIs with `shoal-store://` are used like all
-others.
+fsspec finds this filesystem through an entry point of the package, so that `shoal-store://` URIs work like all other
+URIs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.state import Store
 from shoal.state.schema import StoredFile
 
 MAX_BYTES = 32 * 2**20
-"""Size limit of one file. A write keeps all other writers of the store waiting until the file is sent."""
+"""Largest size of one file in bytes. All other writers of the store have to wait until the file is written."""
 
 _MISSING = "the store has no such file"
 
@@ -98,7 +98,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _Written(io.BytesIO):
-    """A file that is written into the store when it is closed."""
+    """Buffer for the content of a new file. The content is written into the store when the buffer is closed."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -140,12 +140,13 @@ def _store() -> Store:
     """Return the store.
 
     Raises:
-        JobError: This node does not know the store.
+        JobError: The store cannot be used on this node.
     """
     store = Store(migrate=False)
     if not store.exists():
         raise JobError(
-            "a worker on this node cannot write to the store: set run_config.artifact_location to a URI in an object "
-            "store, such as s3://bucket/folder, or set SHOAL_STATE_URL on all nodes"
+            "the results of the job are kept in the state store, but the store cannot be used on this node: set "
+            "run_config.artifact_location to a URI in an object store, such as s3://bucket/folder, or set "
+            "SHOAL_STATE_URL on all nodes"
         )
     return store

@@ -1,4 +1,4 @@
-"""Remove files of ended attempts that killed processes did not remove: credentials, working folders, staged data."""
+"""Remove the files that killed processes have left for ended attempts: credentials, working folders and staged data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _NAMED = '"staging": "'
-"""Text that the stored spec of a job contains if the spec names a folder of staged data; in all other specs the value
-is null."""
+"""Text that the stored spec of a job contains if the spec names a folder of staged data. In all other specs, the value
+of "staging" is null."""
 
 _PAGE = 100
 """Number of rows that are read at a time."""
@@ -53,7 +53,7 @@ def _working_folders(store: Store) -> Iterator[str]:
 
 
 def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, Key]]:
-    """Yield those of the given submission ids whose attempts have ended, with the attempts' keys; skip unknown ids."""
+    """Yield each submission id whose attempt has ended, with the attempt's key. Unknown ids are skipped."""
     for submission_id in submission_ids:
         with store.reading() as session:
             ended = _has_ended(session, submission_id)
@@ -98,12 +98,12 @@ def _claims(location: str) -> set[str] | None:
     try:
         return staged_data.claims(location)
     except OSError as error:
-        log.warning("the staged data in %s cannot be read, and are left there: %s", location, error)
+        log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
         return None
 
 
 def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
-    """Remove a folder of staged data that nothing uses any more, and return whether it was removed.
+    """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed.
 
     Args:
         location: The folder.
@@ -117,8 +117,8 @@ def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
 
 
 def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
-    """Call a function that removes a folder, and return False if the function returns False or fails. A failure is
-    logged, so that the sweep goes on with the other folders."""
+    """Call a function that removes a folder, and return False if the function returns False or raises an error. The
+    error is only logged, so that the sweep goes on with the other folders."""
     try:
         return act(*args) is not False
     except (ShoalError, OSError) as error:
@@ -127,7 +127,8 @@ def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
 
 
 def discard_staged(store: Store, job: Job) -> None:
-    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless something still uses them."""
+    """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless another job still uses the
+    data."""
     here, key = _staged_here(), Key(job.id, job.attempt)
     staging.discard(location for location in here if _of_query(location) == key)
     if mine := here.intersection(_staged(job.spec)):
@@ -170,7 +171,7 @@ def _key(submission_id: str) -> Key | None:
 
 
 def _staged(spec: Any) -> Iterator[str]:
-    """Yield the folders of staged data that a stored spec names; specs of other versions of shoal are read, too."""
+    """Yield the folders of staged data that a stored spec names. The spec may be from another version of shoal."""
     if isinstance(spec, dict):
         location = spec.get("staging")
         if isinstance(location, str):

@@ -1,4 +1,4 @@
-"""Create and remove the working folder of an attempt: the folder in which its workers run."""
+"""Create and remove the working folder of an attempt, which is the current directory of its workers."""
 
 from __future__ import annotations
 

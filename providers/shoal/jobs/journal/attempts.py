@@ -41,14 +41,14 @@ from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, Job
 
 @dataclass(frozen=True)
 class Order:
-    """Submitter's order for a new attempt of a job: the values that are written into the attempt's row."""
+    """Values that the submitter of a job has chosen, and that are written into the row of a new attempt."""
 
     job_id: str
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec of the job as JSON, without credentials. The spec's key `question` has the job's fingerprint, by which the
-    same job is recognised."""
+    """Spec of the job as JSON, without credentials. The spec's key `question` contains the job's fingerprint, which is
+    equal if the same job is submitted again."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
@@ -57,7 +57,7 @@ class Order:
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
     needs_credentials: bool = False
-    """Whether the driver waits for credentials, which it gets through the row."""
+    """Whether the driver waits until a process has written encrypted credentials into the row."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,20 @@ class Key:
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
-    """Return the row of the job's newest attempt if `submit` can attach to it; else add and return a new attempt's row.
+    """Return the row of the job's newest attempt if `submit` can attach to it; otherwise add the row of a new attempt,
+    and return this row.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
-    its result has not been collected. In all other cases a new attempt gets a row; the caller then submits the attempt.
+    its result has not been collected. In all other cases a row for a new attempt is added, and the caller has to submit
+    the attempt.
 
-    If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed.
+    If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
+    attempt goes on even if no process polls it.
 
     Args:
         store: Store that has the rows.
         order: The fields of the new attempt's row.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         refusal: Error to raise if a new attempt is needed. None: a new attempt is allowed.
 
     Raises:
@@ -115,17 +118,18 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
 
 
 def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
-    """Record that a process has attached to a pending or running attempt; return its row, or None if it has ended.
+    """Record that a process has attached to a pending or running attempt. Return the attempt's row, or None if the
+    attempt has ended.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         task: The try of a workflow engine's task that attaches; None if no task does.
-        detach: Whether the attempt goes on from now on if no process polls it.
+        detach: Whether the attempt goes on, from now on, even if no process polls it.
 
     Raises:
-        JobError: A newer try of the task has the attempt.
+        JobError: The attempt belongs to a newer try of the task.
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
@@ -145,7 +149,8 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
 
 
 def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: float) -> Job | None:
-    """Add the row of a new attempt, and return it; None if another process has added this attempt first.
+    """Add the row of a new attempt, and return the row; return None if another process has added the same attempt
+    first.
 
     The INSERT is the transaction's only statement, so that other writers wait for a short time only. The primary key
     ensures that two processes do not add the same attempt.
@@ -251,7 +256,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
-    """Return the attempts in a given state, beginning with the one that was not polled for the longest time.
+    """Return the attempts in a given state, ordered by the time of their last poll, the earliest time first.
 
     Args:
         store: Store that has the rows.
@@ -283,7 +288,7 @@ class Mark:
 
     key: Key
     log_shown: int
-    """Position up to which the job's log was shown."""
+    """Position in the job's log up to which the log was shown to the user."""
     task_try: int
     """Number of the task's try for which the process waits. If a newer try has attached to the job, the row's
     `log_shown` is not changed."""
@@ -304,7 +309,8 @@ def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
         for one in marks
     ]
     with transaction(store, JobStep.TOUCH) as session:
-        # A session of the ORM does not execute an update with conditions for several rows, but its connection does.
+        # SQLAlchemy's ORM session cannot execute an UPDATE with a WHERE clause for a list of values, but its connection
+        # can.
         session.connection().execute(polled, values)
 
 
@@ -328,11 +334,12 @@ _SMALL = (
 """The columns of a job's row that a process reads if it waits for many jobs; large columns are left out."""
 
 _MOST_KEYS = 400
-"""Number of attempts that one query reads. SQLite limits the number of values in a query."""
+"""Largest number of attempts that one query reads. SQLite limits the number of values in a query."""
 
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
-    """Return the rows of several attempts, with the columns of `_SMALL` only; attempts without a row are left out."""
+    """Return the rows of several attempts, with the small columns only (`_SMALL`). Attempts without a row are left
+    out."""
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
         for pairs in _in_parts(keys):
@@ -342,13 +349,13 @@ def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
 
 
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:
-    """Record that a pending attempt is running now, and return its row; its driver calls this function.
+    """Record that a pending attempt is running now, and return its row. The attempt's driver calls this function.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
         driver: Identity of the driver's process, as plain data.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
 
     Returns:
         The row; None if the attempt is not pending any more, so that the driver must exit.
@@ -387,9 +394,9 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
 
 
 def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
-    """Set the number of GPUs per worker in a job's group of workers, if it is known whether the job uses GPUs.
+    """Return a job's group of workers with the number of GPUs per worker, if it is known whether the job uses GPUs.
 
-    A job that uses no GPUs then does not wait in the queue until GPUs are free.
+    Without this number, a job that uses no GPUs could wait in the queue until GPUs are free.
     """
     return gang if not gang or uses_gpu is None else gang | {"gpus": int(uses_gpu)}
 
@@ -415,7 +422,7 @@ def end(
         store: Store that has the attempt's row.
         key: The attempt.
         state: Final state of the attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         seen: States in which the attempt may be ended, usually only the state that the caller has read.
         most_submissions: Number of submissions up to which the attempt may be ended (see `submissions`). None: any.
         error: Reason why the attempt failed or was cancelled; None if it succeeded.
@@ -448,7 +455,7 @@ def end(
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
-    seconds.pop("queue", None)  # the driver has recorded the seconds in the queue at its start
+    seconds.pop("queue", None)  # the driver has recorded these seconds at its start
     telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
 
@@ -461,8 +468,8 @@ def kind_of_job(job: Job) -> str:
 def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:
     """Return the node-seconds that attempts have used up to now: the number of their nodes multiplied by the time.
 
-    Attempts that have not started are missing, and so are attempts of earlier versions of shoal, which did not record
-    node-seconds.
+    The result does not contain attempts that have not started, and attempts of earlier versions of shoal, which did not
+    record node-seconds.
     """
     found: dict[tuple[str, int], float] = {}
     with store.reading(snapshot=False) as session:
@@ -473,7 +480,7 @@ def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, f
 
 def budget_spent(used: float, budget: float) -> str:
     """Return the error of a job that has used up its budget of node-hours."""
-    return f"the job has used {used:.4g} node-hours, and run_config.budget_node_hours={budget:g}: {SPENT_ADVICE}"
+    return f"the job has used {used:.4g} node-hours, but run_config.budget_node_hours={budget:g}: {SPENT_ADVICE}"
 
 
 def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:
@@ -483,10 +490,10 @@ def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now
         store: Store that has the rows.
         job_id: Id of the job.
         budget_node_hours: Node-hours that all attempts since the last success may use; None: no limit.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
 
     Raises:
-        BudgetError: The attempts have used as many node-hours as the budget has, or more.
+        BudgetError: The attempts have used all node-hours of the budget.
     """
     if budget_node_hours is None:
         return
@@ -504,9 +511,10 @@ def collect(store: Store, key: Key, now: float) -> None:
 
 
 def submissions(job: Job) -> int:
-    """Return how often an attempt was submitted: by the process that created it, and by each one that attached to it.
+    """Return how often an attempt was submitted: once by the process that created it, and once by each process that
+    attached to it.
 
-    A task that finds a higher number than its own knows that a newer try of the task has attached to the job.
+    If a task finds a higher number than the one that it has stored, a newer try of the task has attached to the job.
     """
     return int((job.submitter or {}).get("submissions", 1))
 
@@ -535,7 +543,7 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
-        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: see `shoal jobs list`')
+        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
 
 

@@ -1,4 +1,4 @@
-"""Read the queues of pools, and admit waiting attempts, that is, decide that they may start now.
+"""Read the queues of pools, and admit waiting attempts. An admitted attempt has left the queue and may start now.
 
 A waiting attempt has no process; it exists only as a row in the store. An attempt joins the queue after its credentials
 were written into a file in `$SHOAL_HOME` (`shoal.jobs.credentials.hand_over`). Any process of the pool's host may admit
@@ -51,18 +51,19 @@ class Admission(Enum):
     BEFORE = auto()
     """The attempt had been admitted or had ended before this call, which has changed nothing."""
     WAITS = auto()
-    """The attempt waits in the queue, because another one comes first or there is no room for it."""
+    """The attempt waits in the queue, because another attempt comes first or there is no room for the attempt."""
 
 
 def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Admission:
-    """Put an attempt into its pool's queue if it is not there yet, and take it out (admit it) if it may start now.
+    """Put an attempt into its pool's queue unless it is already in the queue, and admit the attempt if it may start
+    now.
 
     The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.capacity`).
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
+        now: Present time in seconds since the epoch.
         endpoint: Present addresses of the pool's head, which are written into the row of an admitted attempt, because
             the head may have been replaced while the attempt waited.
 
@@ -89,8 +90,8 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if not _may_start(session, job, now):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # This process becomes the submitter of the job. The entry "python" of the first submitter stays, because it is
-        # the path of the Python interpreter that runs the driver.
+        # This process becomes the submitter of the job. The entry "python" of the first submitter is kept, because it
+        # is the path of the Python interpreter that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
@@ -118,15 +119,15 @@ def _is_unsent(job: Job) -> bool:
 
 
 def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> None:
-    """Record that a running attempt needs no more CPUs and GPUs, so that they count as free for the waiting attempts.
+    """Record that a running attempt no longer needs CPUs and GPUs, so that they count as free for the waiting attempts.
 
     The attempt's driver still counts as running.
 
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        now: Seconds since the epoch.
-        used: Number of nodes that the attempt has used until now, and the seconds for which it has used this number.
+        now: Present time in seconds since the epoch.
+        used: Number of nodes that the attempt has used until now, and the seconds since this number last changed.
 
     Raises:
         JobError: There is no such attempt.
@@ -141,7 +142,7 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
 
 
 def put_back(store: Store, key: Key) -> None:
-    """Put an admitted attempt back at its old place in the queue; do nothing if the attempt is not pending any more.
+    """Put an admitted attempt back into the queue, at its old place. Do nothing if the attempt is not pending any more.
 
     Raises:
         JobError: There is no such attempt.
@@ -191,7 +192,7 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     Args:
         session: Session of the store.
         job: A pending attempt that has not been admitted.
-        now: Seconds since the epoch; the attempt joins the queue at this time if it is not there yet.
+        now: Seconds since the epoch; the attempt joins the queue at this time if it is not yet in the queue.
     """
     gang = Gang.from_json(job.gang)
     queued_at = now if job.queued_at is None else job.queued_at
@@ -207,7 +208,7 @@ def _entries(session: Session, pool: str) -> list[Entry]:
 def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry]]:
     """Return the running and waiting attempts of each pool, by the pool's name.
 
-    Only single columns are read, because whole rows are slow to read with their specs.
+    Only the needed columns are read, because specs are large, and so whole rows are slow to read.
 
     Args:
         session: Session of the store.
@@ -222,9 +223,9 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
-            # priority counts, because it comes from an older version of shoal, which sends attempts to the head at
-            # once.
+            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. Only a row from an
+            # older version of shoal has no priority. That version sends attempts to the head at once, so its rows are
+            # never skipped.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))

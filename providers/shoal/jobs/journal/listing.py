@@ -1,4 +1,4 @@
-"""Read the attempts of all jobs without their large columns, and notice cheaply that the store has changed."""
+"""Read the attempts of all jobs without their large columns, and detect changes of the store with one fast query."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MOST_LINES = 20_000
 
 @dataclass(frozen=True)
 class JobLine:
-    """One attempt of a job, as a list of jobs shows it. Times are in seconds since the epoch, or None if they are still
-    to come.
+    """One attempt of a job, with the values that a list of jobs shows. Times are in seconds since the epoch; a time is
+    None until the event has happened.
 
     Attributes:
         job_id: Id of the job.
@@ -72,7 +72,7 @@ class JobLine:
 
     @property
     def key(self) -> Key:
-        """Return the key of the attempt."""
+        """Return the key of the attempt, which is the job's id and the number of the attempt."""
         return Key(self.job_id, self.attempt)
 
     @property
@@ -140,10 +140,11 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
 
 @dataclass(frozen=True)
 class StoreMark:
-    """Mark of the store's contents: two marks differ if pools, nodes, leases, operations or jobs have changed.
+    """Mark of the store's contents. Two marks differ if pools, nodes, leases, operations or jobs have changed between
+    them.
 
     Attributes:
-        text: Text to compare with the text of another mark; it has no other meaning.
+        text: Text to compare with the text of another mark; the text has no other meaning.
         jobs: Number of attempts in the store.
     """
 
@@ -173,7 +174,7 @@ def store_mark(store: Store) -> StoreMark:
 
 
 def _joined(*columns: Any) -> ScalarSelect[str]:
-    """Return a query for the values of all rows of a table, as one text."""
+    """Return a query that joins the values of the given columns, in all rows of a table, to one text."""
     return select(func.aggregate_strings(_text(columns), ",")).scalar_subquery()
 
 

@@ -22,19 +22,20 @@ log = logging.getLogger(__name__)
 
 
 _Claim = tuple[str, float]
-"""The holder of a lock and the lock's `expires_at`. At least one of the two values changes when a process takes or
-renews the lock."""
+"""Pair of a lock's holder and its `expires_at`. At least one of the two values changes when a process takes or renews
+the lock."""
 
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that this process has taken. The lock may have expired since, so that another process may hold it now.
+    """A lock that this process has taken. If the lock has expired in the meantime, another process may hold the lock
+    now.
 
     Args:
         name: Name of the lock.
-        holder: Random id that the lock got when this process took it.
+        holder: Random id that this process wrote into the lock when it took the lock.
         ttl: Seconds after the last renewal after which another process may take the lock.
-        clock: Returns seconds since the epoch.
+        clock: Function that returns the present time in seconds since the epoch.
     """
 
     name: str
@@ -66,21 +67,21 @@ def store_lock(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[HeldLock]:
-    """Hold a named lock while the block runs.
+    """Hold a named lock while the `with` block runs.
 
     If the process is paused for longer than `ttl`, or its clock is set forward, another process may take the lock while
-    the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and not write if the
-    result is False.
+    the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and must not write if
+    the result is False.
 
     Args:
         store: Store that has the lock's row.
         name: Name of the lock.
-        ttl: Seconds after which other processes may take the lock of a process that died; must be far more than the
-            block needs.
+        ttl: Seconds after which other processes may take the lock of a process that died; must be far longer than the
+            block takes.
         patience: Seconds to wait for the lock; should be several times `ttl`.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        clock: Function that returns the present time in seconds since the epoch.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds.
 
     Raises:
         JobError: Other processes held the lock for `patience` seconds.
@@ -90,8 +91,8 @@ def store_lock(
     seen: _Claim | None = None
     while True:
         # If the lock's holder and `expires_at` have not changed for `ttl` seconds, the holder is dead, because a live
-        # holder would have renewed the lock. A look at `expires_at` alone is not enough, because a host whose clock was
-        # far ahead may have set `expires_at` to a time in the far future.
+        # holder would have renewed the lock. A check of `expires_at` alone is not enough, because a host whose clock
+        # was far ahead may have set `expires_at` to a time in the far future.
         dead = seen if monotonic() - since >= ttl else None
         claim = _take(store, held, dead)
         if claim is None:
@@ -120,7 +121,8 @@ def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
     """
     with transaction(store, JobStep.LOCK) as session:
         lock = session.get(Lock, held.name)
-        now = shared_now(session, held.clock())  # read after the first statement, which may wait for other writers
+        # The time is read after `get`, because `get` may wait for other writers.
+        now = shared_now(session, held.clock())
         if lock is None:
             session.add(Lock(name=held.name, holder=held.holder, expires_at=now + held.ttl))
             return None
@@ -138,5 +140,5 @@ def _release(store: Store, held: HeldLock) -> None:
             if lock is not None and lock.holder == held.holder:
                 session.delete(lock)
     except StoreError as error:
-        # The error is only logged: the work under the lock is complete, and the lock expires by itself.
+        # The error is only logged, because the work under the lock is complete and the lock expires by itself.
         log.warning("the lock %s could not be released: %s", held.name, error)

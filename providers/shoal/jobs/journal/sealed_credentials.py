@@ -1,4 +1,5 @@
-"""Change the columns of an attempt's row through which its driver gets the credentials (`shoal.jobs.remote`)."""
+"""Read and change the columns of an attempt's row through which its driver gets its credentials
+(`shoal.jobs.remote`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from shoal.state.schema import Job, JobState
 
 
 def is_needed(store: Store, key: Key) -> bool:
-    """Return whether the driver of a pending attempt gets its credentials through the row."""
+    """Return whether the driver of a pending attempt gets its credentials through the attempt's row in the store."""
     query = select(Job.needs_credentials).where(Job.id == key.job_id, Job.attempt == key.attempt)
     with store.reading(snapshot=False) as session:
         return bool(session.scalar(query.where(Job.state == JobState.PENDING)))
@@ -20,7 +21,7 @@ def is_needed(store: Store, key: Key) -> bool:
 def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
     """Write the public key of an attempt's driver into the row; return False if the attempt is not pending.
 
-    Credentials for another driver of the attempt are removed, because this driver cannot read them.
+    Credentials that were encrypted for another driver of the attempt are removed, because this driver cannot read them.
     """
     with transaction(store, JobStep.TAKE) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
@@ -33,7 +34,8 @@ def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
 def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
     """Return the encrypted credentials of a pending attempt, or an empty text if no process has sent them yet.
 
-    The result is None if the attempt is not pending any more, or if another driver has asked for the credentials since.
+    The result is None if the attempt is not pending any more, or if another driver has asked for the credentials in the
+    meantime.
     """
     query = select(Job.state, Job.driver_key, Job.sealed_credentials)
     with store.reading(snapshot=False) as session:
@@ -44,7 +46,7 @@ def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
 
 
 def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bool:
-    """Write encrypted credentials into the row of a pending attempt; return False if its driver does not need them.
+    """Write encrypted credentials into the row of a pending attempt; return False if the driver does not need them.
 
     Args:
         store: Store that has the attempt's row.

@@ -17,13 +17,13 @@ __all__ = ["At", "JobStep", "RetentionStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
-    """Names of the steps of a job, in the order in which they happen; the crash tests end a process at each."""
+    """Names of the steps of a job, in the order in which they happen. The crash tests end a process at each step."""
 
     ASK = "ask"
     """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""
     HAND_OVER = "hand-over"
-    """Action: the submitter writes the credentials into a file for the driver. Transaction, on pools that others run: a
-    waiting process writes the encrypted credentials into the attempt's row."""
+    """Action: the submitter writes the credentials into a file for the driver. Transaction, on `ray://` pools (existing
+    Ray clusters): a waiting process writes the encrypted credentials into the attempt's row."""
     ADMIT = "admit"
     """Transaction: put the attempt into its pool's queue, and admit it if there is room; or put an admitted attempt
     back."""
@@ -34,10 +34,11 @@ class JobStep(StrEnum):
     START = "start"
     """Transaction: the driver records that the attempt runs."""
     TAKE = "take"
-    """Action: the driver reads the credentials and deletes their file. Transaction, on pools that others run: the
-    driver asks for the credentials with its public key."""
+    """Action: the driver reads the credentials and deletes their file. Transaction, on `ray://` pools (existing Ray
+    clusters): the driver asks for the credentials with its public key."""
     BEAT = "beat"
-    """Transaction: the driver records every few seconds that it is alive (its heartbeat), and its progress."""
+    """Transaction: the driver records its heartbeat (the time at which it was alive) and its progress, every few
+    seconds."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
     NOTE_GPU = "note-gpu"
@@ -70,7 +71,8 @@ class JobStep(StrEnum):
 
 
 class RetentionStep(StrEnum):
-    """Names of the steps that remove old versions of models and old attempts; crash tests can end a process at each."""
+    """Names of the steps that remove old versions of models and old attempts. Crash tests can end a process at each
+    step."""
 
     CHECK = "check"
     """Transaction, while the locks of a model's aliases are held: check that a version is not needed."""

@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def patiently(store: Store, action: Callable[[], T]) -> T:
-    """Call a function, and call it again while the store cannot be used, for up to `STORE_PATIENCE` seconds.
+    """Call a function. While the store cannot be used, repeat the call for up to `STORE_PATIENCE` seconds.
 
     The nodes of a pool also wait for `STORE_PATIENCE` seconds if the store cannot be used.
 
     Args:
         store: The store that the function uses.
-        action: Function to call, which must be safe to call again after a call that failed half-way.
+        action: Function to call. It must be safe to call the function again after a call that failed half-way.
 
     Raises:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.

@@ -18,9 +18,10 @@ class TaskTry:
     Attributes:
         key: Name of the task, unique among the tasks of the holder.
         number: Number of the try, from 1.
-        cleared: Number of the last try before a user cleared the task (told the engine to run it anew). 0: none.
-        durable: Whether the try takes over a job of an earlier try. False: the try ends such a job and submits a new
-            one.
+        cleared: Number of the last try before a user cleared the task (told the engine to run the task again). 0: no
+            user has cleared the task.
+        durable: Whether the try takes over a job of an earlier try. False: the try ends the job of the earlier try and
+            submits a new job.
     """
 
     key: str
@@ -29,11 +30,11 @@ class TaskTry:
     durable: bool = True
 
     def takes_over(self, job: Job) -> bool:
-        """Return whether this try goes on with a job of an earlier try, instead of ending it."""
+        """Return whether this try uses the job of an earlier try, instead of ending that job."""
         return self.durable and (job.task_try or 0) > self.cleared
 
     def is_older_than(self, job: Job) -> bool:
-        """Return whether a job belongs to a newer try of the task, because the engine had lost this try."""
+        """Return whether a job belongs to a newer try of the same task than this one."""
         return job.task_key == self.key and (job.task_try or 0) > self.number
 
     def superseded_by(self, job: Job) -> JobError:
@@ -45,7 +46,7 @@ class TaskTry:
 
 
 def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
-    """Return the rows of the attempts that earlier tries of a task have left, the newest first.
+    """Return the rows of attempts that earlier tries of a task have submitted, the newest first.
 
     An attempt is returned if it has not ended. The newest attempt of the task is also returned if it has succeeded and
     its result was not collected.
@@ -57,8 +58,8 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     """
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
     if task.number <= 1:
-        # For a first try, the query reads only unfinished jobs, which is fast through the index of the states, because
-        # no earlier try has left a result.
+        # Before a first try, there was no try that could have left a result. So the query reads only unfinished jobs,
+        # which is fast because of the index on the state column.
         query = query.where(Job.state.in_(JOB_ACTIVE))
     with store.reading(snapshot=False) as session:
         found = list(session.scalars(query))

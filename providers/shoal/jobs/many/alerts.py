@@ -1,4 +1,4 @@
-"""Find models that were not promoted, and jobs that have waited, for longer than a given time."""
+"""Find the models that were not promoted for a given time, and the jobs that have waited for a given time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StaleModel:
     Attributes:
         model: Name of the registered model.
         alias: Alias in MLflow's registry that a promotion sets.
-        days: Days since the last promotion; for a model that was never promoted, since its first job. None: no job for
-            the model was ever submitted.
+        days: Days since the last promotion. For a model that was never promoted: days since its first job. None: no job
+            for the model was ever submitted.
         version: Version that was promoted last; None if there was no promotion.
     """
 
@@ -70,11 +70,11 @@ class WaitingJob:
 
 
 def stale_models(older_than: timedelta, models: Collection[str] | None = None) -> list[StaleModel]:
-    """Return, sorted by name, the models that were not promoted for longer than a given time, or never.
+    """Return the models that were never promoted, or were not promoted for longer than a given time, sorted by name.
 
     The promotions and jobs are those in shoal's store (``$SHOAL_HOME`` or ``$SHOAL_STATE_URL``); MLflow is not asked. A
-    model that was never promoted is found by its jobs, as long as the store has them. Models of the same name in two
-    registries count as one model.
+    model that was never promoted is found through its jobs, as long as the store contains them. Models of the same name
+    in two registries count as one model.
 
     Args:
         older_than: Time since the last promotion from which a model is returned.
@@ -85,7 +85,7 @@ def stale_models(older_than: timedelta, models: Collection[str] | None = None) -
     """
     bound = _checked("older_than", older_than)
     if isinstance(models, str):
-        raise InvalidArgumentError(f'models="{models}" must be a list of names: ["{models}"]')
+        raise InvalidArgumentError(f'models="{models}" is a text, but must be a list of names: ["{models}"]')
     now = time.time()
     known = _last_promotions(Store())
     stale = [

@@ -1,4 +1,4 @@
-"""Make one spec per value of a column, to train one model for each value from one table."""
+"""Build one spec per value of a column, to train one model for each value from one table."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def for_each(
         spec: A `JobSpec` or a `FunctionJobSpec`, or its fields. The training dataset of a `FunctionJobSpec` is the
             first one in its `dataset_map`.
         column: Name of a column that all datasets have.
-        values: Values to make specs for. By default, all values in the training dataset, in ascending order. shoal
-            finds the values in the names of the partition directories, by reading the column, or by a query in the
-            database.
+        values: Values for which specs are built. By default, all values in the training dataset, in ascending order.
+            shoal finds the values in the names of the partition directories, by reading the column, or by a query in
+            the database.
         min_rows: Number of rows of the training dataset that a value needs. Values with fewer rows get no spec; a
             warning is logged. `min_rows` cannot be given together with `values`.
-        connection_url: Finds the SQLAlchemy URL of a dataset's connection by its name, as for `submit`.
+        connection_url: Function that returns the SQLAlchemy URL of a dataset's connection by its name, as in `submit`.
 
     Returns:
         The specs as plain data for JSON, over which an operator or a task can be mapped.
@@ -57,8 +57,8 @@ def for_each(
     base, job_id = _without_job_id(spec)
     if isinstance(base, PredictJobSpec):
         raise InvalidArgumentError(
-            "for_each takes the spec of a training, not of a batch prediction: predict the rows of each model with a "
-            "spec of its own"
+            "for_each accepts only the spec of a training, but this is the spec of a batch prediction: write one "
+            "prediction spec for each model"
         )
     names = Names(base, job_id, column)
     shared = SharedColumn(base, column, connection_url)
@@ -66,8 +66,8 @@ def for_each(
         chosen = shared.values(min_rows)
     elif min_rows != 1:
         raise InvalidArgumentError(
-            f"min_rows={min_rows} applies only if shoal finds the values in the training dataset: leave out "
-            "min_rows or values"
+            f"min_rows={min_rows} applies only if shoal finds the values in the training dataset, but values are "
+            "given: leave out min_rows or values"
         )
     else:
         chosen = check_values(values)
@@ -80,7 +80,8 @@ def for_each(
 
 
 def _without_job_id(spec: AnyJobSpec | Mapping[str, Any]) -> tuple[AnyJobSpec, str | None]:
-    """Split a spec into the parsed spec without `job_id`, and the id, which may have a placeholder such as `{city}`."""
+    """Split a spec into the parsed spec without `job_id`, and the `job_id`, which may contain a placeholder such as
+    `{city}`."""
     if isinstance(spec, AnySpec):
         run_config = spec.run_config.model_copy(update={"job_id": None})
         return spec.model_copy(update={"run_config": run_config}), spec.run_config.job_id

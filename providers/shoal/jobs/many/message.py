@@ -1,4 +1,4 @@
-"""Build the message about trained models: one line per model, with its metric and the metrics of earlier versions.
+"""Build a message about trained models, which has one line per model, with its metric and those of earlier versions.
 
 The functions only build the message, which Airflow's notifiers and Prefect's automations send.
 """
@@ -15,7 +15,7 @@ from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.decision import is_better
 
 _INDENT = " " * 10
-"""Indent of the second line about a model, which then begins below the model's name."""
+"""Indent of the second line about a model. With this indent, the line begins below the model's name."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class Message:
 def summary_message(lines: Sequence[ModelLine]) -> Message:
     """Build a message for people about the trainings of one or more models.
 
-    The subject names the outcome of one model, or counts the outcomes of several. The text has a line per model with
-    outcome, metric, the champion's metric and the reason, and below that line the metrics of the last ten versions.
+    For one model, the subject names the outcome. For several models, the subject counts the outcomes. The text has a
+    line per model with outcome, metric, the champion's metric and the reason, and below that line the metrics of the
+    last ten versions.
 
     Args:
         lines: One line per model; see `shoal.jobs.summary`.
@@ -64,7 +65,8 @@ def _subject(line: ModelLine) -> str:
 
 
 def _against_recent(line: ModelLine) -> str:
-    """Return a sentence on earlier versions' metrics, such as ``rmse of the last 2 versions: 18, 17.5* ...``."""
+    """Return a sentence about the metrics of earlier versions, such as ``rmse of the last 2 versions: 18, 17.5*
+    ...``."""
     known = [each for each in line.recent if each.value is not None]
     if line.metric is None or not known:
         return ""

@@ -45,8 +45,9 @@ class Names:
             for found in _PLACEHOLDER.findall(name or ""):
                 if found != column:
                     raise InvalidArgumentError(
-                        f'{field}="{name}" has the placeholder {{{found}}}: the only placeholder is '
-                        f"{self._placeholder}, the name of the column"
+                        f'{field}="{name}" contains the placeholder {{{found}}}: the only placeholder is '
+                        f"{self._placeholder}, with the name of the column. Use this placeholder, or remove the other "
+                        "one"
                     )
 
     def texts(self, values: Sequence[Scalar]) -> list[str]:
@@ -69,7 +70,7 @@ class Names:
             if text in first:
                 raise InvalidArgumentError(
                     f'the values {shown(first[text])} and {shown(value)} of column "{self._column}" both become '
-                    f'"{text}" in names: change one of them in the table, or give values= without one of them'
+                    f'"{text}" in names: change one of these values in the table, or leave one of them out of values='
                 )
             first[text] = value
 
@@ -81,7 +82,7 @@ class Names:
             text: Text of the value, from :meth:`texts`.
 
         Raises:
-            InvalidArgumentError: A name is too long with the value, or not legal.
+            InvalidArgumentError: A name that contains the value is too long or not legal.
         """
         document = spec.document()
         if self._model is not None:

@@ -17,8 +17,8 @@ from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
 
 Outcome = Literal["promoted", "kept", "trained", "failed", "skipped"]
-"""End of one model's training. promoted: the new model became the champion. kept: the champion stays. trained: the
-model is not registered. failed: there is no new model. skipped: there was no reason to train."""
+"""Outcome of one model's training. promoted: the new model became the champion. kept: the present champion remains.
+trained: the model is not registered. failed: there is no new model. skipped: no training was needed."""
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _LONGEST_CAUSE = 300
@@ -26,7 +26,7 @@ _LONGEST_CAUSE = 300
 
 @dataclass(frozen=True)
 class NoResult:
-    """Stand-in for the result of a training that has none, because it failed or was skipped.
+    """Replacement for the result of a training that has no result, because the training failed or was skipped.
 
     Attributes:
         cause: Reason why there is no result.
@@ -48,7 +48,8 @@ class ModelLine(PlainResult):
         default=None, description="Version number of the new model in MLflow's registry. None: there is no new version."
     )
     metric: str | None = Field(
-        default=None, description="Name of the metric that decides. None: the model is not registered."
+        default=None,
+        description="Name of the metric that decides about the promotion. None: the model is not registered.",
     )
     value: float | None = Field(
         default=None, description="Value of the metric that the new model reaches on the holdout. None: unknown."
@@ -140,7 +141,7 @@ def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequ
     if len(specs) != len(results):
         raise InvalidArgumentError(
             f"there are {len(specs)} specs and {len(results)} results: give one result per spec, and a NoResult for a "
-            "training without one"
+            "training without a result"
         )
     return [ModelLine.of(spec, result) for spec, result in zip(specs, results, strict=True)]
 
@@ -170,7 +171,7 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
 
 
 def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
-    """Return the name of the model that a spec trains, and of the metric that decides about the model's promotion."""
+    """Return the name of the model that a spec trains, and the name of the metric that decides about its promotion."""
     if isinstance(given, str):
         return given, None
     spec = given if isinstance(given, AnySpec) else _parsed(given)
@@ -196,8 +197,8 @@ def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
 def one_line(text: str) -> str:
     """Return a text as one line of about 300 characters.
 
-    Of a long text, the beginning and the end are kept. Some libraries name the cause first and then list what is
-    allowed, and a chain of errors ends with the cause.
+    If the text is longer, only its beginning and its end are kept, because the cause may be in either part. Some
+    libraries name the cause first and then list the allowed values, but a chain of errors ends with the cause.
     """
     line = " ".join(redact(text).split())
     half = _LONGEST_CAUSE // 2

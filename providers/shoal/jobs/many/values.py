@@ -31,7 +31,7 @@ class SharedColumn:
     Args:
         spec: The spec.
         column: Name of the column.
-        connection_url: Finds the SQLAlchemy URL of a dataset's connection by its name.
+        connection_url: Function that returns the SQLAlchemy URL of a dataset's connection by its name.
 
     Raises:
         DataError: A dataset cannot be read, or lacks the column.
@@ -44,11 +44,11 @@ class SharedColumn:
         datasets = list(spec.datasets())
         training = next(spec.inputs(), None)
         if training is None:
-            raise InvalidArgumentError("the spec has no dataset to train on: name one in dataset_map")
+            raise InvalidArgumentError("the spec has no dataset to train on: add a dataset to dataset_map")
         self._training = training
         if column == _label_of(spec):
             raise InvalidArgumentError(
-                f'column "{column}" is the label, which would be the same in all rows of a spec: name another column'
+                f'column "{column}" is the label, and all rows of a spec would have the same label: name another column'
             )
         if any(dataset.staging for dataset in datasets):
             raise InvalidArgumentError(
@@ -69,7 +69,7 @@ class SharedColumn:
         Values with fewer rows, and rows without a value, are left out, and a warning is logged for them.
 
         Args:
-            min_rows: Number of rows that a value needs.
+            min_rows: Smallest number of rows that a value must have.
 
         Raises:
             DataError: The column has no values, or none with enough rows.
@@ -89,8 +89,8 @@ class SharedColumn:
                 'column "%s" has no value in %d of %d rows: these rows are in no spec',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
-        # In SQLite, a column may have values of several types, which cannot be sorted together, so they are sorted by
-        # type first.
+        # In SQLite, a column may contain values of several types, which Python cannot compare. So the values are sorted
+        # by type first.
         ordered = sorted(counts, key=lambda value: (type(value).__name__, value))
         kept = [value for value in ordered if counts[value] >= min_rows]
         if few := [value for value in ordered if counts[value] < min_rows]:
@@ -103,8 +103,8 @@ class SharedColumn:
             raise DataError(self._no_values_message(counts, min_rows))
         if len(kept) > MOST_VALUES:
             raise InvalidArgumentError(
-                f'column "{self._column}" has {len(kept)} values, and at most {MOST_VALUES} are accepted: name another '
-                "column, raise min_rows, or give the values"
+                f'column "{self._column}" has {len(kept)} values, but at most {MOST_VALUES} are accepted: name another '
+                "column, raise min_rows, or list the wanted values in values="
             )
         return kept
 
@@ -121,7 +121,8 @@ class SharedColumn:
                 prepare(path, (self._column, "=", value), type_)
 
     def restricted_to(self, value: Scalar) -> Callable[[DatasetSpec], DatasetSpec]:
-        """Return a function that restricts a dataset to the rows with `value` in the column of `for_each`."""
+        """Return a function that restricts a dataset to the rows in which the column of `for_each` has a given
+        value."""
 
         def restricted(dataset: DatasetSpec) -> DatasetSpec:
             if dataset.sql is None:
@@ -145,8 +146,8 @@ class SharedColumn:
                     self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
-                # The filters and splits of the dataset do not change its columns, so they are left out: applying them
-                # may need a count of the rows.
+                # The filters and splits of the dataset do not change its columns. They are left out here, because
+                # applying them may require a count of the rows.
                 source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
@@ -188,10 +189,12 @@ def check_values(values: Iterable[Any]) -> list[Scalar]:
         raise InvalidArgumentError(f"values must be a list of values, not {shown(values)}")
     plain = [_plain(value) for value in values]
     if not plain:
-        raise InvalidArgumentError("values is empty: leave it out for all values of the column")
+        raise InvalidArgumentError(
+            "values is empty: give at least one value, or leave values out to use all values of the column"
+        )
     for index, value in enumerate(plain):
         if value in plain[:index]:
-            raise InvalidArgumentError(f"values has {shown(value)} twice: give it once")
+            raise InvalidArgumentError(f"values contains {shown(value)} twice: give each value only once")
     return plain
 
 
@@ -209,7 +212,8 @@ def _plain(value: Any) -> Scalar:
     if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise InvalidArgumentError(
-        f"{shown(value)} cannot be the value of a spec: it must be a bool, a whole or finite number, a text or a date"
+        f"the value {shown(value)} is not supported: a value must be a bool, an integer, a finite number, a text or a "
+        "date"
     )
 
 

@@ -16,7 +16,8 @@ _ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d
 
 
 def best_constant(metric: str) -> BaselineKind:
-    """Return the kind of constant prediction (mean, median or majority) that reaches the best value of a metric.
+    """Return the kind of constant prediction (mean, median or majority) that is expected to reach the best value of a
+    metric.
 
     Returns:
         "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
@@ -31,9 +32,9 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
 
     Args:
         kind: Kind of the prediction. "mean" or "median": the mean or the median of the labels. "majority": for a
-            classifier's metric the frequency of each class, which makes the most frequent class the predicted one; for
-            any other metric the most frequent label.
-        metric: Metric that the predictions are made for.
+            classifier's metric, the frequency of each class, so that the most frequent class is predicted; for any
+            other metric, the most frequent label.
+        metric: Metric that is computed with the predictions.
         labels: True values, ``[rows]``.
 
     Returns:

@@ -73,7 +73,7 @@ _METRICS: dict[str, Metric] = {
     "error": Metric("min", Takes.CLASSES, "zero_one_loss"),
     "auc": Metric("max", Takes.SCORES, "roc_auc_score"),
     "accuracy": Metric("max", Takes.CLASSES, "accuracy_score"),
-    # The metrics below this line have the names of scikit-learn's scorers, without the prefix "neg_".
+    # All metrics below have the names of scikit-learn's scorers, without the prefix "neg_".
     **{
         name: Metric("min", Takes.VALUES, name)
         for name in (
@@ -110,8 +110,8 @@ _METRICS: dict[str, Metric] = {
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
 
 _MOST_CLASSES = 100_000
-"""Largest number of classes. Because of this limit, a column of ids that is given as the label by mistake causes an
-error, and not a matrix with one column per id that fills the memory."""
+"""Largest number of classes. If a column of ids is given as the label by mistake, this limit causes an error. Without
+the limit, a matrix with one column per id would fill the memory."""
 
 NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""
@@ -136,7 +136,7 @@ def metric_named(name: str) -> Metric:
 
 
 def best_mode(metric: str) -> Mode:
-    """Return "min" where a lower value of the metric is better, and "max" where a higher one is.
+    """Return "min" if a lower value of the metric is better, and "max" if a higher value is better.
 
     Raises:
         InvalidArgumentError: There is no such metric.
@@ -154,8 +154,8 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
 
     Args:
         metric: One of :data:`NAMES`.
-        labels: True values, ``[rows]``; 0 and 1, or class numbers, for the metrics of classifiers; relevances from 0
-            for ranking.
+        labels: True values, ``[rows]``. For the metrics of classifiers: 0 and 1, or class numbers. For ranking metrics:
+            relevances of 0 or more.
         predictions: Predicted values in the order of the labels. For classifiers: probabilities of class 1, ``[rows]``,
             or one column per class, ``[rows, classes]``.
         groups: Number of each row's group, ``[rows]``; needed for ranking only.
@@ -208,7 +208,10 @@ def _suited(
     if takes is Takes.SCORES:
         scores, positive = _one_column(metric, predictions), labels > 0.5
         if positive.all() or not positive.any():
-            raise DataError(f"{metric} needs both classes in the holdout, but the holdout has rows of one class only")
+            raise DataError(
+                f"{metric} needs both classes in the holdout, but the holdout has rows of one class only: name a "
+                "holdout with rows of both classes"
+            )
         return positive.astype(np.intp), scores, {}
     columns = _probabilities(metric, predictions)
     classes = class_numbers(metric, labels, columns)
@@ -243,7 +246,10 @@ def _over_groups(
             total += float(function(labels[rows], scores[rows], **options)) * len(rows)
             counted += len(rows)
     if not counted:
-        raise DataError(f"{metric} needs a group with two different labels, but in each group all labels are equal")
+        raise DataError(
+            f"{metric} needs a group with two different labels, but in each group all labels are equal: name another "
+            "group_col or another holdout"
+        )
     return total / counted
 
 
@@ -251,7 +257,10 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
     if predictions.ndim == 2 and predictions.shape[1] == 1:
         predictions = predictions[:, 0]
     if predictions.ndim != 1:
-        raise DataError(f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} per row")
+        raise DataError(
+            f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} values per row: "
+            "choose another metric, or a model with one output"
+        )
     return predictions
 
 
@@ -274,7 +283,7 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
 
 
 def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
-    """Convert labels into class numbers, which are integers from 0.
+    """Convert labels into class numbers, which are the integers 0, 1, 2 and so on.
 
     Args:
         metric: Name of the metric, for the error.
@@ -290,5 +299,8 @@ def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Code
     numbers = labels.astype(np.intp)
     most = _MOST_CLASSES if columns is None else columns.shape[1]
     if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= most:
-        raise DataError(f"{metric} needs class numbers 0 to {most - 1} as labels, but the holdout has other values")
+        raise DataError(
+            f"{metric} needs class numbers from 0 to {most - 1} as labels, but the holdout has other labels: convert "
+            "the labels, or choose another metric"
+        )
     return numbers

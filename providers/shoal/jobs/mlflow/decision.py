@@ -1,6 +1,6 @@
 """Decide whether a challenger (newly trained model) replaces the champion (registered version with the alias).
 
-The functions only compute: they neither read nor write MLflow or the store.
+The functions only compute, and do not use MLflow or the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from shoal.jobs.specs.register import Register
 
 @dataclass(frozen=True)
 class Slice:
-    """Metric of a model on one slice of the holdout: on the rows with the same value in the column that `by` names.
+    """Metric of a model on one slice of the holdout. A slice is the rows with the same value in the column that `by`
+    names.
 
     Attributes:
         rows: Number of rows.
@@ -34,10 +35,11 @@ class Evaluation:
 
     Attributes:
         value: Value of the metric that decides.
-        metrics: Values of all metrics that are reported, by name; the deciding one is among them.
+        metrics: Values of all metrics that are reported, by name, including the metric that decides.
         slices: The deciding metric of each slice, by the slice's name.
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
-        period: Time range of training rows that has times in common with the holdout, as text; None if there is none.
+        period: Time range of training rows that overlaps with the holdout's time range, as text; None if no time ranges
+            overlap.
     """
 
     value: float
@@ -67,7 +69,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A constant prediction with its metric, which a challenger must beat if there is no champion to compare it with.
+    """A constant prediction with its metric. A challenger must beat this metric if there is no champion for a
+    comparison.
 
     Attributes:
         kind: Kind of the constant: "mean", "median" or "majority".
@@ -96,7 +99,7 @@ class Decision:
 def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     """Return whether the challenger's metric is strictly better than the champion's.
 
-    NaN is never better; any number is better than NaN.
+    NaN is never better than a number, and any number is better than NaN.
 
     Args:
         challenger: The challenger's metric.
@@ -111,7 +114,7 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
 
 
 def improvement(challenger: float, champion: float, mode: Mode) -> float:
-    """Return by how much the challenger's metric is better than the champion's; negative if it is worse."""
+    """Return the difference by which the challenger's metric is better than the champion's; negative if it is worse."""
     return champion - challenger if mode == "min" else challenger - champion
 
 
@@ -130,7 +133,7 @@ def comparable(champion: Candidate, challenger: Candidate) -> bool:
 def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
     """Return the best of the registered versions that a challenger has to beat; None if there is no such version.
 
-    A version whose metric can be compared (see `comparable`) comes before one whose metric cannot.
+    A version whose metric can be compared (see `comparable`) is preferred to a version whose metric cannot be compared.
 
     Args:
         rivals: The versions.
@@ -210,7 +213,7 @@ def decide(
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
-    """Return the decision not to promote a challenger, because a person moved the alias during the promotion.
+    """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion.
 
     Args:
         register: The rules, with the names of the model and the alias.
@@ -218,10 +221,9 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
         version: Version that the alias points to now; None if the person removed the alias.
     """
     name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
-    moved = f"was given to version {version}" if version is not None else "was removed"
-    return Decision(
-        False, "alias_moved", f"{name} is not promoted: the alias {register.alias} {moved} by a person meanwhile"
-    )
+    alias = f"the alias {register.alias}"
+    moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
+    return Decision(False, "alias_moved", f"{name} is not promoted: a person has {moved} during the promotion")
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
@@ -264,8 +266,8 @@ def _equal(difference: float, bound: float, value: float) -> bool:
 
 
 _ROUNDING = 4 * sys.float_info.epsilon
-"""Largest rounding error of the difference of two metrics, relative to one of the metrics. Each of the metrics is
-rounded, too."""
+"""Largest rounding error of the difference of two metrics, relative to one of the metrics. The bound includes the
+rounding errors of the metrics themselves."""
 
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
@@ -275,7 +277,8 @@ def _figure(value: float) -> str:
 
 
 def _common(evaluation: Evaluation) -> str:
-    """Say in words how many training rows are also in the holdout, or that rows of both are from the same period."""
+    """Return a text with the number of training rows that are also in the holdout, or with the period that both
+    share."""
     if not evaluation.overlap:
         return f"rows of the holdout's time ({evaluation.period})"
     return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 _MOST_SLICES = 1_000
-"""Largest number of slices. Because of this limit, a column of ids or times in `by` causes an error, and not a report
-with a million lines."""
+"""Largest number of slices. If `by` names a column of ids or times by mistake, this limit causes an error. Without the
+limit, the report could have a million lines."""
 
 _NAMED_FILES = 3
 """Number of files that an error message lists; the other files are only counted."""
@@ -57,7 +57,7 @@ class Holdout:
         Args:
             register: Settings that name the holdout, the metrics and the slices.
             label_col: Name of the label column.
-            group_col: Name of the column of groups; it is read only if one of the metrics is a ranking metric.
+            group_col: Name of the column of groups. The column is read only if one of the metrics is a ranking metric.
 
         Raises:
             DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
@@ -124,7 +124,8 @@ class Holdout:
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def check_metrics(self, register: Register) -> None:
-        """Check that every metric can be computed with the holdout's labels and groups, by trying constant predictions.
+        """Check that every metric can be computed with the holdout's labels and groups. The check uses constant
+        predictions.
 
         Raises:
             DataError: The labels or groups do not suit a metric.
@@ -142,10 +143,13 @@ def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
     """Check that the holdout has all of the given columns.
 
     Raises:
-        DataError: At least one column is missing; the message names the missing ones.
+        DataError: At least one column is missing; the message names the missing columns.
     """
     if missing := sorted(set(columns) - set(holdout.schema().names)):
-        raise DataError(f"the holdout lacks columns that the model needs: {', '.join(missing)}")
+        raise DataError(
+            f"the holdout lacks columns that the model needs: {', '.join(missing)}. Name a dataset with these columns "
+            "in register.holdout"
+        )
 
 
 def check_holdout(
@@ -156,7 +160,7 @@ def check_holdout(
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
 ) -> str:
-    """Check before the training that models can be compared on the holdout: its rows, columns, labels and groups.
+    """Check, before the training, that the holdout's rows, columns, labels and groups allow a comparison of models.
 
     Args:
         register: Settings that name the holdout and the rules.
@@ -175,8 +179,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    # A promotion needs the digest of the holdout. If the holdout has filters, computing the digest reads every row. The
-    # digest is computed before the training, so that an unreadable row is found early.
+    # A promotion needs the digest of the holdout. The digest is computed before the training because this reads every
+    # row if the holdout has filters, and so finds an unreadable row early.
     digest = holdout.connector.digest()
     overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
     if overlap and register.overlap == "refuse":
@@ -185,7 +189,8 @@ def check_holdout(
 
 
 def _refusal(overlap: Overlap) -> str:
-    """Return the error message for a holdout that has training rows, or rows from the same period as training rows."""
+    """Return the error message for a holdout that contains training rows, or rows from the same period as training
+    rows."""
     if overlap.files:
         named = ", ".join(
             f"{each.rows} rows of {each.path}"
@@ -202,7 +207,7 @@ def _refusal(overlap: Overlap) -> str:
     training, held_out = overlap.training, overlap.holdout
     assert training is not None and held_out is not None
     return (
-        "the holdout has rows of the same time as the training rows, so the model may be trained on them: "
+        "the holdout has rows from the same period as the training rows, so the model may be trained on them: "
         f"{training.column} is {training.first} to {training.last} in the training rows, and {held_out.first} to "
         f"{held_out.last} in the holdout. Choose a holdout that begins after the training rows or ends before them, or "
         'set register.overlap="flag" to compare the models nevertheless'

@@ -1,4 +1,4 @@
-"""Find out whether a training would repeat that of the newest registered version: same rows, holdout and settings."""
+"""Find out whether a training has the same rows, holdout and settings as that of the newest registered version."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 TAG = "shoal.spec_digest"
-"""Name of a registered version's tag with the digest of the settings of its training. A version gets the tag after its
-comparison with the champion, so versions of trainings that failed earlier do not have the tag."""
+"""Name of the tag that contains the digest of the settings with which a registered version was trained. A version gets
+the tag after its comparison with the champion. So the tag is missing if the training failed before that."""
 
 FILES_TAG = "shoal.files_digest"
-"""Name of a registered version's tag with the digest of the times at which the files of its datasets were written."""
+"""Name of the tag that contains the digest of the write times of the files with which a registered version was
+trained."""
 
 SKIPPED = "shoal.skipped"
 """Name of the tag of an MLflow run whose training was skipped; its value is the reason."""
 
 _LOOKED_AT = 50
 """Number of newest versions that are searched for the version of the last successful training. Versions of failed
-trainings and of other programs are passed over."""
+trainings and of other programs are skipped."""
 
 _OF_THE_RUN = ("run_config", "tracking", "question", "user_code", "dataset", "verbose_eval")
-"""Fields of a spec that are left out of the digest of the settings: they do not change the model, or are compared
-separately, such as the dataset, whose digest is compared."""
+"""Fields of a spec that are left out of the digest of the settings, because they do not change the model, or because
+they are compared separately. The dataset, for example, is compared by its own digest."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Digests of everything that decides which model a training gives.
+    """Digests of all inputs of a training that determine the trained model.
 
     Attributes:
         rows: Digest of the training rows.
         holdout: Digest of the holdout's rows.
         settings: Digest of the spec's other fields, such as parameters, columns and rules of the promotion.
-        files: Digest of the times at which the files were written. For rows that are read without filters, the digest
-            `rows` comes from the files' footers, which may stay the same when a value changes.
+        files: Digest of the times at which the files were written. It is needed because, without filters, the digest
+            `rows` is computed from the files' footers, which may stay the same when a value changes.
     """
 
     rows: str
@@ -84,8 +85,8 @@ class Fingerprints:
         return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
-        """Return the names of those fingerprints (rows, holdout, settings, times of files) that differ from the ones in
-        the tags of a model version."""
+        """Return the names of the fingerprints (rows, holdout, settings, times of files) that differ from the
+        fingerprints in the tags of a model version."""
         theirs = {
             "rows": (self.rows, tags.get(f"{DATA_TAGS}digest")),
             "holdout": (self.holdout, tags.get(digest_tag(register.metric))),
@@ -98,9 +99,9 @@ class Fingerprints:
 def reason_to_skip(
     run: Run, store: Store, key: Key, holder: str, register: Register, fingerprints: Fingerprints
 ) -> tuple[str, str] | None:
-    """Return a model's newest version, and why a new training would give the same model; None if the job must train.
+    """Return a model's newest version, and the reason why a new training can be skipped; None if the job must train.
 
-    If there is a newest version but the job must train, a line in the job's log says why.
+    If there is a newest version but the job must train, the reason is printed to the job's log.
 
     Args:
         run: MLflow run of the attempt.
@@ -139,7 +140,7 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a registered version with the digests of the settings and of the file times of its training.
+    """Tag a registered version with the digests of its training's settings and of the write times of the files.
 
     A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
     The version is tagged after the comparison with the champion.
@@ -162,7 +163,7 @@ def mark_skipped(run: Run, reason: str) -> None:
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
-    """Return the newest version of a model whose training has succeeded; None if there is none."""
+    """Return the newest version of a model whose training has succeeded; None if there is no such version."""
     for version in newest_versions(run.client, model, _LOOKED_AT):
         if TAG in version.tags and _succeeded(store, version.tags):
             return version
@@ -170,7 +171,7 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
 
 
 def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return a text if the alias is on a newer version, or is gone although this version was promoted; else None."""
+    """Return the reason why a version is not current: its alias points to a newer version or was removed; else None."""
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
@@ -180,7 +181,7 @@ def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None
 
 
 def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
-    """Return whether the attempt that registered a version succeeded; true if the attempt is not in the store."""
+    """Return whether the attempt that registered a version has succeeded. True if the attempt is not in the store."""
     job_id, attempt = tags.get(JOB_TAG), tags.get(ATTEMPT_TAG, "")
     state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
     return state in (None, JobState.SUCCEEDED)
@@ -192,8 +193,8 @@ def _files_digest(spec: JobSpec) -> str:
     distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
     times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
     if any(time is None for of_dataset in times for time in of_dataset):
-        # A file without a known write time may have been written again unnoticed, so the digest is random and differs
-        # from every other digest.
+        # If the write time of a file is not known, a change of the file cannot be noticed. So the digest is random, and
+        # differs from every other digest.
         return uuid4().hex
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 

@@ -1,9 +1,10 @@
 """Record each promotion in the store: which version of a model became champion, and with which metric.
 
 MLflow keeps no history of an alias, and has no compare-and-set: it cannot check and set an alias in one step. Therefore
-a row is written before an alias is set, and is marked as confirmed after that. The transactions that write and confirm
-the row check that the process still holds the lock for the alias. The newest confirmed row tells which champion shoal
-chose last. If the alias points to another version, it was moved by a person, or by a process that had lost the lock.
+a row is written into the store before an alias is set, and the row is marked as confirmed after that. The transactions
+that write and confirm the row check that the process still holds the lock for the alias. The newest confirmed row tells
+which champion shoal chose last. If the alias points to another version, it was moved by a person, or by a process that
+had lost the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Records of the promotions of one alias of a registered model, which are rows in the store.
+    """Records of the promotions of one alias of a registered model. Each record is a row in the store.
 
     Args:
         store: Store that has the rows.
@@ -47,7 +48,7 @@ class Ledger:
 
     @classmethod
     def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
-        """Return the ledger (promotion records) of the model and alias that `register` names in `client`'s registry."""
+        """Return the ledger (promotion records) for the model and the alias that `register` names."""
         return cls(store, redact_value(client._registry_uri), register.model, register.alias)
 
     @property
@@ -92,7 +93,7 @@ class Ledger:
             version: Version that the alias points to now.
 
         Returns:
-            False if the lock was lost; nothing was changed then.
+            False if the lock was lost; in that case nothing was changed.
         """
         with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
@@ -162,7 +163,7 @@ def confirmed_promotions(store: Store, registry: str | None = None, model: str |
 
 
 def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
-    """Return the versions of a model that shoal promoted last, one for each alias, according to the store.
+    """Return the versions that shoal promoted last, one for each alias of a model, according to the store.
 
     For each alias, the result has the version of the newest confirmed promotion. If a process died after it wrote a
     newer promotion and before it confirmed that promotion, the newer promotion's version is returned, too.

@@ -38,7 +38,7 @@ _CHALLENGERS = 10
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version of a registered model. A field is None or empty if the version's tags do not have the fact.
+    """One version of a registered model. A field is None or empty if the version's tags do not contain its value.
 
     Attributes:
         version: Version number in MLflow's registry.
@@ -80,7 +80,7 @@ class ModelStatus:
         champion_since: Time at which the champion was promoted, or registered if no promotion is recorded, in seconds
             since the epoch; None if there is no champion.
         challenger: The newest version that shoal has registered.
-        registered: Number of versions that were registered so far, deleted ones included.
+        registered: Number of versions that were registered so far, including deleted versions.
         aliases: Versions of all aliases of the model, by alias.
     """
 
@@ -95,7 +95,8 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class SliceStatus:
-    """Metric of a version on one slice of the holdout, read from the report on its comparison with the champion.
+    """Metric of a version on one slice of the holdout, read from the report of the version's comparison with the
+    champion.
 
     Attributes:
         name: Value of the column `by`.
@@ -127,12 +128,12 @@ class ModelDetails:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One version in the history of a model. A promoted version stays in the history after it is deleted.
+    """One version in the history of a model. A promoted version stays in the history even if the version is deleted.
 
     Attributes:
         version: Version number in MLflow's registry.
-        at: Time at which the version was registered, or promoted if it does not exist any more, in seconds since the
-            epoch.
+        at: Time at which the version was registered, in seconds since the epoch. If the version does not exist any
+            more: time at which it was promoted.
         metric: Name of the metric that decided.
         value: Value of the deciding metric on the holdout with which the version was evaluated.
         holdout_digest: Digest of the rows of the holdout with which the version was evaluated. Only values with equal
@@ -159,7 +160,7 @@ class HistoryEntry:
 
 
 def list_models(tracking_uri: str | None = None) -> list[ModelStatus]:
-    """List the registered models of which shoal has registered versions, sorted by name.
+    """List the registered models with versions that shoal has registered, sorted by name.
 
     Args:
         tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
@@ -206,7 +207,7 @@ def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
 def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = None) -> list[HistoryEntry]:
     """Return the versions of a registered model with their metric, the newest first.
 
-    Promoted versions that were deleted since are included; the store's records of promotions have them.
+    Promoted versions that were deleted later are included, because the store keeps records of promotions.
 
     Args:
         name: Name of the registered model.
@@ -231,7 +232,7 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
 
 
 def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
-    """Return the registry, the registered model `name`, and those of the model's versions that shoal has registered."""
+    """Return the registry, the registered model `name`, and the versions of the model that shoal has registered."""
     registry = Registry.open(tracking_uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
@@ -239,7 +240,9 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
     if model is not None:
         if versions := registry.versions(name).get(name):
             return registry, model, versions
-        raise ModelNotFoundError(f"shoal has registered no version of the model {shown(name)}")
+        raise ModelNotFoundError(
+            f"shoal has registered no version of the model {shown(name)}: name a model from `shoal models list`"
+        )
     near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
     raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
@@ -281,7 +284,7 @@ def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
 
     Args:
         version: The version.
-        promoted: Versions of the model that promotions have given an alias to.
+        promoted: Versions of the model that were promoted, that is, were given an alias.
     """
     tags = version.tags
     metric, metrics = holdout_metrics(tags)
@@ -331,7 +334,7 @@ def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceSt
     """Read the champion's metric on each slice from the report in its MLflow run.
 
     Returns:
-        The slices; empty if there were none, or if the report is gone or cannot be read from this machine.
+        The slices; empty if there were no slices, or if the report does not exist or cannot be read from this machine.
     """
     if champion is None or champion.mlflow_run_id is None:
         return ()

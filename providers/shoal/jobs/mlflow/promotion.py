@@ -1,4 +1,4 @@
-"""Compare a new model (the challenger) with the champion on the same held-out rows; the better becomes the champion.
+"""Compare a new model (the challenger) with the champion on the same held-out rows, and promote the better model.
 
 The champion is the registered version that has the alias.
 """
@@ -53,17 +53,17 @@ _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
 
 _AT_ONCE = 40
-"""Number of versions that other jobs may register while a challenger is evaluated. Such versions are newer than the
-challenger, so they do not count as its earlier versions."""
+"""Number of additional versions to request from MLflow, because other jobs may register versions while a challenger is
+evaluated. These versions are newer than the challenger, and so are not its earlier versions."""
 
 _COLUMNS = "shoal.input_cols"
-"""Name of a registered version's tag: its value is a JSON list of the input columns. Only models whose signature does
-not name the columns have this tag."""
+"""Name of the tag that contains the input columns of a registered version as a JSON list. Only a version whose
+signature does not name the columns has this tag."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of comparing a challenger with the champion and, if it is better, of promoting the challenger.
+    """Result of the comparison of a challenger with the champion, and of the promotion if the challenger is better.
 
     Attributes:
         challenger: The new version in the registry, with its metrics on the holdout.
@@ -109,7 +109,7 @@ def enter(
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
 ) -> Outcome:
-    """Evaluate and register a model, and give it the champion's alias if it beats the champion on the holdout.
+    """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
     A report of the comparison is printed and stored in the MLflow run.
 
@@ -129,7 +129,7 @@ def enter(
 
     Raises:
         DataError: The holdout lacks a column that a model needs, or has a null label.
-        JobError: The champion cannot be loaded, or this attempt has been ended or replaced by a newer one.
+        JobError: The champion cannot be loaded, or this attempt has ended or was replaced by a newer attempt.
     """
     if not is_current():
         raise JobError(
@@ -209,7 +209,7 @@ def challenge(
     tags: Mapping[str, str],
     score_champion: Callable[[str], Evaluation],
 ) -> Outcome:
-    """Register a model as a new version, and give it the champion's alias if it is better than the champion.
+    """Register a model as a new version, and promote the version if it is better than the champion.
 
     Args:
         client: MLflow client.
@@ -271,7 +271,7 @@ def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: s
 
 
 def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:
-    """Return which holdout rows are also training rows of a model; None if the training rows are not known."""
+    """Find the holdout rows that are also training rows of a model; return None if the training rows are not known."""
     if trained_on is None:
         return None
     return training_rows.compare(trained_on, holdout.connector, holdout.time_col)
@@ -279,13 +279,14 @@ def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | Non
 
 @dataclass(frozen=True)
 class _Standing:
-    """State of the champion's alias when a comparison begins; if it changes meanwhile, the comparison is repeated.
+    """State of the champion's alias at the start of a comparison. If the state changes meanwhile, the comparison is
+    repeated.
 
     Attributes:
         alias: Version that the alias points to; None if there is no such alias.
         rivals: Versions that the challenger has to beat.
-        recorded: Version of the newest confirmed promotion since this challenger first set the alias; None if there is
-            none, or if the challenger has not set the alias.
+        recorded: Version of the newest confirmed promotion since this challenger was first promoted; None if there is
+            no such promotion.
     """
 
     alias: str | None
@@ -295,19 +296,19 @@ class _Standing:
 
 @dataclass
 class _Contest:
-    """Comparison of one challenger with the champion; it is repeated if the champion's alias is moved meanwhile.
+    """Comparison of one challenger with the champion, which is repeated if the champion's alias is moved meanwhile.
 
     The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
     If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
-    process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted
-    since.
+    process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted in
+    the meantime.
 
     Attributes:
         rivals: Versions that were evaluated so far, by version number.
         against: Version with which the last round compared the challenger.
         decision: Decision of the last round.
         written: Versions to which this process has given the alias.
-        since: Id of the ledger's row for the first promotion by this process; None: this process has promoted no
+        since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
             version yet.
     """
 
@@ -326,14 +327,14 @@ class _Contest:
     since: int | None = None
 
     def round(self) -> Outcome | None:
-        """Compare challenger and champion once, and give the champion's alias to the better of the two.
+        """Compare challenger and champion once, and give the champion's alias to the better version.
 
         Returns:
             The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
         """
         standing = self._standing(_champion(self.client, self.register))
-        # The models are evaluated before the lock is taken, because evaluating them on a big holdout may take longer
-        # than the lock lasts.
+        # The models are evaluated before the lock is taken, because the evaluation on a large holdout may take longer
+        # than the lock is valid.
         for version in standing.rivals:
             if version not in self.rivals:
                 self.rivals[version] = Candidate(version, self.score_champion(version))
@@ -362,16 +363,16 @@ class _Contest:
     def _moved_by_others(self, standing: _Standing) -> bool:
         """Return whether a person moved the champion's alias after this process had set it.
 
-        A person has moved the alias if it points to a version that neither this process nor a recorded promotion has
-        chosen.
+        A person has moved the alias if the alias points to a version that neither this process nor a recorded promotion
+        has chosen.
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
     def _decide(self, rivals: Sequence[str]) -> Decision:
-        """Decide whether the challenger is promoted: compare it with the best of the versions that it has to beat.
+        """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
 
-        If this process has already made the challenger the champion, and no other version was promoted since, this
-        earlier decision is kept.
+        If this process has already promoted the challenger, and no other version was promoted later, the earlier
+        decision is kept.
         """
         if self.decision is not None and self.since is not None and not rivals:
             return self.decision

@@ -1,4 +1,4 @@
-"""Predict with models through pyfunc, MLflow's interface to all kinds of models; the input is columns or one tensor."""
+"""Predict with models of any kind through pyfunc, MLflow's common interface to models."""
 
 from __future__ import annotations
 

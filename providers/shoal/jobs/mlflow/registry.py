@@ -1,4 +1,4 @@
-"""Read the models and versions that shoal has registered from MLflow's registry, with few requests."""
+"""Read, with few requests to MLflow's registry, the models and versions that shoal has registered."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 JOB_TAG = "shoal.job_id"
-"""Name of a version's tag with the id of the job that registered the version."""
+"""Name of the tag that contains the id of the job that registered a version."""
 
 ATTEMPT_TAG = "shoal.attempt"
-"""Name of a version's tag with the number of the attempt that registered the version."""
+"""Name of the tag that contains the number of the attempt that registered a version."""
 
 ALIAS_TAG = "shoal.alias"
-"""Name of a version's tag with the alias for which the version was a challenger."""
+"""Name of the tag that contains the alias for which a version was a challenger."""
 
 REASON_TAG = "shoal.reason"
-"""Name of a version's tag with the rule that decided whether the version was promoted."""
+"""Name of the tag that contains the rule that decided whether a version was promoted."""
 
 DECISION_TAG = "shoal.decision"
-"""Name of a version's tag with the decision about the version in one sentence."""
+"""Name of the tag that contains the decision about a version in one sentence."""
 
 HOLDER_TAG = "shoal.holder"
-"""Name of a version's tag with the name of the run that submitted the job."""
+"""Name of the tag that contains the name of the run that submitted the job of a version."""
 
 _HOLDOUT = "holdout."
 _DIGEST = ".digest"
@@ -63,7 +63,7 @@ class Registry:
         uri: URI of the model registry, without credentials, as it is in the store's records of promotions.
     """
 
-    client: MlflowClient = field(repr=False)  # `repr` leaves out the client, because it may contain credentials
+    client: MlflowClient = field(repr=False)  # the client may contain credentials, so `repr` omits it
     uri: str
 
     @classmethod
@@ -88,11 +88,11 @@ class Registry:
             if uri.startswith("sqlite:") and (file := sqlite_file(uri)) is not None and not file.exists():
                 if uri == tracking.default_uri():
                     return None
-                # The missing file is an error here, because MLflow would create an empty database in its place.
-                raise RegistryError(f"the MLflow database {file} does not exist: check the tracking URI")
+                # A missing file is an error here, because MLflow would create an empty database in its place.
+                raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")
             if uri.startswith(("http://", "https://")):
-                # Any answer shows that the server can be reached. The request has no credentials, so the server's
-                # certificate is not checked here; MLflow checks it.
+                # Any answer shows that the server can be reached. The request contains no credentials, so the server's
+                # certificate is not checked here. MLflow checks the certificate later.
                 httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
             client = tracking.connect(uri)
         return cls(client, redact_value(client._registry_uri))
@@ -124,7 +124,7 @@ class Registry:
             return list(_pages(self.client.search_registered_models, max_results=_MODELS_PER_REQUEST))
 
     def model(self, name: str) -> RegisteredModel | None:
-        """Return a registered model; None if the registry has none of this name."""
+        """Return a registered model; None if the registry has no model of this name."""
         import mlflow
 
         with answering(self.uri):
@@ -142,7 +142,7 @@ class Registry:
 
         Args:
             model: The model, as `models` returned it.
-            search: Whether to search for the version if the model's latest version is not shoal's.
+            search: Whether to search for the version if the model's latest version was not registered by shoal.
 
         Returns:
             The version; None if there is none, or if it was not searched for.
@@ -159,7 +159,7 @@ class Registry:
 
 
 def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelVersion]:
-    """Return the newest versions of a model, also those that other programs have registered, the newest first.
+    """Return the newest versions of a model, including versions that other programs have registered, the newest first.
 
     Args:
         client: MLflow client.
@@ -175,7 +175,7 @@ def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelV
 
 
 def metric_tag(metric: str) -> str:
-    """Return the name of a version's tag with the value that a metric reached on the holdout."""
+    """Return the name of the tag that contains the value of a metric on the holdout for a registered version."""
     return _HOLDOUT + legal_name(metric)
 
 
@@ -200,14 +200,14 @@ def holdout_metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, floa
         if metric.endswith(_DIGEST):
             deciding = metric.removesuffix(_DIGEST)
             continue
-        # A text that is not a number was written by another program or a person, so the metric is left out.
+        # A tag whose text is not a number was written by another program or a person, so the metric is left out.
         with suppress(ValueError):
             values[metric] = float(text)
     return deciding, values
 
 
 def aliases_of(model: RegisteredModel) -> dict[str, str]:
-    """Return the number of the version to which each of a model's aliases points."""
+    """Return a dict from each alias of a model to the number of the version to which the alias points."""
     return {alias: str(version) for alias, version in model.aliases.items()}
 
 
@@ -225,17 +225,20 @@ def quoted(text: str) -> str:
     """Put a text into quotation marks, so that a filter in MLflow's search can contain it.
 
     Raises:
-        RegistryError: The text has both kinds of quotation marks, which MLflow cannot express.
+        RegistryError: The text contains both kinds of quotation marks, and MLflow's search has no syntax for such a
+            text.
     """
     for mark in "'\"":
         if mark not in text:
             return f"{mark}{text}{mark}"
-    raise RegistryError(f"MLflow cannot search for {text}, because it has both kinds of quotation marks: use one kind")
+    raise RegistryError(
+        f"MLflow cannot search for {text}, because this text contains both ' and \": use only one of these characters"
+    )
 
 
 @contextmanager
 def answering(uri: str) -> Iterator[None]:
-    """Turn any error of MLflow that the `with` block raises into a `RegistryError`.
+    """Convert any error of MLflow that the `with` block raises into a `RegistryError`.
 
     Args:
         uri: URI of the server or database, for the message.
@@ -248,7 +251,7 @@ def answering(uri: str) -> Iterator[None]:
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RegistryError(
             f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
-            "the tracking URI (--tracking-uri or MLFLOW_TRACKING_URI)"
+            "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
         ) from error
 
 

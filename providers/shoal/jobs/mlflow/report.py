@@ -33,7 +33,7 @@ def build(
         register: The rules of the comparison.
         decision: Whether the new version was promoted, and why.
         challenger: The new version with its metrics.
-        champion: Version that the new one was compared with; None if there was none.
+        champion: Version that the new version was compared with; None if there was no champion.
         baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
         holdout: The rows on which the versions were evaluated.
         promotions: The latest promotions of the alias, the newest first.
@@ -158,7 +158,7 @@ def _figure(value: float | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy of plain data in which text replaces NaN and infinite numbers, because JSON has no such numbers."""
+    """Return a copy of plain data in which texts replace NaN and infinite numbers, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

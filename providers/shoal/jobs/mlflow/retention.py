@@ -1,4 +1,4 @@
-"""Delete old versions of registered models that no alias needs."""
+"""Delete old versions of registered models, unless an alias or a running job still needs them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _YOUNGEST = timedelta(days=1)
-"""Smallest legal age of a version that is deleted. The job of a younger version may still compare the version with the
-champion, and shoal cannot check this if the job is in another store."""
+"""Smallest age that a version must have before it is deleted. The job of a younger version may still compare the
+version with the champion, and shoal cannot check this if the job is in another store."""
 
 _LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
 """Pattern of the source of a version that was registered from a logged model."""
@@ -46,7 +46,7 @@ Attempts = set[tuple[str, str]]
 
 @dataclass(frozen=True)
 class DeletedVersion:
-    """A version of a registered model that was deleted, or in a dry run, one that would be deleted.
+    """Version of a registered model that was deleted. In a dry run: version that would be deleted.
 
     Attributes:
         model: Name of the registered model.
@@ -61,10 +61,10 @@ class DeletedVersion:
 
 @dataclass(frozen=True)
 class ModelPruning:
-    """Result of `prune_models`.
+    """Result of `prune_models`: the deleted versions, the number of kept versions, and the errors.
 
     Attributes:
-        deleted: The deleted versions; in a dry run, those that would be deleted.
+        deleted: The deleted versions. In a dry run: the versions that would be deleted.
         kept: Number of the other versions that shoal has registered.
         failed: One sentence for each model whose versions could not all be deleted. The next call tries again.
     """
@@ -98,8 +98,8 @@ def prune_models(
         keep_last: Number of each model's newest versions that are kept.
         tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
             the database in `$SHOAL_HOME`.
-        dry_run: Delete nothing, only return what would be deleted.
-        clock: Returns seconds since the epoch.
+        dry_run: Delete nothing, and only return the versions that would be deleted.
+        clock: Function that returns the present time in seconds since the epoch.
 
     Raises:
         InvalidArgumentError: `older_than` or `keep_last` is not legal.
@@ -164,8 +164,8 @@ def unneeded(
 class _Deletion:
     """Object that deletes old versions of one registered model.
 
-    Right before it deletes a version, the object checks again whether the version is needed. During the check and the
-    deletion, it holds the locks of the model's aliases, so that no promotion moves an alias.
+    Before the deletion of each version, the object checks again whether the version is needed. During the check and the
+    deletion, the object holds the locks of the model's aliases, so that no promotion moves an alias.
 
     Attributes:
         store: Store with the locks and the records of promotions.
@@ -180,11 +180,12 @@ class _Deletion:
     aliases: set[str]
 
     def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
-        """Delete the given versions that no alias, champion or running job needs; yield each after its deletion."""
+        """Delete the given versions, except versions that are needed by now (see `_delete`), and yield each deleted
+        version."""
         if not versions:
             return
         recorded = {each.alias for each in confirmed_promotions(self.store, self.registry.uri, self.model)}
-        # All processes take the locks in the same order, so that they never wait for each other in a circle.
+        # All processes take the locks in the same order, so that there can be no deadlock.
         locks = [
             Ledger(self.store, self.registry.uri, self.model, alias).lock_name
             for alias in sorted(self.aliases | recorded)
@@ -194,7 +195,8 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version, unless something needs it by now, such as an alias that points to it.
+        """Delete one version, unless it is needed by now: it has an alias, was promoted last, or belongs to a running
+        job.
 
         Returns:
             False if the version is needed or is already deleted, or if a lock was lost. After a lost lock, the next
@@ -217,7 +219,8 @@ class _Deletion:
                         return False
                 if _has_alias(self.registry.client.get_model_version(self.model, number)):
                     return False
-                # The version is deleted last: if this process dies before, the next call finds the version again.
+                # The version is deleted last. If this process dies before this step, the next call finds the version
+                # again.
                 logged = _LOGGED_MODEL.fullmatch(version.source or "")
                 if logged and not shared:
                     with act(RetentionStep.DELETE_LOGGED_MODEL):
@@ -232,13 +235,14 @@ class _Deletion:
         return True
 
     def _is_shared(self, version: ModelVersion) -> bool:
-        """Return whether another version uses the same files, as copies and versions of the same logged model do."""
+        """Return whether another version uses the same files, for example a copy, or a version of the same logged
+        model."""
         try:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]
         except RegistryError:
-            # MLflow cannot search for the source of this version. So another version may have the same files, and the
-            # files are kept.
+            # MLflow cannot search for the source of this version. Another version may use the same files, so the files
+            # are kept.
             return True
         me = (self.model, str(version.version))
         return any(
@@ -253,7 +257,7 @@ class _Deletion:
         try:
             self.registry.client.delete_logged_model(model_id)
         except mlflow.MlflowException as error:
-            # If the logged model is gone already, for example after `mlflow gc`, nothing is left to delete.
+            # If the logged model does not exist any more, for example after `mlflow gc`, nothing is left to delete.
             if not is_missing(error):
                 raise
 

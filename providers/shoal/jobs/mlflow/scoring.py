@@ -23,7 +23,7 @@ def load(model_uri: str) -> Any:
     """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other model as a pyfunc.
 
     Raises:
-        JobError: The model's files are gone, or MLflow cannot load the model.
+        JobError: The model's files do not exist, or MLflow cannot load the model.
     """
     import mlflow
 
@@ -66,7 +66,7 @@ def evaluate(
         names: Names of the metrics. The first metric decides, and is also computed for each slice. Any other metric
             that cannot be computed is NaN, and the log has the reason.
         input_cols: Names of the input columns; used only if the model takes a tensor and so does not name its columns.
-        overlap: The holdout's rows that the model was trained on; None if that is not known.
+        overlap: The holdout's rows that the model was trained on; None if these rows are not known.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric

@@ -55,7 +55,7 @@ def default_uri() -> str:
 
 
 def uri_of(given: str | None = None) -> str:
-    """Return the tracking URI to use: the given one, else ``MLFLOW_TRACKING_URI``, else `default_uri`."""
+    """Return the tracking URI to use: the given URI, else the variable ``MLFLOW_TRACKING_URI``, else `default_uri`."""
     # This URI must be equal to the one in a job's spec and in the store's records of promotions. Specs and records
     # contain the absolute path of an SQLite file, so the path is made absolute here, too.
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
@@ -101,10 +101,10 @@ class Run:
         experiment_id: Id of the run's experiment.
         run_id: Id of the run.
         link: URL of the run's page, or for a local database the command that starts MLflow's web interface.
-        left: Ids of the runs that the job has moved away from.
+        left: Ids of the job's earlier runs, which the present run replaces.
     """
 
-    client: MlflowClient = field(repr=False)  # `repr` leaves out client and URI, which may contain credentials
+    client: MlflowClient = field(repr=False)  # `repr` omits `client` and `uri`: both may contain credentials
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -113,7 +113,7 @@ class Run:
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
-        """Start an MLflow run, and create its experiment if that does not exist.
+        """Start an MLflow run, and create its experiment if the experiment does not exist.
 
         Args:
             tracking: Tracking settings of the job, whose experiment id and parent run, if any, must exist.
@@ -132,13 +132,13 @@ class Run:
             parent_run_id=tracking.parent_run_id,
             run_name=redact_value(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
-            # System metrics of this process's node, the head, would say nothing about the workers.
+            # MLflow would log only the system metrics of this node, which is the head, and none of the workers.
             log_system_metrics=False,
         )
         return cls(client, uri, experiment, run.info.run_id, _link(uri, experiment, run.info.run_id))
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters to the run; remove credentials from the values, and cut off values too long for MLflow."""
+        """Log parameters to the run, without credentials, and with values cut off if they are too long for MLflow."""
         from mlflow.entities import Param
 
         entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
@@ -210,7 +210,7 @@ class Run:
         """Log a model with its signature (the names and types of its columns), and return the model's URI.
 
         Args:
-            framework: Framework that trained the model; MLflow's module for it has the same name.
+            framework: Framework that trained the model; MLflow's module for this framework has the same name.
             booster: The model.
             sample: Some rows of the model's input.
         """
@@ -229,8 +229,8 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because the rows
-            # that a user predicts have the same column types as the training data.
+            # MLflow warns that integer columns cannot have missing values. The warning does not help users, because the
+            # rows to predict have the same column types as the training data, so it is not shown.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
@@ -240,7 +240,8 @@ class Run:
         return str(info.model_uri)
 
     def move_to(self, run_id: str) -> None:
-        """Go on with another run, which a worker has created for this job in the experiment that user code has chosen.
+        """Continue the job in another MLflow run, which a worker has created in the experiment that user code has
+        chosen.
 
         The parameters are copied now. Workers may still log to the old run, so `finish` later copies the old run's
         metrics and deletes the old run.
@@ -261,7 +262,7 @@ class Run:
         """End the run of another attempt on the same MLflow server, if that run is still running.
 
         Args:
-            run_id: Id of the other attempt's run: the first one, or the one that the attempt has moved to.
+            run_id: Id of the other attempt's first run, or of the run to which that attempt has moved.
             status: Status that the other run gets: FINISHED, FAILED or KILLED.
         """
         first = self.client.get_run(run_id).data.tags.get(FIRST_RUN_TAG, run_id)
@@ -295,7 +296,7 @@ class Run:
                 self.client.log_batch(into, metrics=part)
         if self.client.list_artifacts(left) or (run.outputs and run.outputs.model_outputs):
             self.client.set_terminated(left)
-            print(f"MLflow run {left} is kept beside {into}, because artifacts were logged to it", flush=True)
+            print(f"the job now uses MLflow run {into}, but run {left} is kept, because it has artifacts", flush=True)
         else:
             self.client.delete_run(left)
 
@@ -324,7 +325,7 @@ def legal_name(name: str) -> str:
 
 
 def artifacts_of(uri: str) -> str | None:
-    """Return the URI of the folder for artifacts of new experiments; None if MLflow's server decides where they are.
+    """Return the URI of the folder for artifacts of new experiments; None if MLflow's server chooses the folder.
 
     Args:
         uri: Tracking URI.

@@ -1,4 +1,4 @@
-"""Record in the MLflow run which rows a model is trained on, so that a later holdout can be checked for these rows."""
+"""Record a model's training rows in the MLflow run, to check later whether a holdout contains any of these rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
 
 TAG = "shoal.training_rows"
-"""Name of a registered version's tag whose value is the URI of the record of the version's training rows."""
+"""Name of the tag that contains the URI of the record of a registered version's training rows."""
 
 _FOLDER = "shoal/training_rows"
 _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
@@ -41,7 +41,8 @@ class Overlap:
 
     Attributes:
         files: Files of the holdout that have rows on which the model was trained.
-        training: Time range of training rows that has times in common with `holdout`; None if there is no such range.
+        training: Time range of training rows that overlaps with the time range `holdout`; None if no time ranges
+            overlap.
         holdout: Time range of those rows of the holdout that are not in files of the training rows; None if `training`
             is None.
     """
@@ -55,15 +56,15 @@ class Overlap:
 
     @property
     def rows(self) -> int:
-        """Return how many rows of the holdout were certainly used to train the model."""
+        """Return the number of holdout rows that were certainly used to train the model."""
         return sum(file.rows for file in self.files)
 
 
 def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> TrainingRows:
-    """Return a record of the rows that datasets have; of the Parquet files, only the footers are read.
+    """Return a record of the rows in datasets. Only the footers of the Parquet files are read.
 
     Args:
-        datasets: The datasets, each with the time range of its rows. None: the dataset has no time column.
+        datasets: The datasets, each with the time range of its rows, or with None if the dataset has no time column.
     """
     found = list(datasets)
     files = [file for connector, _ in found for file in record(connector.source)]
@@ -79,7 +80,7 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
     Args:
         rows: Record of the training rows.
         holdout: The holdout.
-        time_col: Name of the holdout's time column. None: the only time column in its filters.
+        time_col: Name of the holdout's time column. None: the only time column in the holdout's filters.
     """
     source = holdout.source
     shared = tuple(shared_rows(rows.files, source))
@@ -95,7 +96,7 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 
 
 def is_training_data(name: str) -> bool:
-    """Return whether a function's dataset counts as training data, by its name: "test", for example, does not.
+    """Return whether a training function's dataset counts as training data, which depends on the dataset's name.
 
     shoal does not know how a function uses its datasets. Therefore a dataset counts as training data unless its name
     begins with "eval", "holdout", "test" or "val".
@@ -127,7 +128,7 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
         version: Version number of the model.
 
     Returns:
-        The record; None if shoal did not train the version, the training data was not known, or the record is gone.
+        The record. None: shoal did not train the version, its training rows were not known, or the record was removed.
     """
     import mlflow
 
@@ -138,7 +139,7 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
         document = json.loads(mlflow.artifacts.load_text(uri))
     except (mlflow.MlflowException, OSError) as error:
         print(
-            f"the training rows of {model} version {version} are not known: {uri} cannot be read: {error}", flush=True
+            f"the training rows of {model} version {version} are not known: {uri} cannot be read ({error})", flush=True
         )
         return None
     # Earlier versions of shoal recorded only the files of the training rows, and no time ranges.

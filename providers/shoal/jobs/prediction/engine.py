@@ -25,7 +25,7 @@ from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
 
 _FIRST_LINE_S = 10.0
-"""Seconds until the first line about the progress. Shorter predictions print no progress."""
+"""Seconds until the first line about the progress is printed. Shorter predictions print no progress."""
 
 
 def run(
@@ -37,11 +37,11 @@ def run(
     has_ended: Callable[[Claim], bool] = lambda claim: False,
     on_progress: OnProgress | None = None,
 ) -> PredictResult:
-    """Predict every row of a dataset, and publish the predictions when all are written.
+    """Predict every row of a dataset, and publish the predictions when all predictions are written.
 
     Each worker reads, predicts and writes a contiguous share of the rows. If a worker is lost, the next group of
-    workers keeps the files that are complete. If the output has the predictions of the same rows by the same model
-    already, nothing is done.
+    workers keeps the files that are complete. If the output already has the predictions of the same rows by the same
+    model, nothing is done.
 
     Args:
         spec: Model, dataset, output and limits of the run.
@@ -70,7 +70,7 @@ def run(
     key = _key(spec, uri, connector)
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):
-        say(f"{spec.output_path} has the predictions of {uri} for these rows already")
+        say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
     keep = _keep(spec, connector)
     model.load(uri, spec.input_cols).check(connector.source)
@@ -90,7 +90,10 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
     if spec.keep_cols is None:
         keep = tuple(names)
     elif missing := sorted(set(spec.keep_cols) - set(names)):
-        raise DataError(f"keep_cols names columns that the dataset does not have: {', '.join(missing)}")
+        raise DataError(
+            f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
+            "names"
+        )
     else:
         keep = spec.keep_cols
     if spec.prediction_col in keep:
@@ -103,7 +106,7 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
 
 
 def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
-    """Return a digest of the rows, the model and the columns, by which the same predictions are recognised."""
+    """Return a digest of the rows, the model and the columns, which together determine the predictions."""
     columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
     decides: list[Any] = [model.identity(uri), connector.digest(), *columns]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -129,8 +132,8 @@ class _Run:
         self._size = resolve_size(
             spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
         )
-        # The rows are divided into files only once, because a restart that divided them differently could not keep the
-        # files that are complete already.
+        # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
+        # differently, and the files that are already complete would be useless.
         self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
 
     def run(self) -> tuple[int, list[int], list[str]]:

@@ -26,7 +26,8 @@ class Predictor(Protocol):
         """Return the names of the columns that :meth:`predict_table` needs."""
 
     def check(self, source: ParquetSource) -> None:
-        """Raise a DataError if the model cannot predict a dataset's rows, as far as the Parquet files' footers show."""
+        """Check, with the footers of the Parquet files only, that the model can predict a dataset; else raise a
+        DataError."""
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the predictions for a table's rows, as an array of shape ``[rows]`` or ``[rows, outputs]``."""
@@ -39,7 +40,10 @@ class _PyfuncPredictor:
 
     def check(self, source: ParquetSource) -> None:
         if missing := sorted(set(self.columns) - set(source.schema().names)):
-            raise DataError(f"the dataset lacks columns that the model needs: {', '.join(missing)}")
+            raise DataError(
+                f"the dataset lacks columns that the model needs: {', '.join(missing)}. Name a dataset with these "
+                "columns"
+            )
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         return pyfunc.predict_table(self._model, table, self.columns)
@@ -53,7 +57,7 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
         input_cols: Names of the input columns; used only if the model's signature is a tensor, which names no columns.
 
     Raises:
-        JobError: The model does not exist, or MLflow cannot load it.
+        JobError: The model does not exist, or MLflow cannot load the model.
         DataError: The names of the model's input columns are not known.
     """
     model = scoring.load(uri)
@@ -81,7 +85,7 @@ def identity(uri: str) -> str:
 
 
 def pinned(uri: str) -> str:
-    """Replace the alias in a model's URI by the version number, so that all workers load the same model.
+    """Replace the alias in a model's URI with the version number, so that all workers load the same model.
 
     Any other URI is returned unchanged.
 

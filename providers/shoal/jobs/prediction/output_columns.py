@@ -1,4 +1,4 @@
-"""Name the columns of a batch prediction, and append them to the rows."""
+"""Append the predictions of a batch prediction to its rows, as one or several new columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table: one column, or several columns if the model returns several values per row.
+    """Append predictions to a table, as one column, or as several columns if the model returns several values per row.
 
     Args:
         table: Table with the other columns of the output, which may have no columns.
@@ -24,7 +24,7 @@ def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.
     flat = predicted.reshape(len(predicted), -1)
     names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
     if clash := sorted(set(names) & set(table.column_names)):
-        raise DataError(f"the dataset has a column {clash[0]} already: choose another prediction_col")
+        raise DataError(f'the dataset already has a column "{clash[0]}": choose another prediction_col')
     for name, values in zip(names, flat.T, strict=True):
         array = pa.array(values)
         table = table.append_column(name, array) if table.num_columns else pa.table({name: array})

@@ -1,4 +1,5 @@
-"""Publish the output folder of a batch prediction, completely or not at all, and without replacing foreign files."""
+"""Publish the output folder of a batch prediction, completely or not at all, and never replace files of other
+programs."""
 
 from __future__ import annotations
 
@@ -68,11 +69,11 @@ class Output:
         marker = self._marker()
         ours = all(map(_is_ours, found))
         if ours and marker is None and not self._local:
-            return False  # an interrupted publication left these files; the next publication removes them
+            return False  # these files are from an interrupted publication, and the next publication removes them
         if marker is None or not ours:
             raise InvalidArgumentError(
-                f"{self.path} contains something other than complete predictions of shoal: choose another "
-                "output_path, or move the content away"
+                f"{self.path} contains files that are not complete predictions of shoal: choose another output_path, "
+                "or move these files to another folder"
             )
         if marker.get("key") == key and set(marker.get("files", ())) <= set(found):
             return True
@@ -85,7 +86,8 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Move earlier local predictions back, if an attempt of this job died after it had moved them aside."""
+        """Restore earlier local predictions that an attempt of this job had renamed, if the attempt died before it
+        finished."""
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -95,12 +97,13 @@ class Output:
                 _remove(aside)
 
     def prepare(self) -> None:
-        """Create an empty staging folder, and remove the staging folders of ended attempts, such as killed ones.
+        """Create an empty staging folder, and remove the staging folders that ended attempts have left.
 
         The ended attempts are earlier attempts of this job, and attempts of other jobs with the same output location.
         """
         for attempt in range(1, self._claim.attempt):
-            # `remove` raises an InvalidArgumentError for a folder of a newer attempt; such a folder stays.
+            # `remove` raises an InvalidArgumentError if the folder belongs to a newer attempt. In that case the folder
+            # is kept.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
@@ -130,8 +133,8 @@ class Output:
         missing = sorted(expected - set(_list(self.staging)))
         if missing:
             raise TrainingError(
-                f"{len(missing)} files of the predictions, {missing[0]} among them, did not arrive in {self.staging}: "
-                "set output_path to a directory or URI that all nodes can reach"
+                f"{len(missing)} files with predictions, such as {missing[0]}, are missing in {self.staging}: set "
+                "output_path to a directory or URI that all nodes can reach"
             )
         if not self._may_publish():
             raise TrainingError(
@@ -181,8 +184,8 @@ class Output:
         aside = self._aside(self._claim.attempt)
         final.rename(aside)
         try:
-            # The old folder is checked only after it was renamed, so that no other program adds a file to it between
-            # the check and the removal.
+            # The old folder is checked only after it was renamed, so that no other program can add a file to the folder
+            # between the check and the removal.
             self._refuse_foreign(path.name for path in aside.iterdir())
             staging.rename(final)
         except BaseException:
@@ -191,7 +194,8 @@ class Output:
         _remove(aside)
 
     def _clear(self) -> None:
-        """Remove earlier predictions from an object store, first the marker file that declares them complete."""
+        """Remove earlier predictions from an object store. The marker file, which declares them complete, is removed
+        first."""
         fs, root = filesystem(self.path)
         with redacted_errors(self.path):
             names = self._names()
@@ -203,8 +207,8 @@ class Output:
         foreign = [name for name in names if not _is_ours(name)]
         if foreign:
             raise TrainingError(
-                f"{foreign[0]} was added to {self.path} during the job, and not by shoal: move the file away, and run "
-                "the job again"
+                f"the file {foreign[0]} was added to {self.path} by another program during the job: move the file to "
+                "another folder, and run the job again"
             )
 
     def _move(self, names: Iterable[str]) -> None:
@@ -218,7 +222,7 @@ class Output:
         """Return the names of the files in the output folder; staging folders are left out."""
         if self._local and (Path(self.path).is_symlink() or Path(self.path).is_file()):
             raise InvalidArgumentError(
-                f"{self.path} is a file or a link, but has to be a folder: choose another output_path"
+                f"{self.path} is a file or a symbolic link, but must be a folder: choose another output_path"
             )
         return [name for name in _list(self.path) if not name.endswith(".partial")]
 

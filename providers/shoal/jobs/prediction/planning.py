@@ -1,6 +1,6 @@
 """Divide the rows of a dataset among the workers of a batch prediction, and among the files that each worker writes.
 
-The functions only compute: they read and write no files.
+The functions only compute, and do not read or write files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ large files are faster to list and open than many small ones."""
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """Plan of one output file: the rows of the dataset whose predictions the file gets.
+    """Plan of one output file: the rows of the dataset whose predictions are written to the file.
 
     Args:
         first_row: Position of the file's first row in the dataset, from 0.
-        ranges: Parts of the dataset's row groups with the file's rows, in order.
+        ranges: The parts of the dataset's row groups that contain the file's rows, in order.
     """
 
     first_row: int
@@ -35,9 +35,10 @@ class OutputFile:
 
     @property
     def name(self) -> str:
-        """Return the name of the file, which contains the position of its first row and the number of its rows.
+        """Return the name of the file. The name contains the position of the file's first row and the number of its
+        rows.
 
-        Sorted by name, the files are in the order of the rows.
+        If the files are sorted by name, they are in the order of the rows.
         """
         return f"part-{self.first_row:012d}-{self.rows}.parquet"
 

@@ -45,7 +45,7 @@ class Assignment:
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     """Predict the rows assigned to this worker, write them to its output files, and return its peak memory in bytes.
 
-    A complete file that the workers before a restart have written is kept.
+    A complete file that was written before a restart is kept.
     """
     memory.reset_peak()
     predictor: Predictor | None = None
@@ -57,8 +57,8 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
-        # rename, so a file there has its final name from the start. A worker that is ended while it writes such a file
-        # closes the file, which then looks complete, so `_is_complete` counts the rows.
+        # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
+        # file closes the file, and the file then looks complete. Therefore `_is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))
@@ -86,7 +86,8 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
         predicted = predictor.predict_table(table)
         if len(predicted) != table.num_rows:
             raise DataError(
-                f"the model returned {len(predicted)} predictions for {table.num_rows} rows: it must return one per row"
+                f"the model returned {len(predicted)} predictions for {table.num_rows} rows, but must return one per "
+                "row"
             )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
         gang_context().note({"rows": table.num_rows})

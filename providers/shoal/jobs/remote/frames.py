@@ -1,6 +1,7 @@
-"""Make staged data of this machine readable for the nodes of a pool that others run.
+"""Give the nodes of a `ray://` pool (an existing Ray cluster) access to staged data on this machine.
 
-Small data travel with the job's code (`shoal.jobs.remote.package`). Larger data are copied to `artifact_location`.
+Small data are sent together with the job's code (`shoal.jobs.remote.package`). Larger data are copied to
+`artifact_location`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
 
 _OURS = "_shoal_"
-"""Prefix of the names of those files in a directory of staged data that contain no rows."""
+"""Prefix of the names of files without rows, such as markers, in a directory of staged data."""
 
 _CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass
 class Sent:
-    """Spec of a job whose data the nodes can read, and the files that travel with the job.
+    """Spec of a job whose data the nodes can read, and the files that are sent together with the job.
 
     Attributes:
         spec: Spec that names the data by paths or URIs that the nodes can read.
-        packaged: Path on this machine of each file that travels with the job's code, by its path in the package.
+        packaged: Path on this machine of each file that is sent with the job's code, by its path in the package.
     """
 
     spec: AnyJobSpec
@@ -42,11 +43,11 @@ class Sent:
 
 @contextmanager
 def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
-    """Make the staged data that a spec names readable for the pool's nodes.
+    """Give the pool's nodes access to the staged data that a spec names.
 
-    Data that the nodes can reach stay where they are. All other data travel with the code if they are small, and
-    otherwise are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are
-    removed. All other copies are removed when the jobs that use them have ended.
+    Data that the nodes can reach are not copied. All other data are sent with the code if they are small; otherwise
+    they are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed.
+    All other copies are removed when the jobs that use them have ended.
 
     Args:
         spec: Spec of the job.
@@ -64,7 +65,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # The data have no location that the nodes can reach, so `reach.check` refuses the job later.
+    # The spec names no location that the nodes can reach, so the data are not copied, and `reach.check` refuses the job
+    # later.
     if base is None or base == storage.IN_STORE or not reach.is_reachable(base, pool):
         yield Sent(spec)
         return

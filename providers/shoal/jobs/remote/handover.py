@@ -1,8 +1,8 @@
 """Pass the credentials of an attempt to its driver through the attempt's row, encrypted for this driver only.
 
-Only jobs on pools that others run (`ray://`) get credentials in this way, because the head of such a pool may share no
-folder with the submitter. The drivers of local pools read a file (`shoal.jobs.credentials`), which costs no time, and
-the submitter may end before the driver has started.
+This way is used only for `ray://` pools (existing Ray clusters), because the head of such a pool may share no folder
+with the submitter. The drivers of local pools read a file instead (`shoal.jobs.credentials`). A file is faster, and the
+submitter may end before the driver has started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAKEN = "the attempt has ended, or another driver runs it"
 
 
 class AttemptTakenError(JobError):
-    """Error for a driver whose attempt is not pending any more, or has been taken over by another driver."""
+    """Error for a driver whose attempt has ended, is running already, or was taken over by another driver."""
 
 
 def receive(
@@ -41,8 +41,8 @@ def receive(
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
-        monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds.
 
     Returns:
         The credentials; None if the job needs no credentials from the row.
@@ -66,8 +66,8 @@ def receive(
             return Secrets.loads(driver_key.open(found, key.submission_id))
         sleep(CREDENTIALS_PERIOD_S)
     raise JobError(
-        f"no process has sent this job's credentials for {CREDENTIALS_PATIENCE_S / 60:.0f} minutes: a process that "
-        "waits for the job sends them, and has ended or cannot reach the store. Submit the job again, and let that "
+        f"no process has sent this job's credentials for {CREDENTIALS_PATIENCE_S / 60:.0f} minutes. The process that "
+        "waits for the job must send them, but has ended or cannot reach the store. Submit the job again, and let the "
         "process run until the job has started"
     )
 

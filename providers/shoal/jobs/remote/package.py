@@ -2,10 +2,10 @@
 of Ray's Job API.
 
 The package is a zip archive with the files of the job's code (`shoal.jobs.files.code_store`) and of its small
-DataFrames, called frames (`shoal.jobs.remote.frames`). The submitter uploads the package to the head over HTTP, and so
-needs no Ray. Ray unpacks the package into the folder in which the driver starts, and also on the nodes of the workers
-if the package has frames. Ray removes the package after the job. The path of each file contains the SHA-256 of its
-content, which every reader of the file checks.
+DataFrames, called frames (`shoal.jobs.remote.frames`). The submitter uploads the package to the head over HTTP, so that
+the submitter needs no Ray. Ray unpacks the package into the folder in which the driver starts, and also on the nodes of
+the workers if the package has frames. Ray removes the package after the job. The path of each file contains the SHA-256
+of its content, which every reader of the file checks.
 
 Each attempt has a package of its own. Ray removes a package when the last job that names it has ended, but does not
 know the jobs that still wait in shoal's queue.
@@ -27,8 +27,8 @@ from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
 
 MAX_FRAME_BYTES = 8 * 2**20
-"""Size limit in bytes of all frames that travel with one job, as Parquet. The head keeps the frames in memory until the
-job has ended."""
+"""Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
+the job has ended."""
 
 _PREFIX = f"{packaged.SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
@@ -40,7 +40,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Package:
-    """Files with code and frames that travel with an attempt.
+    """Files with code and frames (small DataFrames) that are sent together with an attempt.
 
     Attributes:
         files: Path on this machine of each file, by its path in the package.
@@ -49,7 +49,7 @@ class Package:
     files: Mapping[str, str]
 
     def content(self) -> bytes:
-        """Return the zip archive.
+        """Return the package as a zip archive.
 
         Raises:
             JobError: A file cannot be read, or was changed.
@@ -60,14 +60,15 @@ class Package:
                 # An entry without permissions would be unpacked as an unreadable file.
                 entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
                 entry.external_attr = 0o600 << 16
-                # The second part of the path is the digest.
+                # The path in the package is `/_code/<digest>` or `/_data/<digest>/<name>`.
                 content = storage.read_unchanged(path, inside.split("/")[2])
                 written.writestr(entry, content, zipfile.ZIP_DEFLATED)
         return archive.getvalue()
 
 
 def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
-    """Return a copy of a spec that names the code by paths in the job's package, and the package.
+    """Build the package of a job's code and frames. Return a copy of the spec with the paths in the package, and the
+    package.
 
     Code at a URI, such as in an object store, is not packed.
 
@@ -87,7 +88,7 @@ def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[di
 
 
 def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return a copy of a spec in which the paths of unpacked files replace the paths in the package.
+    """Return a copy of a spec in which the paths of the unpacked files replace the paths in the package.
 
     Args:
         document: The spec, as plain data.
@@ -97,7 +98,8 @@ def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, Any]:
-    """Add an attempt's package to the runtime environment of its workers, so that they can read the frames in it.
+    """Add an attempt's package to the runtime environment of its workers, so that the workers can read the package's
+    frames.
 
     Args:
         runtime_env: Ray's runtime environment for the workers.
@@ -114,12 +116,12 @@ def is_used(document: dict[str, Any]) -> bool:
 
 
 def has_frames(spec: AnyJobSpec) -> bool:
-    """Return whether a spec names frames in a package."""
+    """Return whether a spec names frames (small DataFrames) in the job's package."""
     return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
 
 
 def name(submission_id: str) -> str:
-    """Return the name of an attempt's package, which has only characters that Ray allows."""
+    """Return the name of an attempt's package. The name contains only characters that Ray allows."""
     return f"_ray_pkg_shoal_{ids.digest(submission_id)[:32]}.zip"
 
 

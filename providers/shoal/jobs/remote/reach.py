@@ -1,4 +1,4 @@
-"""Refuse a job that its pool's nodes cannot run: its files are only on this machine, or the nodes lack software."""
+"""Refuse a job that the pool's nodes cannot run, because they cannot reach its files or lack software."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARED = (
 _OBJECT_STORE = "an object store, such as s3://bucket/folder"
 
 _TOO_LARGE = (
-    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB travel with a job, so set "
+    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
     f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
 )
 
@@ -61,7 +61,8 @@ def is_reachable(location: str, pool: PoolSpec) -> bool:
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
-    """Return a spec whose results go into the store, unless it names a location or the nodes share `$SHOAL_HOME`.
+    """Return a copy of a spec that stores the results in the store, if the spec names no location for the results and
+    the pool's nodes do not share `$SHOAL_HOME`; otherwise return the spec unchanged.
 
     Args:
         spec: Spec of the job.
@@ -74,12 +75,12 @@ def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
 
 
 def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
-    """Refuse a job that names a file of this machine, if its pool's nodes may be on other hosts.
+    """Refuse a job that names a file on this machine, if the pool's nodes may be on other hosts.
 
     A file in one of the pool's `shared_folders` is allowed.
 
     Args:
-        spec: Spec of the job, completed with the values of this process's MLflow session.
+        spec: Spec of the job, as `AnySpec.completed` returns it.
         pool: Settings of the pool.
 
     Raises:
@@ -95,13 +96,13 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
             )
     if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
         raise InvalidArgumentError(
-            "the rows of a dataset with sql are written to a place that all nodes can read: set "
+            "a dataset has the option sql, so its rows must be written to a location that all nodes can read: set "
             f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
         )
 
 
 def check_nodes(store: Store, pool: PoolSpec) -> None:
-    """Check once for each pool and environment whether the nodes have what jobs need (`ComputePool.check_nodes`).
+    """Check whether jobs can run on the nodes, once for each pool and environment (`ComputePool.check_nodes`).
 
     Args:
         store: Store that has the pool's row.
@@ -144,13 +145,13 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
 
 
 def _local(location: str) -> str | None:
-    """Return the path of a location on this machine; None for a URI."""
+    """Return the path of a location on this machine; None if the location is a URI."""
     path = local_path(location)
     return None if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def _database(uri: str) -> str | None:
-    """Return the file or folder of an MLflow tracking URI; None for a server."""
+    """Return the local file or folder that an MLflow tracking URI names; None if the URI names a server."""
     if uri.startswith("sqlite:"):
         return str(Path(uri.removeprefix(SQLITE)).absolute())
     return None if uri == "databricks" else _local(uri)

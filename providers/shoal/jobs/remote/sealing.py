@@ -1,9 +1,9 @@
 """Encrypt the credentials of an attempt so that only its driver can read them.
 
-The driver makes a new X25519 key at its start and writes the public half into the attempt's row. The submitter makes a
-key of its own for each message, derives a key of AES-GCM from both keys (HKDF-SHA256), and writes the ciphertext into
-the row. AES-GCM also authenticates the job, the attempt and both public keys. So a driver can decrypt only messages for
-its own attempt and its own key, and a copy of the row cannot be decrypted after the driver has ended.
+The driver generates a new X25519 key when it starts, and writes the public key into the attempt's row. The submitter
+generates another key for each message, derives an AES-GCM key from both keys (HKDF-SHA256), and writes the ciphertext
+into the row. AES-GCM also authenticates the job, the attempt and both public keys. So a driver can decrypt only
+messages for its own attempt and its own key, and a copy of the row cannot be decrypted after the driver has ended.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SealError(JobError):
 
 
 class DriverKey:
-    """Key pair of one driver. The private half exists only in this object.
+    """Key pair of one driver. The private key exists only in this object.
 
     Attributes:
-        public: The public half, as text for the attempt's row.
+        public: The public key, as text for the attempt's row.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class DriverKey:
         self.public = b64encode(self._private.public_key().public_bytes_raw()).decode()
 
     def open(self, sealed: str, submission_id: str) -> bytes:
-        """Decrypt a message that :func:`seal` has made for this driver.
+        """Decrypt a message that :func:`seal` has encrypted for this driver.
 
         Args:
             sealed: The message.
@@ -105,5 +105,5 @@ def _key(own: X25519PrivateKey, other: X25519PublicKey, bound: bytes) -> bytes:
 
 
 def _bound(submission_id: str, sender: bytes, receiver: bytes) -> bytes:
-    """Return the bytes that tie a message to its attempt, and to the public keys of its sender and its receiver."""
+    """Return the data that AES-GCM authenticates with a message: the attempt's id, and both public keys."""
     return _PURPOSE + sender + receiver + submission_id.encode()

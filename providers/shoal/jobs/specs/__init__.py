@@ -1,1 +1,1 @@
-"""Specs of jobs: what to train or to predict, and how, as plain data that the store keeps as JSON."""
+"""Specs of jobs, which describe a training or a prediction as plain data that the store keeps as JSON."""

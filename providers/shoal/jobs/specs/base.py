@@ -1,4 +1,4 @@
-"""Define the base class of the specs of all kinds of jobs: plain data that the store keeps as JSON."""
+"""Define the base class for the specs of all kinds of jobs. A spec is plain data that the store keeps as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.training.run_config import RunConfig
 
 
 class AnySpec(Settings, ABC):
-    """Base class of the specs of all kinds of jobs, with the fields that all of them have."""
+    """Base class for the specs of all kinds of jobs, with the fields that all specs have."""
 
     run_config: RunConfig = Field(
         default_factory=RunConfig,
@@ -52,7 +52,7 @@ class AnySpec(Settings, ABC):
 
     @classmethod
     def check(cls, fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> None:
-        """Check the fields of a spec as far as they are known; see :meth:`Settings.check`.
+        """Check the fields of a spec of which some values may not be known yet; see :meth:`Settings.check`.
 
         Raises:
             InvalidArgumentError: At least one field is wrong; the message names each of them.
@@ -63,7 +63,8 @@ class AnySpec(Settings, ABC):
     @model_validator(mode="before")
     @classmethod
     def _tracking_of_run_config(cls, fields: Any) -> Any:
-        """Move `tracking` from `run_config`, where users of distributors write it, to the spec's field `tracking`."""
+        """Move the field `tracking` from `run_config` to the spec itself. Users of distributors write it in
+        `run_config`."""
         config = fields.get("run_config") if isinstance(fields, Mapping) else None
         if isinstance(config, RunConfig):
             config = {name: getattr(config, name) for name in config.model_fields_set}
@@ -105,9 +106,8 @@ class AnySpec(Settings, ABC):
     def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
         """Return a copy of the spec from which the fingerprint is computed.
 
-        Unlike the result of `completed`, the copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session.
-
-        The rest of the session may differ if another process submits the same job again.
+        Unlike the result of `completed`, the copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session. The
+        rest of the session may differ if another process submits the same job again.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -146,12 +146,13 @@ class AnySpec(Settings, ABC):
         code was pickled at different times.
 
         Args:
-            by_content: Returns the given dataset's spec with a digest of its content in place of its location.
+            by_content: Function that returns the given dataset's spec with a digest of its content in place of its
+                location.
         """
         return self.with_datasets(by_content)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec in which each dataset is replaced by the result of calling `replaced` with it.
+        """Return a copy of the spec in which the result of `replaced(dataset)` replaces each dataset.
 
         Args:
             replaced: Function that returns the new dataset for each dataset in the spec.

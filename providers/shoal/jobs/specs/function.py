@@ -43,8 +43,8 @@ class FunctionRegister(Register):
     def _groups_to_rank(self) -> Self:
         if self.ranks and self.group_col is None:
             raise ValueError(
-                "a ranking metric in register needs group_col as well: the name of the holdout's column that assigns "
-                "rows to groups, such as queries"
+                "a ranking metric in register needs group_col as well: set group_col to the name of the holdout's "
+                "column that assigns rows to groups, such as queries"
             )
         return self
 
@@ -59,7 +59,7 @@ class FunctionRegister(Register):
 
 
 class FunctionJobSpec(FunctionRequest, AnySpec):
-    """Spec of a job that runs a function or a script in every worker of a group of workers that start together.
+    """Spec of a job that runs a function or a script in each worker of a group. The workers of a group start together.
 
     Example:
         >>> FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3})
@@ -108,7 +108,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         if (self.train_func is None) == (self.program is None):
             raise ValueError(
                 "give either train_func (a function's name, as pkg.module:name) or program (the path of a pickled "
-                "function), not both"
+                "function): one of them is needed, and both together are not allowed"
             )
         if self.train_func is not None and not is_name(self.train_func):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
@@ -136,7 +136,8 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Type of a job's spec: boosting (XGBoost or LightGBM), a training function, or a batch prediction."""
+"""Type of the spec of any job: a boosting training (XGBoost or LightGBM), a training function, or a batch
+prediction."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),

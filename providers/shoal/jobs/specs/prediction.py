@@ -19,7 +19,8 @@ PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
 _REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
-"""Pattern of the URIs that name a version or an alias. A stage or "latest" may name several versions during one run."""
+"""Pattern of the URIs that name a version or an alias. A stage or "latest" is not accepted, because the version that it
+means may change during a run."""
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Start of a model's URI, such as ``runs:/`` or ``s3://``. All other models are folders."""
 
@@ -109,7 +110,9 @@ class PredictJobSpec(AnySpec):
     @model_validator(mode="after")
     def _uses_mlflow(self) -> Self:
         if self.register_as is not None:
-            raise ValueError("register is for models that a job trains, but a prediction trains none: remove register")
+            raise ValueError(
+                "register is only for jobs that train a model, but a prediction trains no model: remove register"
+            )
         if self.tracking is None and self.model.startswith(("models:/", "runs:/")):
             raise ValueError(
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
@@ -132,11 +135,11 @@ class PredictResult:
     Args:
         output_path: Directory or URI with the predictions: Parquet files, whose names sort in the order of the dataset.
         rows: Number of predicted rows, which is the number of rows of the dataset.
-        model_uri: The model that predicted, with its version.
-        num_workers: Number of workers; 0 if the same predictions were there already.
+        model_uri: URI of the model, with its version.
+        num_workers: Number of workers; 0 if the output already had the same predictions.
         restarts: Number of restarts after a lost worker.
         seconds: Time from the call to the result.
-        peak_memory_per_worker: Highest resident size in bytes, by rank.
+        peak_memory_per_worker: Highest resident memory of each worker in bytes, in the order of the ranks.
     """
 
     output_path: str

@@ -13,7 +13,7 @@ from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
 from shoal.settings import Settings, without_defaults
 
 DEFAULT_ALIAS = "champion"
-"""Alias of a champion if the options of a registration name no other alias."""
+"""Alias that marks the champion, unless the options of the job name another alias."""
 
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
@@ -32,8 +32,8 @@ _LATER_OPTIONS = frozenset(
         "group_col",
     }
 )
-"""Options of `Register` that the specs of the first versions did not have. These options are left out of the stored
-spec while they have their default values, so that an unchanged spec keeps its fingerprint."""
+"""Options of `Register` that the first versions of shoal did not have. An option with its default value is left out of
+the stored spec, so that an unchanged spec keeps its fingerprint."""
 
 
 class Register(Settings):
@@ -41,8 +41,8 @@ class Register(Settings):
 
     The champion is the registered version that has the alias, and the challenger is the model that the job has trained.
 
-    Newer options that are at their defaults are not written into the stored spec, so that a spec of an earlier version
-    keeps its fingerprint.
+    Newer options that have their default values are not written into the stored spec, so that a spec of an earlier
+    version of shoal keeps its fingerprint.
     """
 
     model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
@@ -96,8 +96,8 @@ class Register(Settings):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="Amount by which the challenger's metric may be worse than the champion's on a slice, in the "
-        "metric's own unit; above it the challenger is not promoted. None: slices do not affect the decision.",
+        description="Largest amount by which the challenger's metric on a slice may be worse than the champion's, in "
+        "the metric's own unit. None: slices do not affect the decision.",
     )
     min_slice_rows: int = Field(
         default=30,
@@ -107,12 +107,12 @@ class Register(Settings):
     )
     overlap: Literal["refuse", "flag"] = Field(
         default="refuse",
-        description="What the job does if rows of the holdout are also in the training data, or if both have the same "
-        "time column and times in common. refuse: the job fails. flag: the job goes on and reports the overlap.",
+        description="Reaction if rows of the holdout are also in the training data, or if both have the same time "
+        "column and their time ranges overlap. refuse: the job fails. flag: the job goes on and reports the overlap.",
     )
     skip_if_unchanged: bool | None = Field(
         default=None,
-        description="Whether the job trains nothing if its rows, holdout and settings are those of the newest "
+        description="Whether to skip the training if its rows, holdout and settings are those of the newest "
         "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
     )
 
@@ -141,7 +141,8 @@ class Register(Settings):
             )
         if self.slice_tolerance is not None and self.by is None:
             raise ValueError(
-                'slice_tolerance needs the option "by" as well: the column whose values divide the holdout into slices'
+                'slice_tolerance needs the option "by" as well: set "by" to the name of the column whose values divide '
+                "the holdout into slices"
             )
         return self
 
@@ -151,7 +152,7 @@ class Register(Settings):
 
     @property
     def best(self) -> Mode:
-        """Return "min" if a lower value of the metric is better, and "max" if a higher one is."""
+        """Return "min" if a lower value of the metric is better, and "max" if a higher value is better."""
         return best_mode(self.metric)
 
     @property

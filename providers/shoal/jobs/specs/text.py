@@ -13,19 +13,19 @@ from shoal.errors import InvalidArgumentError, MissingExtraError
 _YAML = (".yaml", ".yml")
 
 SUFFIXES = (".json", *_YAML)
-"""Ends of the names of files that contain a job spec."""
+"""Suffixes of the names of files that contain a job spec."""
 
 _DEEPEST = 100
-"""Most levels of nested lists and objects in a spec. Recursive code that walks a spec fails at about 1,000 levels of
-Python calls, so the limit is far below that."""
+"""Largest number of levels of nested lists and objects in a spec. The limit is far below the 1,000 nested calls at
+which Python stops recursive code."""
 
 _LONGEST_INTEGER_BITS = 14_000
-"""Most bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than 4,300 digits
-to or from text, so a longer one could not be stored as JSON."""
+"""Largest number of bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than
+4,300 digits to or from text, so a longer integer could not be stored as JSON."""
 
 
 def check_json(fields: Any) -> None:
-    """Refuse a spec that is nested too deeply or has an integer of too many digits, because later code would fail.
+    """Refuse a spec that is nested too deeply or has an integer with too many digits, because later code would fail.
 
     Args:
         fields: The spec's fields as plain data: nested mappings, lists and values.
@@ -39,13 +39,15 @@ def check_json(fields: Any) -> None:
         if depth > _DEEPEST:
             raise InvalidArgumentError(f"the spec is nested more than {_DEEPEST} levels deep: use fewer levels")
         if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
-            raise InvalidArgumentError("the spec has an integer of more than 4000 digits: write the number as text")
+            raise InvalidArgumentError(
+                "the spec has an integer of more than 4000 digits: use a smaller number, or write the number as a text"
+            )
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         left += [(item, depth + 1) for item in items]
 
 
 def fields_of(text: str, what: str, file_name: str = "") -> dict[str, Any]:
-    """Return the fields that a text contains.
+    """Return the fields of a job spec that a JSON or YAML text contains.
 
     Args:
         text: The text, in JSON or, if the file's name ends with ``.yaml`` or ``.yml``, in YAML.
@@ -63,7 +65,7 @@ def fields_of(text: str, what: str, file_name: str = "") -> dict[str, Any]:
         raise InvalidArgumentError(
             f"{what} is nested too deeply: use fewer lists and objects inside each other"
         ) from None
-    # In JSON, an integer of more than 4300 digits is a ValueError, too.
+    # `json.loads` also raises a ValueError for an integer of more than 4300 digits.
     except ValueError as error:
         raise InvalidArgumentError(f"{what} is not valid {language}: {error}") from None
     check_json(document)

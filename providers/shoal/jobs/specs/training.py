@@ -33,8 +33,8 @@ class JobSpec(TrainRequest, AnySpec):
     def _groups_to_rank(self) -> Self:
         if self.register_as is not None and self.register_as.ranks and self.group_col is None:
             raise ValueError(
-                "a ranking metric in register needs group_col as well: the name of the column that assigns rows to "
-                "groups, such as queries"
+                "a ranking metric in register needs group_col as well: set group_col to the name of the column that "
+                "assigns rows to groups, such as queries"
             )
         return self
 
