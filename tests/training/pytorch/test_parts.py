@@ -381,10 +381,10 @@ def test_a_model_folder_of_something_else_is_never_replaced(tmp_path: Path) -> N
     theirs.mkdir(parents=True)
     (theirs / "thesis.tex").write_text("years of work")
     destination = Destination(str(tmp_path), Claim("job", "me"), lambda: True)
-    with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
+    with pytest.raises(InvalidArgumentError, match="is not empty, and job"):
         destination.check()
     destination.prepare()
-    with pytest.raises(TrainingError, match="is not empty, and no marker"):
+    with pytest.raises(TrainingError, match="is not empty, and job"):
         destination.commit([])
     destination.discard()
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["job"]

@@ -1,4 +1,4 @@
-"""Make the packages and the code that a job brings with it importable in the workers."""
+"""Make a job's own code, and the packages that were installed for the job, importable in the workers."""
 
 from __future__ import annotations
 

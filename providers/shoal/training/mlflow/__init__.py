@@ -1,1 +1,1 @@
-"""MLflow in the workers: calls of user code are recorded in the job's MLflow run."""
+"""Record the MLflow calls of user code in the workers in the job's MLflow run."""
