@@ -149,8 +149,8 @@ class RunConfig(Settings):
             check_variable(name)
             if is_secret_variable(name):
                 raise ValueError(
-                    f'the name "{name}" says that the value is a secret, but values in env are stored with the job. '
-                    f'Set the variable in this process, and give secret_env=["{name}"] instead'
+                    f'the name "{name}" says that the value is a secret, but values in env are stored with the job: '
+                    f'set the variable in this process, and give secret_env=["{name}"] instead'
                 )
             if "\0" in value:
                 raise ValueError(f"the value of {name} contains a NUL character: remove it")
