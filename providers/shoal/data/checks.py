@@ -1,4 +1,4 @@
-"""Check the columns of a dataset before training, mostly from Parquet footers, without reading rows.
+"""Check the columns of a dataset before a training. Most checks use only the Parquet footers and read no rows.
 
 Every error message contains the file and the column.
 """
@@ -110,7 +110,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
-    """Check that every file that has rows stores the columns in the same types, so that one table can hold all rows.
+    """Check that all files with rows store the columns in the same types, so that one table can contain all rows.
 
     Args:
         source: The dataset.
@@ -118,7 +118,7 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
         text_cols: Subset of `columns` for which all text types count as the same type.
 
     Raises:
-        DataError: If a file differs. The message names the first such file.
+        DataError: If a file stores a column in another type. The message names the first such file.
     """
     reference = source.reference()
     partitions = source.partition_fields()
@@ -150,9 +150,10 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
 
 def check_label(source: ParquetSource, label_col: str) -> None:
-    """Check with the footers' statistics that no label is null.
+    """Check with the statistics in the footers that no label is null.
 
-    Footers without statistics do not show nulls. :func:`check_label_values` finds such nulls when the rows are read.
+    If a footer has no statistics, this check cannot find nulls. :func:`check_label_values` finds them when the rows are
+    read.
 
     Args:
         source: The dataset.
@@ -220,8 +221,8 @@ def check_roles(
         categorical_cols: Feature columns whose values are categories.
 
     Raises:
-        InvalidArgumentError: A list is a single name, a feature is named twice or is the label, or a categorical column
-            is not a feature.
+        InvalidArgumentError: An argument is a single name instead of a list, a feature is named twice or is the label,
+            or a categorical column is not a feature.
     """
     arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
     for argument, columns in arguments.items():
@@ -329,8 +330,8 @@ def _check_like_reference(
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        # The types of categorical columns may differ in their width, because pandas may store the same text categories
-        # with int8 codes in one file and with int16 codes in another.
+        # The types of a categorical column may differ in their width: pandas may store the same text categories with
+        # int8 codes in one file and with int16 codes in another file.
         alike = name in categorical_cols and category_type(type_) == category_type(expected)
         if type_ != expected and not alike:
             raise DataError(
