@@ -234,9 +234,7 @@ def check_roles(
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
-        raise InvalidArgumentError(
-            f'the label "{label_col}" is also in input_cols: remove it there, or the model learns to copy the label'
-        )
+        raise InvalidArgumentError(f'the label "{label_col}" is also in input_cols: remove the label from input_cols')
     for name in input_cols:
         if list(input_cols).count(name) > 1:
             raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
@@ -281,7 +279,8 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
         return
     if types.is_floating(type_) or types.is_decimal(type_):
         advice = (
-            "leave it out of categorical_cols, or write it as integers or text (pandas: astype('Int64') keeps nulls)"
+            "remove the column from categorical_cols, or write it as integers or text (in pandas, astype('Int64') "
+            "keeps nulls)"
         )
     elif types.is_temporal(type_):
         advice = "convert it to integers or text first, such as the month or the weekday"
@@ -302,7 +301,7 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     if category_type(type_) is not None:
         if what == "label":
             return "number the classes 0, 1, ... and write these numbers"
-        return "if it is a feature, name it in categorical_cols; else convert it to numbers first, or leave it out"
+        return "if the column is a feature, add it to categorical_cols; else convert it to numbers, or leave it out"
     if types.is_decimal(type_):
         return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
     if types.is_temporal(type_):

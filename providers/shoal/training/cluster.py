@@ -29,7 +29,7 @@ _this_machine: Node | None = None
 
 
 def use_this_machine(node: Node) -> None:
-    """Let this process start its workers as processes of this machine, without Ray.
+    """Make this process start its workers as child processes on this machine, without Ray.
 
     Args:
         node: Name and CPUs of this machine.

@@ -153,7 +153,7 @@ class RunConfig(Settings):
                     f'set the variable in this process, and give secret_env=["{name}"] instead'
                 )
             if "\0" in value:
-                raise ValueError(f"the value of {name} contains a NUL character: remove it")
+                raise ValueError(f"the value of {name} contains a NUL character: remove this character")
         return env
 
     @field_validator("code", mode="before")

@@ -148,7 +148,8 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
     on_gpu = device.startswith(("cuda", "gpu"))
     if config.use_gpu is not None and config.use_gpu != on_gpu:
         raise InvalidArgumentError(
-            f'device="{device}" in params contradicts use_gpu={config.use_gpu} in the scaling config: remove one'
+            f'device="{device}" in params contradicts use_gpu={config.use_gpu} in the scaling config: '
+            "remove one of the two"
         )
     return on_gpu
 

@@ -92,9 +92,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if every value between the row group's minimum and maximum matches. `full` is True if the
-        # row group has no other values, so that all rows match. `full` is None if the row group may also have nulls,
-        # which match nothing, or NaN, which the statistics of floats do not show.
+        # `full` is the result for a row group in which all values between the minimum and the maximum match. All rows
+        # then match (True), unless the row group may also contain nulls, which match nothing, or NaN, which the
+        # statistics do not show. In this case `full` is None (unknown).
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -472,7 +472,7 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
             f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most 6 decimals of a second"
         ) from None
     if moment.tzinfo is None:
-        # A time without an offset is treated as UTC if the column has a time zone.
+        # A time without an offset counts as UTC if the column has a time zone.
         moment = moment.replace(tzinfo=UTC)
     elif type_.tz is None:
         raise DataError(f"{problem}: the column has no time zone, so give the time without a UTC offset")

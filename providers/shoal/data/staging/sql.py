@@ -70,7 +70,7 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
                 writer.write(_cast(table, schema), max(table.num_rows, 1))
         except UnicodeEncodeError:
             raise InvalidArgumentError(
-                "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
+                "the query contains a lone surrogate (an invalid Unicode character): remove this character"
             ) from None
         except sa.exc.SQLAlchemyError as exc:
             # Only the first line of the error is shown, which is the database's message. The other lines repeat the

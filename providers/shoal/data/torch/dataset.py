@@ -188,8 +188,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
                 "the position in the epoch is unknown, because the workers of a DataLoader read ahead and may have "
-                "read more items than the training has used. Take the position from torchdata's StatefulDataLoader, use "
-                "num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
+                "read more items than the training has used. Take the position from torchdata's StatefulDataLoader, "
+                "use num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
@@ -233,7 +233,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch, and return its number and the number of items to skip, to continue at a saved position.
+        """Begin an epoch, and return the number of the epoch and the number of items to skip.
+
+        Items are skipped to continue at a saved position.
 
         The number of items to skip is None if the saved position is the end of the epoch.
         """

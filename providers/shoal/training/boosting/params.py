@@ -65,13 +65,15 @@ def merge(
             other, theirs = given[canonical]
             raise InvalidArgumentError(
                 f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one"
+                "remove one of the two"
             )
         given[canonical] = (name, value)
     if callable(objective):
         if "objective" in given:
             name, inside = given["objective"]
-            raise InvalidArgumentError(f'objective is a function, but params contain {name}="{inside}": remove one')
+            raise InvalidArgumentError(
+                f'objective is a function, but params contain {name}="{inside}": remove one of the two'
+            )
     elif objective is not None:
         if not isinstance(objective, str):
             raise InvalidArgumentError(
@@ -80,7 +82,8 @@ def merge(
         name, inside = given.get("objective", ("objective", objective))
         if names.objective(inside) != names.objective(objective):
             raise InvalidArgumentError(
-                f'the estimator has objective="{objective}", but params contain {name}="{inside}": remove one'
+                f'the estimator has objective="{objective}", but params contain {name}="{inside}": '
+                "remove one of the two"
             )
         merged[name] = objective
     if ROUNDS in given:

@@ -348,7 +348,7 @@ class Gang:
             event = self._next(deadline)
             if event is None:
                 raise TrainingError(
-                    "the training did not end within its time limit (RunConfig.timeout): set a longer limit, or none"
+                    "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
                 )
             if isinstance(event, _Done):
                 talking.discard(event.rank)

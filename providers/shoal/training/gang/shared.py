@@ -48,7 +48,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Idle gangs of other shapes still reserve CPUs that the new gang may need, so they are ended first.
+        # Other idle gangs (groups of workers) still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -60,8 +60,8 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
-        # is kept, so the gang of this run ends.
+        # Another thread of this driver has just stored an idle gang (group of workers) of the same number and size.
+        # Only one such gang is kept, so the gang of this run ends.
         gang.end()
 
 

@@ -1,4 +1,4 @@
-"""Make a job's own code, and the packages that were installed for the job, importable in the workers."""
+"""Add the folders with a job's own code and packages to `sys.path` in the workers."""
 
 from __future__ import annotations
 

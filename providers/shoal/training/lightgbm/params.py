@@ -49,12 +49,12 @@ RANKING = ("lambdarank", "rank_xendcg")
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # Parameters that shoal refuses in `params`, because they belong to other interfaces of LightGBM. Each value is a text
 # that tells the user what to do instead.
-_GANG = "shoal connects the workers itself: remove this parameter"
-_FILES = "this parameter is only for LightGBM's command line: remove it"
+_GANG = "remove this parameter, because shoal connects the workers itself"
+_FILES = "remove this parameter, which is only for LightGBM's command line"
 _REFUSED = {
     "early_stopping_round": "pass early_stopping_rounds to fit()",
-    "early_stopping_min_delta": "remove it: fit(early_stopping_rounds=) counts every improvement, however small",
-    "first_metric_only": "remove it: fit(early_stopping_rounds=) uses the last metric of the last eval set",
+    "early_stopping_min_delta": "remove this parameter, because fit(early_stopping_rounds=) counts every improvement",
+    "first_metric_only": "remove this parameter, because fit(early_stopping_rounds=) uses the last metric",
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
     "label_column": "pass label_col to fit()",
@@ -124,14 +124,14 @@ def worker_params(
     learner = str(given.get("tree_learner", "data"))
     if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
         raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove it, or set it to '
-            '"data" or "voting"'
+            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove tree_learner, '
+            'or set it to "data" or "voting"'
         )
     device = given.get("device_type", "cuda") if gpus else "cpu"
     if device == "cuda" and workers > 1:
         raise InvalidArgumentError(
-            f"LightGBM trains with CUDA in one process only, but there are {workers} workers: set num_workers=1, or "
-            'params={"device": "gpu"} (OpenCL)'
+            f"LightGBM can use CUDA only in a single worker, but there are {workers} workers: set num_workers=1, or "
+            'train with OpenCL (params={"device": "gpu"})'
         )
     if given.get("linear_tree"):
         raise InvalidArgumentError(
@@ -327,7 +327,7 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
             other, theirs = found[canonical]
             raise InvalidArgumentError(
                 f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one"
+                "remove one of the two"
             )
         found[canonical] = (name, value)
     return {canonical: value for canonical, (_, value) in found.items() if value is not None}

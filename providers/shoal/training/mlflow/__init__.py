@@ -1,1 +1,1 @@
-"""Record the MLflow calls of user code in the workers in the job's MLflow run."""
+"""Make MLflow calls in user code use the job's MLflow run."""

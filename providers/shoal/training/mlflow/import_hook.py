@@ -58,7 +58,7 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with its own loader, and call `act`."""
+        """Execute the module with the module's own loader, and then call `act` with the module."""
         assert module.__spec__ is not None
         # The module's own loader is restored, because other code uses this loader, for example to read the module's
         # data files.

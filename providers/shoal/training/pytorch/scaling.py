@@ -245,5 +245,10 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return the number of workers that fit on a node, if each worker reserves the resources `each`."""
+    """Return the number of workers that fit on a node.
+
+    Args:
+        node: The node; all its CPUs and GPUs count as free.
+        each: CPUs and GPUs that each worker reserves.
+    """
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

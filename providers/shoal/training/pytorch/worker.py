@@ -84,7 +84,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one rank's call of the user's function.
+    """Result of the user's function on one rank.
 
     Args:
         value: Return value of the user's function.

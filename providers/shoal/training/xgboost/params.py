@@ -104,7 +104,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
     if tree_method not in ("hist", "auto"):
         raise InvalidArgumentError(
             f'tree_method="{tree_method}" cannot train on quantised data (histogram bins), which shoal uses: remove '
-            'it, or set it to "hist"'
+            'tree_method, or set it to "hist"'
         )
     if params.get("booster") == "gblinear":
         raise InvalidArgumentError(
