@@ -227,7 +227,9 @@ def check_roles(
     arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
     for argument, columns in arguments.items():
         if isinstance(columns, str):
-            raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
+            raise InvalidArgumentError(
+                f'{argument} must be a list of column names, such as ["{columns}"], not "{columns}"'
+            )
     if not input_cols:
         raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
     for name in _named(input_cols, label_col, extra_cols):
@@ -253,7 +255,7 @@ def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequenc
 
 def _check_listed(columns: Sequence[str]) -> None:
     if isinstance(columns, str):
-        raise InvalidArgumentError(f'columns must be a list of column names: ["{columns}"], not "{columns}"')
+        raise InvalidArgumentError(f'columns must be a list of column names, such as ["{columns}"], not "{columns}"')
     if not columns:
         raise InvalidArgumentError(
             "columns is empty: name at least one column, or omit the argument to read all columns"

@@ -20,8 +20,8 @@ _LONGEST_NAME = 100
 """Maximum number of metrics in a progress record, and maximum length of a metric's name. The record is written to the
 database with every heartbeat of the job, and users choose the names, so the size of the record must be limited."""
 
-# Seconds between two progress lines in a log. A shorter interval would make the log long, and with a longer interval a
-# slow training would look like a hanging one.
+# Seconds between two progress lines in a log. A shorter interval would make the log long, and a longer interval would
+# make a slow training look like a training that hangs.
 _SAY_EVERY_SECONDS = 10.0
 
 

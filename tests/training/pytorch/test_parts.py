@@ -450,9 +450,15 @@ def test_a_function_is_checked_against_its_arguments() -> None:
     def train(epochs: int, *, rate: float = 0.1) -> None: ...
 
     assert Program.of(train, [1], {"rate": 0.2}).args == (1,)
-    with pytest.raises(InvalidArgumentError, match="train: missing a required argument: 'epochs'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="train cannot be called with the given arguments: missing a required argument: 'epochs'",
+    ):
         Program.of(train, [], {})
-    with pytest.raises(InvalidArgumentError, match="train: got an unexpected keyword argument 'rat'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="train cannot be called with the given arguments: got an unexpected keyword argument 'rat'",
+    ):
         Program.of(train, [1], {"rat": 0.2})
     with pytest.raises(InvalidArgumentError, match="must be a function or the path of a script, not 3"):
         PyTorchDistributor(3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""List the files of a dataset. The user specifies them by paths of files, directories and globs."""
+"""List the files of a dataset from the paths of files, directories and globs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         for file in _expand(path):
             if file.path in found:
                 raise InvalidArgumentError(
-                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the paths do "
-                    "not overlap"
+                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the given paths "
+                    "do not overlap"
                 )
             found[file.path] = file
     return tuple(found.values())

@@ -45,7 +45,8 @@ def plan_groups(
     at = np.flatnonzero(np.concatenate([begins[index] for index in line])) if line else np.empty(0, dtype=int)
     if len(at) < num_workers:
         raise DataError(
-            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one group"
+            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one "
+            "group, so use fewer workers"
         )
     total = sum(row_groups[index].rows for index in line)
     cuts = [0]

@@ -107,7 +107,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
         raise DataError(
             f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}: each worker "
-            "needs at least one row"
+            "needs at least one row, so use fewer workers"
         )
 
     groups = shuffled(groups, seed)

@@ -32,10 +32,10 @@ from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
 
-# Seconds to wait for further errors after the first failure, so that the real cause is found. When a worker raised or
-# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so
-# `_SETTLE_SECONDS` is enough. When a host vanished, the driver notices it only after the 4 s of the TCP keepalive.
-# Therefore `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
+# Seconds to wait for further errors after the first failure, to find the real cause. If a worker raises an exception or
+# is killed, the kernel closes its connections at once. The other workers then failed within 0.1 s, so `_SETTLE_SECONDS`
+# is enough. If a host vanishes, the driver notices this only after the 4 s of the TCP keepalive. Therefore
+# `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
 # Seconds to wait until killed workers have ended. After `_KILL_SECONDS`, the driver closes the workers' sockets and

@@ -43,7 +43,7 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            # The dataset has stored the sizes of the groups, so the array is freed.
+            # LightGBM's dataset has stored the sizes of the groups, so this array is no longer needed.
             self._group = None
         if not keep:
             rows.forget()

@@ -83,7 +83,7 @@ class NodeMetrics:
 
         self._ended.set()
         for actor in self._actors.values():
-            # If Ray was shut down already, the actor has ended with Ray.
+            # This call fails if Ray is already shut down. The error is ignored, because the actor has then ended, too.
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._thread.join(_END_SECONDS)

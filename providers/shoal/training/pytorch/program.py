@@ -103,7 +103,9 @@ class Program:
         try:
             inspect.signature(target).bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArgumentError(f"{name_of(target)}: {error}") from None
+            raise InvalidArgumentError(
+                f"{name_of(target)} cannot be called with the given arguments: {error}"
+            ) from None
         except ValueError:
             pass  # The function is a builtin without a signature, so its arguments cannot be checked.
         return cls(target, tuple(args), dict(kwargs))

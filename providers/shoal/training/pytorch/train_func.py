@@ -35,7 +35,9 @@ def imported(name: str) -> Callable[..., Any]:
         for part in path.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"train_func {name} cannot be imported: {error}") from error
+        raise InvalidArgumentError(
+            f"train_func {name} cannot be imported: {error}. Check the names of the module and the function"
+        ) from error
     found: Callable[..., Any] = function
     return found
 

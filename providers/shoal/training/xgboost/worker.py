@@ -399,7 +399,7 @@ def _own_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
     if context.world_size == 1:
-        # With one worker, XGBoost's collective operations do nothing.
+        # XGBoost needs no connections between workers if there is only one worker.
         yield
         return
     with contextlib.ExitStack() as stack:
