@@ -49,7 +49,7 @@ def is_known(value: object) -> bool:
         ({"input_colss": ["?"]}, 'unknown option "input_colss": did you mean input_cols?'),
         ({"label_col": "?", "n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
         ({"run_config": {"max_restart": "?"}}, 'unknown option "run_config.max_restart": did you mean max_restarts?'),
-        ({"n_estimators": "?", "eval_set": {"e": {}}}, "eval_set.e={}: a dataset needs the option paths"),
+        ({"n_estimators": "?", "eval_set": {"e": {}}}, "eval_set.e={}: the dataset has neither paths nor sql"),
         ({"n_estimators": "?", "early_stopping_rounds": 5}, None),  # needs an eval_set
         ({"label_col": "?", "weight_col": "a"}, None),  # a feature is also the weight
         ({"dataset": {"paths": "?"}, "params": {"eta": "?"}, "verbose_eval": "?", "framework": "?"}, None),

@@ -575,7 +575,7 @@ def test_a_path_that_a_template_gives_is_checked_in_the_task(on_fake_head, conte
     ("given", "says"),
     [
         ({"train_func": "/nowhere.py"}, "nowhere.py.* cannot be read"),
-        ({"train_func": len}, "len: missing a required argument"),
+        ({"train_func": len}, "len cannot be called with the given arguments: missing a required argument"),
     ],
 )
 def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):

@@ -94,9 +94,9 @@ def test_types_of_categories(write: Write, kind: str) -> None:
 
 
 BAD_CATEGORIES = {
-    "double": ([1.0], "leave it out of categorical_cols"),
+    "double": ([1.0], "remove the column from categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "the month or the weekday"),
-    "decimal": ([decimal.Decimal("1.5")], "leave it out of categorical_cols"),
+    "decimal": ([decimal.Decimal("1.5")], "remove the column from categorical_cols"),
     "list": ([[1, 2]], "separate column"),
     "binary": ([b"a"], "as text"),
 }

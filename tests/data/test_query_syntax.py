@@ -51,11 +51,11 @@ def rows_in(url: str) -> int:
         ({"sql": "SELECT 1", "params": {"low": 3}}, 'params has "low"'),
         ({"sql": "SELECT 1", "params": {"low": [3]}}, "params.low"),
         ({"sql": "SELECT 1", "connection": "postgresql://me:hunter2@host/x"}, "must be a name"),
-        ({"sql": "SELECT 1", "connection": None}, "sql needs the option connection"),
+        ({"sql": "SELECT 1", "connection": None}, "sql requires the option connection"),
         ({"sql": "SELECT 1", "paths": ("/x",)}, "give only one of these options"),
         ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write the conditions into the WHERE clause of sql"),
         ({"sql": None, "paths": ("/x",)}, "connection and params can be given only with the option sql"),
-        ({"sql": None, "connection": None}, "needs the option paths, or the options sql and connection"),
+        ({"sql": None, "connection": None}, "set the option paths, or the options sql and connection"),
     ],
 )
 def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str) -> None:

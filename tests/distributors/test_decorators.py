@@ -84,5 +84,8 @@ def test_gpus_of_a_type_that_no_node_has_are_refused(driver: TwoNodes) -> None:
 @pytest.mark.ray
 def test_each_worker_returns_its_own(driver: TwoNodes) -> None:
     assert place.distributed(2) == [(6, 0, 2), (6, 1, 2)]
-    with pytest.raises(InvalidArgumentError, match="place: missing a required argument: 'number'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="place cannot be called with the given arguments: missing a required argument: 'number'",
+    ):
         place.distributed()  # type: ignore[call-arg]

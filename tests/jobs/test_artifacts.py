@@ -77,7 +77,7 @@ def test_an_attempts_folder_of_something_else_is_refused_before_training(store: 
     folder = tmp_path / "job" / "1"
     folder.mkdir(parents=True)
     (folder / "model.ubj").write_text("of another store")
-    with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
+    with pytest.raises(InvalidArgumentError, match="is not empty, and job"):
         artifacts.check(str(folder), place(store).claim(), str(tmp_path))
     assert (folder / "model.ubj").read_text() == "of another store"
     with pytest.raises(InvalidArgumentError, match="cannot be written to"):

@@ -835,7 +835,7 @@ class TestWait:
 
         assert [sentence for sentence in done if sentence.endswith("attempt 1: removed its staged data")]
         assert (half.exists(), whole.exists()) == (True, False)
-        assert f"{half} was not staged by shoal: it is not removed" in caplog.text
+        assert f"{half} was not staged by shoal and is not removed" in caplog.text
         assert f"the staged data in {roots} cannot be read, so they are not removed" in caplog.text
         assert roots.exists()
 
@@ -900,7 +900,7 @@ class TestCancel:
 
         assert handle.cancel()
 
-        assert "was not staged by shoal: it is not removed" in caplog.text
+        assert "was not staged by shoal and is not removed" in caplog.text
         with pytest.raises(JobCancelledError):
             handle.wait(on_log=None)
 

@@ -132,7 +132,7 @@ def test_what_is_refused_before_anything_starts(
         with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):
             train(asked, user_code=UserCode(objective=squared_error))
     asked = request("lightgbm", rows, eval_set={"eval": spec(rows)}, early_stopping_rounds=2)
-    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: name one"):
+    with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: set the parameter"):
         train(asked, user_code=UserCode(objective=squared_error))
     forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
     with pytest.raises(InvalidArgumentError, match='boosting="rf"'):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector, ShardedDataConnector
     from shoal.data.ingest import ArrowIngester, RayDataIngester
 
-# Public name -> the module from which the name is imported at its first use. Without this, Airflow would import all
-# these modules each time it parses a DAG file that imports `shoal.data`.
+# Public name -> the module from which the name is imported at its first use. If these modules were imported at once,
+# Airflow would import all of them each time that it parses a DAG file with `import shoal.data`.
 _HOMES = {
     "ArrowIngester": "shoal.data.ingest",
     "DataConnector": "shoal.data.connector",

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 Categories = Mapping[str, "pa.Array"]
-"""Categories of each categorical column: column -> array of its distinct values in ascending order, in the type that
-`category_type` returns. The code of a category is its index in this array, from 0."""
+"""Categories of each categorical column, as a dict: column -> Arrow array of the column's distinct values in ascending
+order. `category_type` returns the type of the array. The code of a category is its index in the array, from 0."""
 
 MOST_CATEGORIES = 100_000
-"""Maximum number of categories in a column; a column with more categories is refused. Every worker and every model
-contains all categories (2 MB of text at this limit). If a column has more categories, such as customer ids, too few
-rows have the same category for the model to learn from them."""
+"""Maximum number of categories in a column. Every worker and every model contains all categories, which at this limit
+are about 2 MB of text. In a column with more categories, such as customer ids, too few rows have the same category for
+a model to learn from."""
 
 
 def category_type(type_: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type in which the categories of a column are compared.
+    """Return the Arrow type to which the values of a categorical column are converted.
 
     Columns of the same kind (text, integers or booleans) get the same type, even if the files store their values with
     different widths.
@@ -90,7 +90,7 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
-    """Return the table with the values of categorical columns replaced by their integer codes.
+    """Replace the values of a table's categorical columns by integer codes, and return the new table.
 
     Args:
         table: The rows to encode.
@@ -116,7 +116,7 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
-    """Convert the lists that `to_lists` returned back to Arrow arrays of categories.
+    """Convert the lists from `to_lists` back to Arrow arrays of categories.
 
     Args:
         lists: Column -> its categories as str, int or bool.
@@ -125,8 +125,8 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
         Column -> its categories as an Arrow array.
 
     Raises:
-        DataError: If the categories have a type that `find_categories` never returns. A model that another program has
-            written may contain such categories.
+        DataError: If the categories have a type that `find_categories` never returns. A model from another program may
+            contain such categories.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Check the columns of a dataset before training, mostly from Parquet footers, without reading rows.
+"""Check the columns of a dataset before a training. Most checks use only the Parquet footers and read no rows.
 
 Every error message contains the file and the column.
 """
@@ -110,7 +110,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
-    """Check that every file that has rows stores the columns in the same types, so that one table can hold all rows.
+    """Check that all files with rows store the columns in the same types, so that one table can contain all rows.
 
     Args:
         source: The dataset.
@@ -118,7 +118,7 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: 
         text_cols: Subset of `columns` for which all text types count as the same type.
 
     Raises:
-        DataError: If a file differs. The message names the first such file.
+        DataError: If a file stores a column in another type. The message names the first such file.
     """
     reference = source.reference()
     partitions = source.partition_fields()
@@ -150,9 +150,10 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
 
 def check_label(source: ParquetSource, label_col: str) -> None:
-    """Check with the footers' statistics that no label is null.
+    """Check with the statistics in the footers that no label is null.
 
-    Footers without statistics do not show nulls. :func:`check_label_values` finds such nulls when the rows are read.
+    If a footer has no statistics, this check cannot find nulls. :func:`check_label_values` finds them when the rows are
+    read.
 
     Args:
         source: The dataset.
@@ -220,22 +221,22 @@ def check_roles(
         categorical_cols: Feature columns whose values are categories.
 
     Raises:
-        InvalidArgumentError: A list is a single name, a feature is named twice or is the label, or a categorical column
-            is not a feature.
+        InvalidArgumentError: An argument is a single name instead of a list, a feature is named twice or is the label,
+            or a categorical column is not a feature.
     """
     arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
     for argument, columns in arguments.items():
         if isinstance(columns, str):
-            raise InvalidArgumentError(f'{argument} must be a list of column names: ["{columns}"], not "{columns}"')
+            raise InvalidArgumentError(
+                f'{argument} must be a list of column names, such as ["{columns}"], not "{columns}"'
+            )
     if not input_cols:
         raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
     for name in _named(input_cols, label_col, extra_cols):
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
-        raise InvalidArgumentError(
-            f'the label "{label_col}" is also in input_cols: remove it there, or the model learns to copy the label'
-        )
+        raise InvalidArgumentError(f'the label "{label_col}" is also in input_cols: remove the label from input_cols')
     for name in input_cols:
         if list(input_cols).count(name) > 1:
             raise InvalidArgumentError(f'"{name}" occurs more than once in input_cols: name each column once')
@@ -254,7 +255,7 @@ def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequenc
 
 def _check_listed(columns: Sequence[str]) -> None:
     if isinstance(columns, str):
-        raise InvalidArgumentError(f'columns must be a list of column names: ["{columns}"], not "{columns}"')
+        raise InvalidArgumentError(f'columns must be a list of column names, such as ["{columns}"], not "{columns}"')
     if not columns:
         raise InvalidArgumentError(
             "columns is empty: name at least one column, or omit the argument to read all columns"
@@ -280,7 +281,8 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
         return
     if types.is_floating(type_) or types.is_decimal(type_):
         advice = (
-            "leave it out of categorical_cols, or write it as integers or text (pandas: astype('Int64') keeps nulls)"
+            "remove the column from categorical_cols, or write it as integers or text (in pandas, astype('Int64') "
+            "keeps nulls)"
         )
     elif types.is_temporal(type_):
         advice = "convert it to integers or text first, such as the month or the weekday"
@@ -301,7 +303,7 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     if category_type(type_) is not None:
         if what == "label":
             return "number the classes 0, 1, ... and write these numbers"
-        return "if it is a feature, name it in categorical_cols; else convert it to numbers first, or leave it out"
+        return "if the column is a feature, add it to categorical_cols; else convert it to numbers, or leave it out"
     if types.is_decimal(type_):
         return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
     if types.is_temporal(type_):
@@ -329,8 +331,8 @@ def _check_like_reference(
         if name in partitions:
             continue
         type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        # The types of categorical columns may differ in their width, because pandas may store the same text categories
-        # with int8 codes in one file and with int16 codes in another.
+        # The types of a categorical column may differ in their width: pandas may store the same text categories with
+        # int8 codes in one file and with int16 codes in another file.
         alike = name in categorical_cols and category_type(type_) == category_type(expected)
         if type_ != expected and not alike:
             raise DataError(

@@ -17,7 +17,7 @@ def check_present(path: str, name: str, present: Sequence[str]) -> None:
         present: Names of the file's columns.
 
     Raises:
-        DataError: If there is no such column, or several. The message contains similar names.
+        DataError: If the file has no column or several columns with this name. The message contains similar names.
     """
     if present.count(name) > 1:
         raise DataError(f'{path} has several columns named "{name}": rename all but one')

@@ -33,15 +33,15 @@ PathLike = str | os.PathLike[str]
 
 
 class DataConnector:
-    """A dataset in Parquet files; its rows are read only when they are needed.
+    """Dataset in Parquet files, whose rows are read only when they are needed.
 
     Create a connector with one of the ``from_...`` methods.
 
     Args:
         source: The Parquet files.
         ingestor_class: Class that reads the rows in the workers.
-        staging: Directory of a staged copy (Parquet files that shoal wrote for the workers), which is removed when no
-            connector and no job uses it any more; None if the files belong to the user.
+        staging: Directory of a staged copy (Parquet files that shoal wrote for the workers); None if the files belong
+            to the user. The directory is removed when no connector and no job uses the copy any longer.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -80,10 +80,10 @@ class DataConnector:
             path_or_paths: One or several files, directories or globs: local paths or URIs that Arrow or fsspec can open
                 (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. The files of a directory
                 are sorted by path.
-            filters: Only rows that match: terms ``(column, operator, value)``, which are joined with AND, or a list of
-                such lists, which are joined with OR. Operators: ``=``, ``!=``, ``<``, ``>``, ``<=``, ``>=``, ``in``,
-                ``not in``. Dates and timestamps are given as ISO text or as date and datetime; without an offset, a
-                timestamp is UTC. A null matches no term, not even ``!=`` and ``not in``.
+            filters: Conditions that the rows must match: a list of terms ``(column, operator, value)``, which are
+                joined with AND, or a list of such lists, which are joined with OR. Operators: ``=``, ``!=``, ``<``,
+                ``>``, ``<=``, ``>=``, ``in``, ``not in``. Dates and timestamps are given as ISO text or as date and
+                datetime; without an offset, a timestamp is UTC. A null matches no term, not even ``!=`` and ``not in``.
             ingestor_class: Class that reads the rows in the workers.
 
         Returns:
@@ -156,7 +156,7 @@ class DataConnector:
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
     ) -> Self:
-        """Create a connector from a ``pyarrow.dataset.Dataset``, and copy its rows to a staging location if necessary.
+        """Create a connector from a ``pyarrow.dataset.Dataset``, and copy the rows to a staging location if necessary.
 
         A dataset of local Parquet files is read without a copy. All other datasets are streamed to a staging location:
         other formats, datasets with a filter or a changed schema, and datasets on remote filesystems, whose credentials
@@ -203,7 +203,7 @@ class DataConnector:
         sources: PathLike | ParquetSource | Iterable[PathLike | ParquetSource],
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
-        """Connect to paths or ``ParquetSource`` objects as one dataset, whose rows are in the order of `sources`.
+        """Combine paths or ``ParquetSource`` objects into one dataset, whose rows are in the order of `sources`.
 
         Args:
             sources: Paths or ``ParquetSource`` objects.
@@ -216,8 +216,8 @@ class DataConnector:
                 paths.append(source)
             elif source.splits and len(several) > 1:
                 raise InvalidArgumentError(
-                    "sources contains a part of a random split, which cannot be combined with other sources: combine "
-                    "the sources first, then call random_split()"
+                    "sources contains a part of a random split, and such a part cannot be combined with other sources: "
+                    "combine the sources first, then call random_split()"
                 )
             elif source.filters and len(several) > 1:
                 raise InvalidArgumentError(
@@ -226,8 +226,8 @@ class DataConnector:
                 )
             else:
                 paths += source.paths
-                # A source can refer to one staged copy only, so the source that combines several cannot say when each
-                # copy may be removed. The copies therefore stay until this process exits.
+                # A source can refer to only one staged copy, but the combined source uses several copies. The copies
+                # are therefore kept until this process exits.
                 if len(several) > 1 and source.staged_copy is not None:
                     source.staged_copy.keep()
         if len(several) == 1 and isinstance(several[0], ParquetSource):
@@ -245,7 +245,7 @@ class DataConnector:
             A `ShardedDataConnector` if ``spec.sharded`` is true, else a `DataConnector`.
 
         Raises:
-            InvalidArgumentError: If the spec is wrong, or has a query whose rows were not staged by a job.
+            InvalidArgumentError: If the spec is invalid, or contains a SQL query that no job has run yet.
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
@@ -293,13 +293,13 @@ class DataConnector:
     def num_rows(self) -> int:
         """Return the number of rows, from the Parquet footers.
 
-        If the dataset has filters and the footers do not show how many rows of a row group match, the filter columns of
-        this row group are read.
+        If the dataset has filters, the footers may not show how many rows of a row group match. The filter columns of
+        this row group are then read.
         """
         return self.source.num_rows()
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset: 32 hex digits, independent of the files' location.
+        """Return a fingerprint of the dataset: 32 hex digits that do not depend on the location of the files.
 
         The fingerprint is computed from the footers. With filters, all rows are read and the fingerprint is computed
         from their values.
@@ -307,7 +307,8 @@ class DataConnector:
         return self.source.digest()
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return when the files were written, in nanoseconds since the epoch; empty if :meth:`digest` reads the rows.
+        """Return the write time of each file in nanoseconds since the epoch, or an empty tuple if :meth:`digest` reads
+        the rows.
 
         When values in the rows change, a digest that is computed from the footers may stay the same, but the write
         times change. The write time of a file is None if the filesystem does not report it.
@@ -318,9 +319,9 @@ class DataConnector:
         """Read a column and return its smallest and its largest value.
 
         Args:
-            column: Column of any type that has an order; by default the date or timestamp column of the filters, if
-                there is exactly one.
-            without: Canonical paths of files whose rows are left out.
+            column: Column whose type has an order. By default, the date or timestamp column of the filters, if there is
+                exactly one.
+            without: Canonical paths of files whose rows are ignored.
 
         Returns:
             The range; None if `column` is None and the filters do not name exactly one date or timestamp column, or if
@@ -389,7 +390,9 @@ class DataConnector:
         return counts
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to workers, one shard per worker; see :func:`shoal.data.planning.row_groups.plan_shards`.
+        """Assign the rows to workers: compute one shard (list of row ranges) for each worker.
+
+        See :func:`shoal.data.planning.row_groups.plan_shards`.
 
         Args:
             num_workers: Number of shards.
@@ -455,7 +458,8 @@ class DataConnector:
         drop_last_batch: bool = False,
         columns: Sequence[str] | None = None,
     ) -> TorchDataset:
-        """Return a torch ``IterableDataset`` of all rows. If several workers call this method, each one reads all rows.
+        """Return a torch ``IterableDataset`` of all rows. If several workers call this method, each worker reads all
+        rows.
 
         To read only the rows of one rank, use :meth:`ShardedDataConnector.get_shard`.
 
@@ -489,8 +493,8 @@ class DataConnector:
         """
         from shoal.data.ray_data import ranges_dataset
 
-        # Ray's tasks read the staged files later, when this connector may be gone, and Ray's dataset does not refer to
-        # the connector. So the staged copy stays until this process exits.
+        # Ray's tasks read the staged files later, when this connector may no longer exist, and Ray's dataset does not
+        # refer to the connector. Therefore the staged copy is kept until this process exits.
         if self.source.staged_copy is not None:
             self.source.staged_copy.keep()
         return ranges_dataset(self.source, self.source.ranges(), None)
@@ -498,8 +502,8 @@ class DataConnector:
     def random_split(self, weights: Sequence[float], seed: int = 0) -> list[Self]:
         """Split the rows at random into parts, without reading or copying rows.
 
-        Every row is in exactly one part. The same rows, weights and seed give the same parts. Reading a part reads
-        whole row groups and drops the rows of the other parts.
+        Every row is in exactly one part. The same rows, weights and seed give the same parts. To read a part, shoal
+        reads whole row groups and drops the rows of the other parts.
 
         Args:
             weights: Relative sizes of the parts, such as ``[0.99, 0.01]``.
@@ -511,10 +515,10 @@ class DataConnector:
         return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
 
     def discard_staging(self) -> bool:
-        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers) now, if there is one.
+        """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.
 
-        Without this call, the copy is removed when the last connector that uses it is gone, and the jobs that use it
-        have ended. The method may be called again.
+        Without this call, the copy is removed when no connector uses the copy any longer, and all jobs that use the
+        copy have ended. Further calls have no effect.
 
         Returns:
             True if a staged copy was removed.
@@ -538,13 +542,14 @@ class DataConnector:
 
 
 class ShardedDataConnector(DataConnector):
-    """A dataset that is divided among the workers of one training, so that each worker reads only its own rows."""
+    """Dataset that is divided among the workers of one training, so that each worker reads only its own rows."""
 
     sharded: ClassVar[bool] = True
 
     def get_shard(self) -> DataShard:
-        """Return the rows that this worker of a training reads. A process that is not a worker of a training gets all
-        rows.
+        """Return the rows that this worker of a training reads.
+
+        A process that is not a worker of a training gets all rows.
 
         Returns:
             The shard of this process's rank. All ranks compute the same plan, because they use the same footers.

@@ -1,6 +1,6 @@
-"""Check filters of rows, and convert them to a form that can be stored as JSON in a job's spec.
+"""Check filters of rows, and convert the filters to a form that can be stored as JSON in a job's spec.
 
-The filters have the form that pyarrow, pandas and Dask also use.
+The syntax of the filters is the same as in pyarrow, pandas and Dask.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Term = tuple[str, Operator, Scalar | tuple[Scalar, ...]]
 the column matches no term."""
 
 Filters = tuple[tuple[Term, ...], ...]
-"""Filters of rows: a row must match at least one of the alternatives, and it matches an alternative if it matches all
-of the alternative's terms."""
+"""Filters of rows, as a tuple of alternatives. Each alternative is a tuple of terms (comparisons). A row matches the
+filters if it matches all terms of at least one alternative."""
 
 OPERATORS: tuple[Operator, ...] = get_args(Operator)
 
@@ -44,7 +44,7 @@ def parse_filters(given: Any) -> Filters:
     if not _is_list(given):
         raise InvalidArgumentError(f"filters must be a list, not {shown(given)}: {_FORM}")
     if not given:
-        raise InvalidArgumentError(f"filters is empty: omit it to read all rows, or {_FORM}")
+        raise InvalidArgumentError(f"filters is empty: omit filters to read all rows, or {_FORM}")
     if isinstance(given[0], str):
         raise InvalidArgumentError(f"filters={shown(given)} is a single term: put it into a list, [{shown(given)}]")
     # The user may give one list of terms (comparisons), or a list of such lists. In a list of terms, `given[0][0]` is
@@ -76,7 +76,8 @@ def columns_of(filters: Filters) -> list[str]:
 
 
 def builtin_value(value: Any) -> Any:
-    """Convert a NumPy scalar to a Python object, and a date or datetime to ISO 8601 text; return other values as is."""
+    """Convert a NumPy scalar to a Python object, and a date or datetime to ISO 8601 text. Other values are not
+    changed."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     # The check also accepts a datetime, because datetime is a subclass of date.

@@ -1,6 +1,6 @@
 """Store the rank of this process in its gang (the group of workers of one training) and the size of the gang.
 
-A process outside a gang is rank 0 of 1.
+A process that belongs to no gang has rank 0 in a gang of size 1.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang (the workers of one training), size of the gang, and the seed with which all
-    workers compute which worker reads which rows.
+    """Rank of a process in its gang (the workers of one training), size of the gang, and seed of the shard plan.
+
+    The shard plan assigns the rows to the workers. All workers compute the same plan with the same seed.
 
     Raises:
         InvalidArgumentError: If `rank` is negative or not below `world_size`.
@@ -35,23 +36,26 @@ class GangPosition:
 
 ALONE = GangPosition(rank=0, world_size=1)
 
-# The position is stored in a global variable and not in a context variable. A new thread begins with an empty context,
-# so with a context variable a thread that the user starts in a worker would see rank 0 of 1 and read every row.
+# The position is stored in a global variable and not in a context variable, because a new thread begins with an empty
+# context. With a context variable, a thread that the user starts in a worker would get rank 0 and read all rows.
 _position = ALONE
 
 
 def current_position() -> GangPosition:
-    """Return the rank of this process and the size of its gang (the workers of one training). A process outside a gang
-    has rank 0 and size 1."""
+    """Return the rank of this process and the size of its gang (the workers of one training).
+
+    A process that belongs to no gang has rank 0 in a gang of size 1.
+    """
     return _position
 
 
 def set_current_position(position: GangPosition) -> None:
-    """Set the rank of this process and the size of its gang (the workers of one training). The training package calls
-    this function in each worker.
+    """Set the rank of this process and the size of its gang (the workers of one training).
+
+    The training package calls this function in each worker.
 
     Args:
-        position: New position; `ALONE` resets the process to rank 0 of 1.
+        position: New position. `ALONE` is the position of a process that belongs to no gang.
     """
     global _position
     _position = position

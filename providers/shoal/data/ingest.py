@@ -37,7 +37,7 @@ class ArrowIngester:
 
     name: ClassVar[str] = "arrow"
     # Fraction of a worker's CPUs that the worker process requests from Ray. Arrow reads the rows in the worker process,
-    # so no CPUs have to stay free for other processes.
+    # so the worker process can request all CPUs.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
@@ -63,18 +63,17 @@ class ArrowIngester:
 class RayDataIngester:
     """Ingester that reads row groups in Ray Data tasks, outside the worker's process.
 
-    The rows of each worker and the tables are the same as with `ArrowIngester`. Each worker runs one Ray Data stream
-    over the row ranges of its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used, because Ray's
-    sharding drops rows.
+    Each worker gets the same rows and tables as with `ArrowIngester`. Each worker runs one Ray Data stream over the row
+    ranges of its shard. Ray's own sharding (``streaming_split(equal=True)``) is not used, because it drops rows.
 
     Args:
         source: The dataset.
     """
 
     name: ClassVar[str] = "ray"
-    # Of the CPUs per worker, the worker process requests half from Ray, so that the other half stays free for Ray's
-    # read tasks. On a host with two CPUs, two workers that requested 0.8 CPU each left too little for the read tasks,
-    # and hung.
+    # Fraction of a worker's CPUs that the worker process requests from Ray. The other half stays free for Ray's read
+    # tasks. In a test on a host with two CPUs, two workers that requested 0.8 CPUs each left too little for the read
+    # tasks, and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:

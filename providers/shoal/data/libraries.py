@@ -1,5 +1,7 @@
-"""Raise an error that names the extra to install if the libraries that read rows are missing, for example on a host
-that only runs Airflow."""
+"""Check that the libraries for reading rows are installed, and raise an error that names the extra to install.
+
+The libraries may be missing on a host that only runs Airflow.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
 _EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
 _ROWS = "shoal_rows"
-"""Alias of a query that is a subquery in the FROM clause of another query."""
+"""Alias of the user's query when it is a subquery in the FROM clause of another query."""
 
 _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
@@ -37,23 +37,23 @@ def check_connection_name(name: str) -> None:
 def check_query(sql: str, params: Mapping[str, Any]) -> None:
     """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
 
-    This check finds mistakes, but does not prevent writes: a read-only transaction or connection does; see
-    :func:`shoal.data.staging.sql.stage_select`.
+    This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.staging.sql.stage_select`
+    prevents writes with a read-only transaction or connection.
 
     Args:
         sql: The statement, with parameters as ``:name``.
         params: Parameter -> its value.
 
     Raises:
-        InvalidArgumentError: If the statement is not a single SELECT or WITH, has a comment that a database runs, or
-            lacks a value of a parameter, or a value has no parameter.
+        InvalidArgumentError: If the statement is not a single SELECT or WITH, or contains a comment that a database
+            runs as SQL. Also if a parameter has no value, or a value has no parameter.
     """
     import sqlalchemy as sa
 
     body = without_end(sql)
     if ";" in body:
-        # A ";" inside a quoted text or a comment is refused, too, because each database has its own rules for quotes
-        # and comments, so this code cannot reliably find where they end.
+        # A ";" inside a quoted text or a comment is also refused. Each database has its own rules for quotes and
+        # comments, so this code cannot reliably find the end of a quoted text or comment.
         raise InvalidArgumentError(
             'sql contains a ";" before its end: give only one statement. If the ";" belongs to a text value, pass the '
             "value as a parameter, such as :name with params={'name': ...}"
@@ -87,14 +87,14 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 def narrowed_query(
     sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
 ) -> tuple[str, dict[str, Any]]:
-    """Return a query that selects those rows of the given query in which a column has a given value.
+    """Return a query that selects only the rows of the given query in which a column has a given value.
 
     Args:
         sql: The query: one SELECT, with parameters as ``:name``.
         params: Parameter -> its value.
         column: Name of the column, quoted as the database needs it;
             see :func:`shoal.data.staging.sql.quoted_column`.
-        value: The value. It becomes a parameter, and is not inserted into the text.
+        value: The value. It is passed as a parameter, and is not inserted into the text of the query.
 
     Returns:
         The new query, and its parameters.

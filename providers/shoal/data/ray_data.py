@@ -1,5 +1,5 @@
-"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data, and check that it returns the right number
-of rows."""
+"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data, and check the number of the returned
+rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # (`RayDataIngester.worker_cpu_fraction`), so a read task that requested a whole CPU would wait forever.
 READ_TASK_CPUS = 0.5
 
-# Number of read tasks of a worker that run at the same time, so that the next table is read while the worker uses the
-# current one. More tasks would only fill Ray's object store.
+# Number of read tasks that each worker runs at the same time. With two tasks, the next table is read while the worker
+# uses the current table. More tasks would only fill Ray's object store.
 READ_TASKS = 2
 
 # Name of the column in which a read task returns the message of a DataError, instead of raising the error.
@@ -54,8 +54,8 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
             block = next(blocks, None)
             if block is None:
                 raise DataError(
-                    f"Ray Data returned fewer rows than were requested: there are too few for {part.path}, row group "
-                    f"{part.row_group}. Use ingestor_class=ArrowIngester"
+                    f"Ray Data returned fewer rows than were requested from {part.path}, row group "
+                    f"{part.row_group}: use ingestor_class=ArrowIngester"
                 )
             spare.append(block)
             have += block.num_rows
@@ -78,15 +78,15 @@ def ranges_dataset(
     concurrency: int | None = None,
     errors_as_rows: bool = False,
 ) -> Any:
-    """Return a lazy Ray Dataset that reads row ranges in the order in which they are given.
+    """Return a lazy Ray Dataset that reads row ranges in the given order.
 
     Args:
         source: The dataset.
         ranges: Row ranges to read; at least one.
         columns: Columns to read; all by default.
         concurrency: Number of read tasks that run at the same time; None lets Ray choose the number.
-        errors_as_rows: Whether a read task returns a DataError as a row instead of raising it. Ray wraps an exception
-            of a task in another one, and loses the cause when it pickles the wrapper.
+        errors_as_rows: Whether a read task returns a DataError as a row instead of raising the error. Ray wraps an
+            exception of a task in another exception, and loses the original exception when it pickles the wrapper.
 
     Returns:
         A ``ray.data.Dataset``.

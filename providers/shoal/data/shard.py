@@ -1,4 +1,4 @@
-"""Define `DataShard`, the rows of a dataset that one of the workers of a training reads."""
+"""Define `DataShard`: the rows of a dataset that one worker of a training reads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class DataShard:
-    """The rows of a dataset that one worker reads, with methods that return them as tables or torch datasets.
+    """Rows of a dataset that one worker reads, with methods that return these rows as tables or as a torch dataset.
 
     Args:
         ingester: Reader of the rows.
         shard: Row ranges of this worker.
         position: Rank of the worker and size of its gang.
-        largest: Number of rows in the gang's largest shard; by default, in this shard.
+        largest: Number of rows in the largest shard of all workers; by default, the number of rows in this shard.
     """
 
     def __init__(self, ingester: Ingester, shard: Shard, position: GangPosition, largest: int | None = None) -> None:
@@ -83,7 +83,7 @@ class DataShard:
             drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
             columns: Columns to return, in this order; all by default.
             pad: Whether to repeat rows of the shard until it has as many rows as the largest shard. Without padding, a
-                rank that has more rows waits forever in a collective operation for a rank that has none left.
+                rank with more rows may wait forever in a collective operation, because another rank has no rows left.
 
         Returns:
             A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the

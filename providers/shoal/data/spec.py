@@ -95,10 +95,12 @@ class DatasetSpec(Settings):
     def _one_source(self) -> Self:
         if self.sql is None:
             if not self.paths:
-                raise ValueError("a dataset needs the option paths, or the options sql and connection")
+                raise ValueError(
+                    "the dataset has neither paths nor sql: set the option paths, or the options sql and connection"
+                )
             if self.connection is not None or self.params is not None:
                 raise ValueError(
-                    "connection and params can be given only with the option sql: add sql, or leave them out"
+                    "connection and params can be given only with the option sql: add sql, or omit these options"
                 )
             return self
         if self.paths and self.staging is None:
@@ -106,31 +108,35 @@ class DatasetSpec(Settings):
         if self.filters is not None:
             raise ValueError("filters can be given only with paths: write the conditions into the WHERE clause of sql")
         if self.connection is None:
-            raise ValueError("sql needs the option connection as well: the name of the database connection")
+            raise ValueError("sql requires the option connection: set connection to the name of a database connection")
         check_connection_name(self.connection)
         check_query(self.sql, self.params or {})
         return self
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """Return the source of the rows: the paths of the files, or the name of the database connection."""
+        """Source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def located(self) -> Self:
-        """Return a copy of the spec with absolute paths. Relative paths are resolved against the working folder of this
-        process."""
+        """Return a copy of the spec with absolute paths. Relative paths start at the working folder of this process."""
         paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
         return self.model_copy(update={"paths": paths})
 
     @property
     def staged_copy(self) -> StagedCopy | None:
-        """Return the object that prevents the removal of the staged copy (the Parquet files that shoal wrote for the
-        workers) while this spec exists; None if this process does not hold such files."""
+        """Object that prevents the removal of the staged copy while this spec exists; None if this process has staged
+        no files.
+
+        A staged copy consists of Parquet files that shoal wrote for the workers.
+        """
         return self._staged_copy
 
     def holding(self, staged_copy: StagedCopy | None) -> Self:
-        """Prevent the removal of a staged copy of the data (the Parquet files that shoal wrote for the workers) while
-        this spec exists. Return this spec."""
+        """Prevent the removal of a staged copy while this spec exists, and return this spec.
+
+        A staged copy consists of Parquet files that shoal wrote for the workers.
+        """
         self._staged_copy = staged_copy
         return self
 
@@ -151,11 +157,11 @@ def is_relative(path: str) -> bool:
 
 
 _NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that earlier versions of shoal did not have. An option in this list is left out of the stored spec while it
-is unset."""
+"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
+set."""
 
 
 def as_dataset_spec(value: Any) -> Any:
-    """If the value is a `DataConnector`, return its spec. Return any other value unchanged, so that pydantic checks
-    it."""
+    """Convert a `DataConnector` to its spec. Any other value is returned unchanged, because pydantic checks it
+    later."""
     return value.to_spec() if hasattr(value, "to_spec") else value

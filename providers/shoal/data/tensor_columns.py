@@ -17,8 +17,8 @@ Column: TypeAlias = "np.ndarray | pa.Array"
 OBJECTS = "object"
 """Name of the dtype of text and bytes columns. The values of these columns become Python objects and not tensors."""
 
-# Unsigned Arrow types -> signed types to which they are converted. torch has the dtypes uint16, uint32 and uint64, but
-# few of its operations support them.
+# Unsigned Arrow type -> signed type to which its values are converted. torch has the dtypes uint16, uint32 and uint64,
+# but few of torch's operations support these dtypes.
 _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
@@ -30,9 +30,9 @@ def dtype_of(type_: pa.DataType) -> str | None:
         type_: Type of the column. For a dictionary type, the type of its values is used.
 
     Returns:
-        Name of the dtype. Signed integers, uint8 and floats keep their width; uint16 becomes int32, uint32 and uint64
-        become int64; decimals become float64; text and bytes become :data:`OBJECTS`. None if torch does not support the
-        type.
+        Name of the dtype; None if torch does not support the type. Signed integers, uint8 and floats keep their width.
+        uint16 becomes int32, and uint32 and uint64 become int64. Decimals become float64, and text and bytes become
+        :data:`OBJECTS`.
     """
     import pyarrow as pa
 
@@ -51,7 +51,7 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
-    """Convert a column of an Arrow table to a NumPy array, or, if it contains text or bytes, to an Arrow array.
+    """Convert a column of an Arrow table to a NumPy array. A column of text or bytes is converted to an Arrow array.
 
     The values are not copied if they already have the right type.
 
@@ -89,7 +89,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     if pa.types.is_decimal(type_):
         column = column.cast(pa.float64())
     elif pa.types.is_boolean(type_):
-        # Arrow stores booleans as bits, which NumPy cannot read without a copy, so they are converted to bytes first.
+        # Arrow stores booleans as bits, which NumPy cannot read, so the booleans are first converted to bytes.
         column = column.cast(pa.uint8())
     pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -106,7 +106,8 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
     Args:
         pieces: Values of the column, one array per row range.
-        order: Index ``[rows]`` into the joined array: the row to put at each position. None keeps the order.
+        order: For each position of the result, the index of the value in the concatenated array: int array ``[rows]``.
+            None keeps the order.
 
     Returns:
         An array ``[rows]``. If there is only one array and `order` is None, this array is returned without a copy.
@@ -122,7 +123,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
 
 def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
-    """Copy the rows ``start <= i < stop`` of a column, so that the whole column can be freed while these rows are kept.
+    """Copy the rows ``start <= i < stop`` of a column, so that the whole column can be freed while the copy is in use.
 
     Returns:
         A NumPy array, or a list of str or bytes.

@@ -19,7 +19,7 @@ _STEP = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Smallest and largest time of a dataset's rows; both are times of rows, so the range includes its two ends.
+    """Smallest and largest time of the rows of a dataset. The range includes both times.
 
     Args:
         column: Name of the time column.
@@ -33,7 +33,7 @@ class TimeRange:
 
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
-        """Create a time range from the smallest and the largest value of a column, given as Python objects."""
+        """Create a time range from the smallest and the largest value of a column. The values are Python objects."""
         first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
         return cls(column, first, last)
 
@@ -43,8 +43,8 @@ class TimeRange:
     def overlaps(self, other: TimeRange) -> bool:
         """Return whether the two ranges have a time in common.
 
-        A date is the whole day, and a timestamp without an offset is UTC. Ranges of columns with different names, or of
-        times that cannot be compared, such as a number and a date, have no time in common.
+        A date counts as the whole day, and a timestamp without an offset counts as UTC. The result is False if the
+        columns have different names, or if the times cannot be compared, such as a number and a date.
         """
         if self.column != other.column:
             return False
@@ -70,8 +70,11 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
 
 
 def _moments(text: str) -> tuple[str, Any, Any]:
-    """Return the kind of a time that is given as text ("number", "time" or "text"), and the first and the last moment
-    of this time. The first and the last moment of a date are the beginning and the end of the day."""
+    """Parse a time, and return its kind ("number", "time" or "text") and its first and last moment.
+
+    For a date, the first and the last moment are the beginning and the end of the day. For other times, both are the
+    same.
+    """
     try:
         number = Decimal(text)
         return ("number", number, number) if number.is_finite() else ("text", text, text)

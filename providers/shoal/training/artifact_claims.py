@@ -37,7 +37,7 @@ class Claim:
     attempt: int = 1
 
     def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
-        """Return whether an artifact folder exists; raise an error if another program, job or newer attempt made it.
+        """Check that this attempt may create or replace an artifact folder, and return whether the folder exists.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
@@ -60,12 +60,12 @@ class Claim:
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
         if found is None and names <= {MARKER}:
-            # A folder with nothing but an incomplete marker file counts as empty, so this attempt may replace it.
+            # The folder is empty, or contains only an incomplete marker file, so this attempt may replace the folder.
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
-                f'{folder} is not empty, and no marker file ({MARKER}) in it shows that job "{self.job_id}" '
-                f"created it: {self._remedy}"
+                f'{folder} is not empty, and job "{self.job_id}" did not create this folder (the file {MARKER} in it '
+                f"is missing or names another job): {self._remedy}"
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
@@ -125,8 +125,11 @@ class Claim:
 
 
 def read(folder: str) -> Claim | None:
-    """Return the job and the attempt that the marker file of an artifact folder names; None if the folder or the file
-    does not exist, or the folder is a link."""
+    """Read from an artifact folder's marker file which job and attempt created the folder.
+
+    Returns:
+        The job and attempt; None if the folder has no valid marker file, or if the folder is a link.
+    """
     return None if _is_link(folder) else _read(*filesystem(folder))
 
 

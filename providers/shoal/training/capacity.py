@@ -1,6 +1,6 @@
-"""Check whether workers fit on the active nodes, for trainings of boosting models and of the user's own functions.
+"""Check whether the workers of a training fit on the active nodes of a pool.
 
-The functions in this module are pure: they use only their arguments, and not Ray.
+The functions in this module do not call Ray. Their results depend only on their arguments.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NotRequired, TypedDict
 from shoal.errors import CapacityError
 
 _ANY_NUMBER = 1_000
-"""Number of workers for which a node counts as having room if a worker reserves neither CPUs nor GPUs. No user starts
-so many workers, so the number is in effect no limit."""
+"""Number of workers that fit on a node if a worker reserves neither CPUs nor GPUs. The number only has to be larger
+than any number of workers that a user starts on one node."""
 
 
 class Node(TypedDict):
@@ -40,26 +40,31 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Return the requested number of nodes, workers or CPUs if it fits on the active nodes; otherwise raise an error,
-    or reduce the number and warn.
+    """Check that the active nodes have room for a requested number of nodes, workers or CPUs.
+
+    If the number is too large, raise an error, or reduce the number and warn.
 
     Args:
         wanted: Requested number.
         room: Largest number that fits on the active nodes.
         request: Text of the request for the message, such as ``num_nodes=3``.
         nodes: The active nodes, for the message.
-        clamp: Whether to reduce the number instead of refusing it; a number is never reduced to 0.
+        clamp: Whether to reduce a number that is too large, instead of raising an error. A number is never reduced to
+            0.
+
+    Returns:
+        The requested number, or the reduced number.
 
     Raises:
-        CapacityError: `wanted` is larger than `room`, and the number must not be reduced.
+        CapacityError: `wanted` is larger than `room`, and either `clamp` is False or `room` is 0.
     """
     if wanted <= room:
         return wanted
     problem = f"{request} does not fit: there is room for only {room} ({listed(nodes)})"
     if not clamp or not room:
         raise CapacityError(
-            f"{problem}: add nodes with shoal.scale_cluster, use larger nodes (cpus_per_node and gpus_per_node of the "
-            "pool), request less, or set RunConfig(clamp=True) to use what fits"
+            f"{problem}: add nodes with shoal.scale_cluster, create a pool with larger nodes (cpus_per_node, "
+            "gpus_per_node), request less, or set RunConfig(clamp=True) to reduce such requests automatically"
         )
     warnings.warn(f"{problem}: reduced to {room}", stacklevel=3)
     return room
@@ -74,6 +79,6 @@ def resources(cpus: float, gpus: int, gpu_type: str | None = None) -> str:
 
 
 def listed(nodes: Sequence[Node]) -> str:
-    """Return a text with the names and resources of the active nodes, for an error message."""
+    """Format the names and resources of the active nodes for an error message."""
     each = (f"{node['name']}: {resources(node['cpus'], node['gpus'], node.get('gpu_type'))}" for node in nodes)
     return ", ".join(each) or "no node is active"

@@ -1,6 +1,6 @@
-"""List the nodes and resources of the cluster that this process is connected to: a Ray cluster, or this machine alone.
+"""List the nodes and resources on which this process can start workers: those of a Ray cluster, or only this machine.
 
-On this machine alone, the workers are processes that the driver starts, without Ray.
+Without a Ray cluster, the driver starts the workers as its own child processes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shoal.training.capacity import Node
 
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
-"""Prefix of the name of the resource that Ray defines for a GPU type; each node with GPUs of this type has an amount of
-1 of this resource."""
+"""Prefix of the names of Ray's resources for GPU types, such as ``accelerator_type:H100``. Each node with GPUs of a
+type has an amount of 1 of the resource for this type."""
 
 _LOOK_EVERY_S = 1.0
 
@@ -29,7 +29,7 @@ _this_machine: Node | None = None
 
 
 def use_this_machine(node: Node) -> None:
-    """Let this process start its workers as processes of this machine, without Ray.
+    """Make this process start its workers as child processes on this machine, without Ray.
 
     Args:
         node: Name and CPUs of this machine.
@@ -44,8 +44,10 @@ def this_machine() -> Node | None:
 
 
 def is_connected() -> bool:
-    """Return whether this process can start workers, on a Ray cluster or this machine; Ray is not imported for this
-    check."""
+    """Return whether this process can start workers, on a Ray cluster or on this machine.
+
+    This function does not import Ray.
+    """
     return _this_machine is not None or _ray() is not None
 
 
@@ -62,17 +64,17 @@ def own_address() -> str:
 
 
 def share(value: Any) -> Any:
-    """Store a value that workers get as an argument, so that Ray stores it once and not once per worker.
+    """Store an argument of all workers once in the Ray cluster, instead of sending a copy to each worker.
 
     Returns:
-        The argument for the workers, which they pass to :func:`fetch`.
+        Reference to the value (without Ray, the value itself). Each worker passes the reference to :func:`fetch`.
     """
     ray = _ray()
     return value if ray is None else ray.put(value)
 
 
 def fetch(shared: Any) -> Any:
-    """Return the value that the driver has given to :func:`share`."""
+    """Return the value that the driver has passed to :func:`share`."""
     ray = _ray()
     return ray.get(shared) if ray is not None and isinstance(shared, ray.ObjectRef) else shared
 
@@ -92,12 +94,15 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Return the index of each node that is alive, by Ray's node id: 0 for the head node, then the others by name."""
+    """Return a dict that maps Ray's id of each node that is alive to the node's index.
+
+    The head node has index 0. The other nodes follow, sorted by name.
+    """
     return {node["NodeID"]: place for place, node in enumerate(_alive())}
 
 
 def node_names() -> dict[str, str]:
-    """Return the name of each node that is alive, by Ray's node id."""
+    """Return a dict that maps Ray's id of each node that is alive to the node's name."""
     return {node["NodeID"]: node["NodeName"] for node in _alive()}
 
 
@@ -111,8 +116,9 @@ class NodeRoom:
     """State of a node, as Ray's scheduler sees it.
 
     Args:
-        leaving: Whether the node has announced its end. Ray calls such a node draining, and places no new work on it.
-            Ray's autoscaler, KubeRay, ``ray drain-node`` and shoal's local pools announce the end of nodes.
+        leaving: Whether the node will shut down soon. Ray calls such a node draining, and places no new work on it.
+            Ray's autoscaler, KubeRay, ``ray drain-node`` and shoal's local pools announce to Ray which nodes will shut
+            down.
         free: Resources (name -> amount) that no work uses.
     """
 
@@ -121,8 +127,10 @@ class NodeRoom:
 
 
 def rooms() -> dict[str, NodeRoom]:
-    """Return the state of each node that is alive, as a dict by Ray's node id. The dict is empty if the head node does
-    not answer, or if this process starts its workers without Ray."""
+    """Return a dict that maps Ray's id of each node that is alive to the node's state.
+
+    The dict is empty if the head node does not answer, or if this process starts its workers without Ray.
+    """
     ray = _ray()
     if ray is None:
         return {}
@@ -131,7 +139,8 @@ def rooms() -> dict[str, NodeRoom]:
     reply = GetClusterStatusReply()
     try:
         reply.ParseFromString(_gcs(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=_PATIENCE_S))
-    except Exception:  # Ray raises errors of several types. Other checks notice lost nodes.
+    except Exception:
+        # Ray raises exceptions of several types. They can be ignored, because other code detects lost nodes.
         return {}
     return {
         node.node_id.hex(): NodeRoom(node.status == NodeStatus.DRAINING, dict(node.available_resources))
@@ -148,12 +157,12 @@ def _gcs(address: str) -> Any:
 
 
 def leaving_nodes() -> set[str]:
-    """Return Ray's ids of the nodes that have announced their end."""
+    """Return Ray's ids of the nodes that will shut down soon (Ray calls them draining nodes)."""
     return {node_id for node_id, room in rooms().items() if room.leaving}
 
 
 class LeavingNodes:
-    """Callable that returns which of the given nodes have announced their end.
+    """Callable that returns which of the given nodes will shut down soon.
 
     Args:
         node_ids: Ray's ids of the nodes.
@@ -165,7 +174,7 @@ class LeavingNodes:
         self._look_at = 0.0
 
     def __call__(self) -> frozenset[str]:
-        """Return the ids of the nodes that have announced their end. This method asks Ray at most once a second."""
+        """Return the ids of the nodes that will shut down soon; ask Ray at most once a second."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S

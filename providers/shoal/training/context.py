@@ -1,6 +1,6 @@
-"""Store this process's rank in its gang (group of workers), and send log lines and notes to the driver.
+"""Store a worker's rank, and the functions with which the worker sends log lines and notes to the driver.
 
-A gang is the group of workers of one training.
+The workers of one training form a gang. A note is JSON data for the driver, such as the latest metrics.
 """
 
 from __future__ import annotations
@@ -54,12 +54,18 @@ _context = GangContext()
 
 
 def gang_context() -> GangContext:
-    """Return this process's rank and connection to the driver; a process outside a gang is rank 0 of 1 worker."""
+    """Return this process's rank and connection to the driver.
+
+    A process that belongs to no gang counts as rank 0 of a gang with one worker.
+    """
     return _context
 
 
 def set_gang_context(context: GangContext) -> None:
-    """Set this process's rank and connection to the driver; the rank also decides which rows the process reads."""
+    """Set this process's rank and connection to the driver.
+
+    The rank also determines which rows of a dataset this process reads.
+    """
     global _context
     set_current_position(context.position)
     _context = context

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _FILE = "file://"
 SQLITE = "sqlite:///"
-"""Start of the URL of an SQLite file."""
+"""Prefix of the SQLAlchemy URL of an SQLite file."""
 
 
 def resolved(location: str) -> str:
     """Make a location absolute, so that another process on this host writes to the same place.
 
-    Absolute paths and URIs are returned unchanged, so that the fingerprints of stored jobs, which contain the location,
-    stay the same.
+    Absolute paths and URIs are returned unchanged. Otherwise the fingerprints of stored jobs would change, because a
+    fingerprint depends on the location.
 
     Args:
         location: Local path (may be relative or begin with ``~``) or URI.
@@ -37,12 +37,13 @@ def resolved(location: str) -> str:
         InvalidArgumentError: The location is blank, or a ``file://`` URI with a host.
     """
     if not location.strip():
-        raise InvalidArgumentError("artifact_location is blank: give a directory or a URI, or leave it out")
+        raise InvalidArgumentError("artifact_location is blank: give a directory or a URI, or omit this option")
     if location.startswith(_FILE):
         host = urlsplit(location).netloc
         if host not in ("", "localhost"):
             raise InvalidArgumentError(
-                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path, or a path'
+                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path without a host, '
+                "or a path"
             )
         return location
     if "://" in location or os.path.isabs(location):
@@ -54,8 +55,7 @@ def absolute_database(url: str) -> str:
     """Make the path in the URL of an SQLite file absolute, for processes with another working directory.
 
     Args:
-        url: SQLAlchemy URL or MLflow tracking URI. A URL without the relative path of an SQLite file is returned
-            unchanged.
+        url: SQLAlchemy URL or MLflow tracking URI. Only the URL of an SQLite file with a relative path is changed.
     """
     if not url.startswith(SQLITE) or url.startswith(f"{SQLITE}/"):
         return url
@@ -79,11 +79,13 @@ def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
 
 
 def try_out(location: str, option: str = "artifact_location") -> None:
-    """Test whether a location can be written to: create the folder, write a small file into it, and remove the file.
+    """Test that files can be written to a location, and create the folder if it does not exist.
+
+    The test writes a small file and removes it.
 
     Args:
         location: Absolute path or URI.
-        option: Name of the option that names the location, for the message.
+        option: Name of the option that contains the location, for the error message.
 
     Raises:
         InvalidArgumentError: The location cannot be written to; the message contains the cause.
@@ -96,7 +98,8 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             Path(location).mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
-    except Exception as error:  # Each of fsspec's filesystems raises other exceptions, so all types are caught.
+    except Exception as error:
+        # fsspec's filesystems raise exceptions of many types, so all types are caught.
         raise InvalidArgumentError(
             f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI to which this host can write"

@@ -23,7 +23,7 @@ def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
     """Pickle functions and objects, including the variables of their closures.
 
     Code that is not installed in the environment (a script, a DAG file, a notebook) is pickled too, because the nodes
-    cannot import it.
+    cannot import such code.
 
     Args:
         value: Object to pickle.
@@ -58,8 +58,8 @@ def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
-    # Two kinds of modules have no file: modules that are built into Python, which every node has, and the main module
-    # of an interactive session, whose code cloudpickle always includes. Neither kind has to be registered.
+    # Two kinds of modules have no file, and cloudpickle needs no registration for them: modules that are built into
+    # Python, which every node has, and the main module of an interactive session, which cloudpickle always pickles.
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
 
 

@@ -20,8 +20,8 @@ _LONGEST_NAME = 100
 """Maximum number of metrics in a progress record, and maximum length of a metric's name. The record is written to the
 database with every heartbeat of the job, and users choose the names, so the size of the record must be limited."""
 
-# Seconds between two progress lines in a log. The interval keeps the log short, but is short enough to show a user who
-# watches the log that the training is not hanging.
+# Seconds between two progress lines in a log. A shorter interval would make the log long, and a longer interval would
+# make a slow training look like a training that hangs.
 _SAY_EVERY_SECONDS = 10.0
 
 
@@ -30,9 +30,9 @@ class Progress:
     """Progress of a training or prediction: number of finished rounds, steps or rows, and the latest metrics.
 
     Attributes:
-        done: Number of finished rounds of boosting, or of predicted rows; for functions, the step that rank 0 reported
-            last.
-        total: Number of all rounds or rows; None if the number is not known, as for functions.
+        done: Number of finished boosting rounds or predicted rows. For a training function: the last step that rank 0
+            reported.
+        total: Total number of rounds or rows; None if the number is unknown, as for training functions.
         unit: Unit of `done` and `total`.
         metrics: Latest metrics by name, at most 20.
     """
@@ -67,7 +67,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-"""Type of a function that is called with the progress of a training when the progress has changed."""
+"""Type of a function that is called with the new progress each time the progress of a training changes."""
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -85,7 +85,7 @@ class ProgressDisplay:
 
     Args:
         first_line_s: Seconds until the first line is printed if stderr is not a terminal. Further lines follow every 10
-            s. With infinity no progress lines are printed, for trainings that print their metrics themselves.
+            s. ``math.inf`` prints no lines, for trainings that print their metrics themselves.
     """
 
     def __init__(self, *, first_line_s: float) -> None:

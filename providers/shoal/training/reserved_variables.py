@@ -10,7 +10,8 @@ _RESERVED = re.compile(
     r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS"
     r"|CUDA_VISIBLE_DEVICES|MLFLOW_RUN_ID"
 )
-"""Variables that shoal or Ray sets, or that have no effect in a process that runs already."""
+"""Environment variables that a job may not set: shoal, Ray or the node sets them, or they have no effect in a process
+that is already running."""
 
 
 def check_variable(name: str) -> None:
@@ -20,9 +21,10 @@ def check_variable(name: str) -> None:
         ValueError: The name is not legal, or the variable is reserved.
     """
     if not _VARIABLE.fullmatch(name):
-        raise ValueError(f'"{name}" is not the name of an environment variable: use letters, digits and "_"')
+        raise ValueError(f'"{name}" is not the name of an environment variable: use only letters, digits and "_"')
     if _RESERVED.fullmatch(name):
         raise ValueError(
-            f"{name} cannot be set for a job: shoal or the node sets it, or it has no effect in a running process. For "
-            "modules that the workers import, use code or packages"
+            f"{name} cannot be set for a job, because shoal or the node sets this variable, or because it has no "
+            "effect in a running process: remove it. To make modules importable in the workers, use the options code "
+            "and packages"
         )

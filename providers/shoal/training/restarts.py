@@ -21,11 +21,11 @@ _T = TypeVar("_T")
 
 
 class NodeLeavesError(Exception):
-    """Raised at a checkpoint if a node has announced its end, and other nodes have room for the node's workers."""
+    """Raised at a checkpoint if a node will shut down soon, and other nodes have room for the workers of this node."""
 
 
 class Restarts:
-    """Runner of a training: restarts it with new workers when a worker was lost, within `max_restarts` and `timeout`.
+    """Runner that restarts a training with new workers after a worker was lost, within `max_restarts` and `timeout`.
 
     Args:
         run_config: Contains the maximum number of restarts and the time limit.
@@ -56,7 +56,7 @@ class Restarts:
 
         Args:
             attempt: Function that trains from the last checkpoint to the end.
-            checkpoint: Function that returns a text about the checkpoint from which the next attempt continues.
+            checkpoint: Function that describes, for the log, the checkpoint from which the next attempt continues.
             shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
                 the run config allows this. The function returns a text with the new number, or None if the number
                 stays the same.
@@ -66,7 +66,7 @@ class Restarts:
 
         Raises:
             WorkerLostError: A worker was lost, and no restarts are left.
-            CapacityError: There is no room for the gang, or no room became free in time.
+            CapacityError: The nodes are too small for the workers, or not enough resources became free in time.
         """
         lost_at: float | None = None
         while True:

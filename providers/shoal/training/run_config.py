@@ -15,7 +15,8 @@ from shoal.training.mlflow.options import Tracking
 from shoal.training.reserved_variables import check_variable
 
 _NEWER = ("budget_node_hours", "priority", "env", "secret_env", "packages", "code")
-"""Options that did not exist in earlier versions of shoal. An unset option in this list is left out of stored specs."""
+"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
+set."""
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
@@ -108,8 +109,8 @@ class RunConfig(Settings):
         default_factory=Tracking,
         exclude=True,
         description="Options for the MLflow run of the job. None: the job records nothing in MLflow. A training in a "
-        "Ray cluster that the process is connected to is not a job, and has no run of its own. In the JSON of a "
-        "job's spec, these options are outside of `run_config`, in the field `tracking`.",
+        "Ray cluster that the calling process is connected to is not a job, so shoal records no run for it. In the "
+        "JSON of a job's spec, the field `tracking` contains these options, and `run_config` does not.",
     )
 
     env: dict[str, str] = Field(
@@ -137,7 +138,7 @@ class RunConfig(Settings):
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the options as a dict, without the unset options in `_NEWER`.
 
-        So jobs without these options have the same stored spec and fingerprint as in earlier versions of shoal.
+        A job without these options therefore has the same stored spec and fingerprint as in earlier versions of shoal.
         """
         return without_defaults(self, serialize(self), _NEWER)
 
@@ -148,11 +149,11 @@ class RunConfig(Settings):
             check_variable(name)
             if is_secret_variable(name):
                 raise ValueError(
-                    f'the name "{name}" says that the value is a secret, which would be stored with the job: set the '
-                    f'variable in this process, and give secret_env=["{name}"]'
+                    f'the name "{name}" says that the value is a secret, but values in env are stored with the job: '
+                    f'set the variable in this process, and give secret_env=["{name}"] instead'
                 )
             if "\0" in value:
-                raise ValueError(f"the value of {name} contains a NUL character: remove it")
+                raise ValueError(f"the value of {name} contains a NUL character: remove this character")
         return env
 
     @field_validator("code", mode="before")
@@ -183,8 +184,8 @@ class RunConfig(Settings):
         for package in packages:
             if not _REQUIREMENT.match(package):
                 raise ValueError(
-                    f'"{package}" is not a package: write a name, or a requirement such as "einops==0.8". Settings of '
-                    "the index belong in uv's configuration on the nodes"
+                    f'"{package}" is not a package: write the name of a package, or a requirement such as '
+                    '"einops==0.8". Set options such as --index-url in the configuration of uv on the nodes'
                 )
             if has_credentials(package):
                 raise ValueError(

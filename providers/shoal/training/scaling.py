@@ -1,6 +1,6 @@
 """Compute the number and size of a boosting training's workers from its scaling config and the active nodes.
 
-The functions in this module are pure: they use only their arguments, and not Ray.
+The functions in this module do not call Ray. Their results depend only on their arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScalingConfig(Settings):
     @classmethod
     def _positive_or_all(cls, value: int) -> int:
         if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 to use all that the active nodes have")
+            raise ValueError("must be a positive number, or -1 to use all active nodes and their CPUs")
         return value
 
 
@@ -69,8 +69,8 @@ class GangSize:
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, this number is less than the
-            worker's share, so that CPUs stay free for Ray Data's tasks.
+        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, a worker reserves only a
+            part of its CPUs, so that the other CPUs stay free for Ray Data's tasks.
         threads: Number of threads with which each worker trains.
         gpus_per_worker: GPUs that each worker reserves, 0 or 1.
     """
@@ -89,17 +89,18 @@ def resolve_size(
     cpu_fraction: float = 1.0,
     clamp: bool = False,
 ) -> GangSize:
-    """Compute the number of workers and the size of each from a scaling config.
+    """Compute the number of workers, and the CPUs, threads and GPUs of each worker, from a scaling config.
 
-    All workers of a gang have the same size. With ``num_cpu_per_worker=-1`` the workers are assigned to the nodes: with
-    ``num_workers=-1`` one to each node, or one to each GPU; otherwise each worker to the node that has the most CPUs
-    left for it. The CPUs of each node are then divided by the number of its workers, and every worker gets the smallest
-    of these numbers of CPUs.
+    All workers of a training have the same size. With ``num_cpu_per_worker=-1`` the size depends on the nodes. First,
+    the workers are assigned to the nodes. With ``num_workers=-1`` each node, or each GPU, gets one worker. Otherwise
+    each worker is assigned to the node that can give it the most CPUs. Then the CPUs of each node are divided by the
+    number of its workers, and every worker gets the smallest of these quotients.
 
     Args:
         config: The requested workers.
         nodes: The active nodes.
-        device: Device parameter of the library, ``cpu`` or ``cuda``; None if the user did not set it.
+        device: Value of the boosting library's device parameter, ``cpu`` or ``cuda``; None if the user did not set this
+            parameter.
         cpu_fraction: Share of a worker's CPUs that the worker itself reserves, in (0, 1]; the rest stays free for the
             tasks that read its data.
         clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
@@ -147,13 +148,14 @@ def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
     on_gpu = device.startswith(("cuda", "gpu"))
     if config.use_gpu is not None and config.use_gpu != on_gpu:
         raise InvalidArgumentError(
-            f'device="{device}" in params contradicts use_gpu={config.use_gpu} in the scaling config: remove one'
+            f'device="{device}" in params contradicts use_gpu={config.use_gpu} in the scaling config: '
+            "remove one of the two"
         )
     return on_gpu
 
 
 def _assign(nodes: Sequence[Node], workers: int, gpus: int) -> list[int]:
-    """Assign each worker to the node where it gets the most CPUs; return the number of workers of each node."""
+    """Assign each worker to the node that can give it the most CPUs, and return the number of workers of each node."""
     assigned = [0] * len(nodes)
     for _ in range(workers):
         _, best = max(

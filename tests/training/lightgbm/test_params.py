@@ -87,7 +87,7 @@ def test_what_workers_get() -> None:
     assert alone["tree_learner"] == "serial"
     assert "force_col_wise" not in alone
     assert made({}, workers=1, gpus=1)["device_type"] == "cuda"
-    with pytest.raises(InvalidArgumentError, match="CUDA in one process only, but there are 2 workers"):
+    with pytest.raises(InvalidArgumentError, match="CUDA only in a single worker, but there are 2 workers"):
         made({}, gpus=1)
     assert made({"device": "gpu"}, gpus=1)["device_type"] == "gpu"
     assert made({"categorical_feature": "name:b,0"})["categorical_feature"] == ["b", 0]

@@ -349,7 +349,7 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
     parts = shared_out(files)
     assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
     assert (
-        "differs in the model folder is not the same on all ranks: the file of rank 0 is kept"
+        "the file differs in the model folder differs between the ranks: the file of rank 0 is kept"
         in capsys.readouterr().out
     )
     destination = Destination(str(tmp_path / "out"), Claim("job", "me"), lambda: True)
@@ -381,10 +381,10 @@ def test_a_model_folder_of_something_else_is_never_replaced(tmp_path: Path) -> N
     theirs.mkdir(parents=True)
     (theirs / "thesis.tex").write_text("years of work")
     destination = Destination(str(tmp_path), Claim("job", "me"), lambda: True)
-    with pytest.raises(InvalidArgumentError, match="is not empty, and no marker"):
+    with pytest.raises(InvalidArgumentError, match="is not empty, and job"):
         destination.check()
     destination.prepare()
-    with pytest.raises(TrainingError, match="is not empty, and no marker"):
+    with pytest.raises(TrainingError, match="is not empty, and job"):
         destination.commit([])
     destination.discard()
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["job"]
@@ -424,7 +424,7 @@ def test_a_folder_that_cannot_be_looked_into_keeps_no_model_from_being_published
         (tmp_path / "model" / f".job.0.{kind}" / MARKER).mkdir(parents=True)  # a folder where a file should be
     published(tmp_path, Claim("job", "me", 2), "new")
     assert (tmp_path / "model" / "job" / "weights").read_text() == "new"
-    assert capsys.readouterr().out.count("is left behind") == 2
+    assert capsys.readouterr().out.count("could not be removed") == 2
 
 
 def test_a_model_is_back_after_its_replacement_was_killed_between_two_renames(tmp_path: Path) -> None:
@@ -450,9 +450,15 @@ def test_a_function_is_checked_against_its_arguments() -> None:
     def train(epochs: int, *, rate: float = 0.1) -> None: ...
 
     assert Program.of(train, [1], {"rate": 0.2}).args == (1,)
-    with pytest.raises(InvalidArgumentError, match="train: missing a required argument: 'epochs'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="train cannot be called with the given arguments: missing a required argument: 'epochs'",
+    ):
         Program.of(train, [], {})
-    with pytest.raises(InvalidArgumentError, match="train: got an unexpected keyword argument 'rat'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="train cannot be called with the given arguments: got an unexpected keyword argument 'rat'",
+    ):
         Program.of(train, [1], {"rat": 0.2})
     with pytest.raises(InvalidArgumentError, match="must be a function or the path of a script, not 3"):
         PyTorchDistributor(3)  # type: ignore[arg-type]

@@ -282,7 +282,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         theirs = tmp_path / kind / "theirs" / "file"
         theirs.parent.mkdir(parents=True)
         theirs.touch()
-        with pytest.raises(InvalidArgumentError, match=rf"{kind}/theirs is not empty, and no marker"):
+        with pytest.raises(InvalidArgumentError, match=rf"{kind}/theirs is not empty, and job"):
             distributor(functions.where, tmp_path, job_id="theirs").run()
         assert theirs.exists()
         theirs.unlink()

@@ -167,7 +167,7 @@ def test_listeners_are_tied_to_loopback_only_where_the_tracker_is_there(
 def test_a_rank_that_xgboost_gives_otherwise_fails_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xgboost.collective, "CommunicatorContext", lambda **_: contextlib.nullcontext())
     with (
-        pytest.raises(TrainingError, match="gave rank 0 to the worker of rank 1"),
+        pytest.raises(TrainingError, match="assigned rank 0 to the worker with rank 1"),
         worker._communicator({"dmlc_tracker_uri": "10.0.0.1"}, GangContext(GangPosition(rank=1, world_size=2))),
     ):
         pytest.fail("the training went on")

@@ -21,9 +21,9 @@ _EXACT = Context(prec=100)
 def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     """Compute a fingerprint of rows from their values.
 
-    Equal whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds have the same fingerprint
-    even if their types have different widths, such as int32 and int64. The order of the columns does not matter; the
-    order of the rows does.
+    The width of a type does not matter: equal values have the same fingerprint, for example as int32 and as int64. This
+    holds for whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds. The order of the rows
+    changes the fingerprint, but the order of the columns does not.
 
     Args:
         tables: The rows, in order; how they are divided into tables does not matter.
@@ -46,12 +46,13 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Return the kind of an Arrow type; equal values have the same fingerprint in all types of one kind."""
+    """Return the kind of an Arrow type. Equal values have the same fingerprint in all types of one kind."""
     return _kind_of(type_)[0]
 
 
 def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
-    """Yield texts from a file's footer for its fingerprint: sizes, schema, partition values and statistics.
+    """Yield the texts from a file's footer that determine the file's fingerprint: sizes, schema, partition values,
+    statistics.
 
     Args:
         footer: The file's footer.
@@ -65,7 +66,7 @@ def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
 
 
 def texts_digest(texts: Iterable[str]) -> str:
-    """Compute a fingerprint of texts; return 32 hex digits."""
+    """Compute a fingerprint of 32 hex digits from texts."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode())
@@ -136,7 +137,7 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     import pyarrow as pa
 
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # NaN has many bit patterns. All these patterns are replaced by one pattern, so that every NaN gives the same hash.
+    # NaN has many bit patterns, which are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 

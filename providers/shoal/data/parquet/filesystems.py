@@ -1,4 +1,4 @@
-"""Normalise paths and find their filesystems: local, S3, GCS and all others that Arrow or fsspec can open."""
+"""Normalise paths, and find the filesystem of a path: local, S3, GCS and all others that Arrow or fsspec can open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
         except ValueError as error:
             raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
     if "://" in text and has_credentials(text):
-        # The path is refused, because paths are written to job specs, logs and MLflow, where others could read the
+        # The path is refused, because paths are written to job specs, logs and MLflow, where other users could read the
         # credentials.
         raise InvalidArgumentError(
             f"the path {redact_value(text)} contains credentials (hidden here): remove them from the path and set "
@@ -70,15 +70,18 @@ def is_local(path: str) -> bool:
 
 
 def join(base: str, name: str) -> str:
-    """Append a file name to the path or URI of a directory, before the URI's ``?`` options."""
+    """Append a file name to the path or URI of a directory. In a URI with ``?`` options, the name is inserted before
+    the options."""
     head, mark, query = split_query(base)
     return f"{head.rstrip('/')}/{name}{mark}{query}"
 
 
 def split_query(path: str) -> tuple[str, str, str]:
-    """Split a URI such as ``s3://b/k?region=x`` into path, ``?`` and options. If there are no options, return the path
-    and two empty strings. A ``?`` begins options only in a URI and only before ``name=``. Any other ``?`` is a wildcard
-    and stays in the path."""
+    """Split a URI such as ``s3://b/k?region=x`` into the path, ``?`` and the options.
+
+    Without options, the last two strings are empty. Options begin only at a ``?`` that is in a URI and precedes
+    ``name=``. Any other ``?`` is a wildcard and stays in the path.
+    """
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 

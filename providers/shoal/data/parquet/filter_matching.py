@@ -1,8 +1,8 @@
-"""Find the rows that match filters, from partition values, the statistics of row groups, and the rows' own values.
+"""Find the rows that match filters, using partition values, the statistics of row groups, and the values of the rows.
 
-If the data is sorted, the statistics (smallest and largest value) show for most row groups that none or all of their
-rows match. The filter columns of all other row groups are read once to count the rows that match, so that plans, splits
-and sizes are exact.
+If the data is sorted, the statistics (smallest and largest value) of most row groups show that all rows or no rows
+match. The filter columns of the other row groups are read once to count the rows that match, so that plans, splits and
+sizes are exact.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Comparison:
         values: The value, or the values of "in" and "not in" in ascending order: Python objects that can be compared
             with the statistics of a row group (`Bounds`).
         arrow: The same values as an Arrow array, of the type in which Arrow compares them with rows.
-        floating: Whether the column has floats. If so, "not in" never excludes a row group by its statistics: NaN
-            matches "not in", and the statistics do not show whether the row group contains NaN.
+        floating: Whether the column contains floats. In a column of floats, the statistics never exclude a row group
+            for "not in", because NaN matches "not in", and the statistics do not show NaN.
     """
 
     operator: str
@@ -81,8 +81,7 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a column's statistics whether all rows of a row group match this comparison (True), none match
-        (False), or the statistics do not show it (None).
+        """Decide from a column's statistics whether all rows or no rows of a row group match this comparison.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -93,9 +92,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result if every value between the row group's minimum and maximum matches. `full` is True if the
-        # row group has no other values, so that all rows match. `full` is None if the row group may also have nulls,
-        # which match nothing, or NaN, which the statistics of floats do not show.
+        # `full` is the result for a row group in which all values between the minimum and the maximum match. All rows
+        # then match (True), unless the row group may also contain nulls, which match nothing, or NaN, which the
+        # statistics do not show. In this case `full` is None (unknown).
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]
@@ -120,15 +119,16 @@ class Comparison:
         if self.operator in _ORDER:
             return pc.call_function(_COMPUTE[self.operator], [column, self.arrow[0]]).fill_null(False)
         if self.floating:
-            # The addition turns -0.0 into 0.0. Without the addition, `is_in`, which compares bits, would not find -0.0
-            # if the filter's value is 0.0.
+            # The addition converts -0.0 to 0.0, because `is_in` compares bits and would not find -0.0 if the value of
+            # the filter is 0.0.
             column = pc.add(column, 0.0)
         found = pc.is_in(column, value_set=self.arrow)
         return found if self.operator == "in" else pc.and_(pc.is_valid(column), pc.invert(found))
 
 
 class Matcher:
-    """Filters that are prepared for one file: their values are converted to the types of the file's columns.
+    """Filters that are prepared for one file: the values of the filters are converted to the types of the file's
+    columns.
 
     Args:
         filters: The filters.
@@ -160,8 +160,7 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from a row group's statistics whether all of its rows match the filters (True), none match (False), or
-        the statistics do not show it (None).
+        """Decide from a row group's statistics whether all rows or no rows of the row group match the filters.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
@@ -251,8 +250,8 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     """Convert the value in one comparison of a filter, such as ``month >= 3``, to the type of the column.
 
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
-    of the column. For floats, the value is rounded to the type of the column, as in pandas: 0.1 is in a column of
-    float32 if the column was written with this value.
+    of the column. For floats, the value is rounded to the type of the column, as in pandas. The value 0.1 therefore
+    matches a float32 column that was written with the value 0.1.
 
     Args:
         path: Path of the file, for the message.
@@ -340,8 +339,11 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
 
 
 def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
-    """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column whose values need no
-    conversion: text, floats and booleans."""
+    """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column of text, floats or
+    booleans.
+
+    The values of such a column need no conversion.
+    """
     import pyarrow as pa
 
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
@@ -397,7 +399,7 @@ def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]
 
 
 def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
-    """Return the smallest and the largest value of a column in a row group; None if the statistics do not show them.
+    """Return the smallest and the largest value of a column in a row group; None if the statistics do not contain them.
 
     The values have the form of :attr:`Comparison.values`.
     """
@@ -439,7 +441,7 @@ def _rounded(value: float, type_: pa.DataType) -> float:
 
 def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], kind: Any, what: str) -> None:
     for item in given:
-        # A bool is also an int in Python, so a bool is refused explicitly if a number is required.
+        # In Python, a bool is also an int, so a bool is refused explicitly if a number is required.
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             raise DataError(f"{_cannot(path, term, type_)} with {shown(item)}: give {what}")
 
@@ -470,7 +472,7 @@ def _seconds(path: str, term: Term, type_: pa.DataType, given: Scalar) -> Fracti
             f"{problem}: give a date or a timestamp such as 2024-03-31T12:00:00, with at most 6 decimals of a second"
         ) from None
     if moment.tzinfo is None:
-        # A time without an offset is treated as UTC if the column has a time zone.
+        # A time without an offset counts as UTC if the column has a time zone.
         moment = moment.replace(tzinfo=UTC)
     elif type_.tz is None:
         raise DataError(f"{problem}: the column has no time zone, so give the time without a UTC offset")

@@ -1,4 +1,4 @@
-"""Read Parquet footers, which are enough to assign rows to workers and to check columns without reading rows."""
+"""Read Parquet footers, from which rows can be assigned to workers and columns can be checked without reading rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.errors import DataAccessError, DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Reading a footer from an object store takes 20 to 100 ms, so 16 threads read a thousand footers in a few seconds.
+# An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
 THREADS = 16
 """Number of threads, each of which reads one file at a time."""
 
@@ -46,7 +46,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Replace an exception that Arrow raises while it reads a file by a DataError that names the file.
+    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
 
     Args:
         path: Path of the file, for the message.
@@ -129,8 +129,8 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        # The files of a dataset usually have the same schema. All footers share one schema object, so that a pickled
-        # `ParquetSource` is small.
+        # The files of a dataset usually have the same schema. Footers with equal schemas share one schema object, so
+        # that a pickled `ParquetSource` is small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
         return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata

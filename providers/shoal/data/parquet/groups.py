@@ -17,7 +17,7 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
     Args:
         values: Group of each row.
-        before: Group of the row that precedes the first row of `values`; None if no row precedes it.
+        before: Group of the row before the first row of `values`; None if there is no such row.
 
     Returns:
         Bool array ``[rows]``: whether a group begins at the row.
@@ -40,8 +40,8 @@ def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
             several row groups and files.
 
     Returns:
-        For each row group that has rows, in the dataset's order, a bool array ``[rows]``: whether a group begins at
-        the row.
+        For each row group with rows, in the dataset's order: a bool array ``[rows]`` that is True for each row at which
+        a group begins.
 
     Raises:
         DataError: If a group is null, or its rows are not contiguous.

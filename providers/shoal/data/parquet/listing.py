@@ -1,4 +1,4 @@
-"""List the files of a dataset from the paths that the user names: files, directories and globs."""
+"""List the files of a dataset from the paths of files, directories and globs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DataFile:
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
-    """Find all files of a dataset from the paths, directories and globs that the user named.
+    """Find all files that match the given paths, directories and globs.
 
     Args:
         paths: Normalised paths: files, directories (searched recursively; names that begin with ``_`` or ``.`` are left
@@ -56,16 +56,18 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         for file in _expand(path):
             if file.path in found:
                 raise InvalidArgumentError(
-                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the paths do "
-                    "not overlap"
+                    f"{file.path} is in the dataset twice, so its rows would be read twice: check that the given paths "
+                    "do not overlap"
                 )
             found[file.path] = file
     return tuple(found.values())
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """Parse the Hive partition values in a file's path (``.../month=1/...``). For ``__HIVE_DEFAULT_PARTITION__``, the
-    value is None."""
+    """Parse the Hive partition values in a file's path (``.../month=1/...``).
+
+    The value ``__HIVE_DEFAULT_PARTITION__`` is returned as None.
+    """
     values: dict[str, str | None] = {}
     for part in split_query(path)[0].split("/")[:-1]:
         key, mark, value = part.partition("=")
@@ -90,8 +92,8 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)
-    # The filesystem returns paths without their prefix (scheme and account, such as "s3://"). The function `canonical`
-    # puts the prefix that the user wrote in front of these paths.
+    # The filesystem returns paths without the prefix of the URI (scheme and account, such as "s3://"). The function
+    # `canonical` adds the prefix that the user wrote.
     parts = inner.split("/")
     static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
 

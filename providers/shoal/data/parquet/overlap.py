@@ -1,8 +1,8 @@
-"""Record which rows a dataset contains, and find the rows that another dataset contains, too.
+"""Record which rows a dataset contains, and find rows that two datasets have in common.
 
-This module reads only footers. If a filter may select a part of a row group, this module also reads the filter columns
-of this row group. A file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic
-link therefore count as the same file, but rows that were written into a new file are not recognised.
+This module reads only footers, and the filter columns of row groups in which a filter may match only some of the rows.
+A file is identified by a fingerprint of its footer. A copy of a file, a moved file and a symbolic link therefore count
+as the same file, but rows that were written into a new file are not recognised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordedFile:
     Args:
         path: Path of the file when it was recorded.
         digest: Fingerprint of the file; see :meth:`ParquetSource.file_digest`.
-        groups: For each row group, its rows that belong to the dataset. If the dataset has filters, only matching rows
+        groups: For each row group, the rows that belong to the dataset. If the dataset has filters, only matching rows
             are counted.
         filters: Filters of the dataset; None without filters.
     """
@@ -80,7 +80,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Return, for each file of `source`, a record that tells which rows of the file belong to the dataset.
+    """Record for each file of a source which rows of the file belong to the dataset.
 
     Args:
         source: The source.
@@ -125,8 +125,8 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Return how many rows of a row group belong to the dataset of the record `mine` and also to one of the other
-    datasets, whose records are `theirs`."""
+    """Count the rows of a row group that belong to the dataset of the record `mine` and also to a dataset of the
+    records `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]
@@ -141,13 +141,13 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of those rows of a row group that belong to the dataset of the record `file`.
+    """Return the positions of the rows of a row group that belong to the dataset of the record `file`.
 
     The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint as
     the recorded file.
 
-    If the record's filters cannot be applied to the file, for example because the partition column has another type in
-    `source`, the positions of all rows are returned: to report too many shared rows is better than to miss one.
+    If the recorded filters cannot be applied to the file, for example because the partition column has another type in
+    `source`, the positions of all rows are returned. Too many reported rows are better than a missed row.
     """
     import numpy as np
 

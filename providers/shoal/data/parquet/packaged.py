@@ -1,5 +1,7 @@
-"""Find small DataFrames, stored as Parquet files, that were sent with a job's code. Ray unpacks the package with the
-code and these files on every node."""
+"""Find the Parquet files of small DataFrames that were sent with a job's code.
+
+Ray unpacks the package with the code and these files on every node.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from shoal.errors import DataError
 SCHEME = "shoal-package"
 
 URI = f"{SCHEME}://"
-"""Start of the URIs of files in the package."""
+"""Prefix of the URIs of files in the package."""
 
 FOLDER = "_data"
-"""Folder in the package for all files. Each file has a subfolder of its own, whose name is the SHA-256 of the file."""
+"""Folder for data files in the package. Each file is in its own subfolder, whose name is the SHA-256 digest of the
+file."""
 
 
 def inside(digest: str, name: str) -> str:
@@ -30,7 +33,7 @@ def inside(digest: str, name: str) -> str:
 
 
 def uri(inside: str) -> str:
-    """Return the URI by which a dataset names a file in the package."""
+    """Return the URI of a file in the package, for the paths of a dataset."""
     return URI + inside
 
 
@@ -38,8 +41,8 @@ def uri(inside: str) -> str:
 def local_path(inside: str) -> str:
     """Check the digest of a file in the package, and return the path of the file on this node.
 
-    The folder of the unpacked package is in `sys.path`: Ray adds it in the workers, and the driver of a job adds it
-    itself.
+    `sys.path` contains the folder of the unpacked package. Ray adds the folder in the workers, and the driver of a job
+    adds it itself.
 
     Args:
         inside: Path in the package.
@@ -55,5 +58,6 @@ def local_path(inside: str) -> str:
                 raise DataError(f"{path} was changed after it was sent with the job: submit the job again")
             return str(path)
     raise DataError(
-        f"{uri(inside)} is data that was sent with a job, and can be read only in this job: load the data anew"
+        f"{uri(inside)} is data that was sent with a job, and can be read only in this job: create the dataset again "
+        "from the original data"
     )

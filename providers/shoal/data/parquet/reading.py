@@ -31,8 +31,8 @@ def read_ranges(
         ranges: Row ranges to read.
         columns: Columns to return, in this order.
         partitions: Partition column -> its value for this file.
-        indices_of: For a part of a random split, a function of a row group's index that returns the positions of the
-            part's rows within the row group. None reads all rows.
+        indices_of: For a part of a random split: function that returns the positions of the part's rows within a row
+            group. The argument of the function is the index of the row group. None: all rows are read.
         matcher: Filters of the rows; None without filters. With filters, the row numbers in `ranges` and the positions
             from `indices_of` count only the rows that match.
         matching: Number of rows of each row group that match the filters.
@@ -71,8 +71,8 @@ def read_ranges(
                 else:
                     table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
-                # `_append` gets the number of rows as an argument, because a table without columns does not contain the
-                # number.
+                # `_append` gets the number of rows as an argument, because a table without columns has no number of
+                # rows.
                 for name, value in partitions.items():
                     if name in columns:
                         table = _append(table, name, value, part.rows)
@@ -83,7 +83,7 @@ def read_ranges(
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Concatenate the first tables until the result has `limit` rows. The remaining tables are not read.
+    """Concatenate tables until the result has `limit` rows. The remaining tables are not read.
 
     Args:
         tables: Tables with the same columns; at least one.
@@ -114,7 +114,8 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
 def _read_part(
     file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
 ) -> pa.Table:
-    """Decode a row group in small batches and keep only the rows of one range, so that the other rows take no memory.
+    """Decode a row group in small batches, and keep only the rows of one range, so that the other rows do not take
+    memory.
 
     With a matcher, the row numbers of the range count only the rows that match the filters.
     """
@@ -139,8 +140,10 @@ def _read_part(
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Raise DataError if a file was rewritten after its rows were assigned to workers, because rows could be lost
-    or read twice."""
+    """Raise DataError if a file was rewritten after its rows were assigned to workers.
+
+    Otherwise rows could be lost or read twice.
+    """
     now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if now != tuple(rows for rows, _ in footer.groups):
         raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")

@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 
 
 class ParquetSource:
-    """The rows of Parquet files: all rows, the rows that match filters, or a random part of these rows.
+    """Rows of Parquet files: all rows, only the rows that match filters, or a part of a random split of these rows.
 
     The footers are read once, when they are first needed, and kept. A pickled copy includes the footers, so that
     workers do not list the directory again and all see the same files.
@@ -37,9 +37,9 @@ class ParquetSource:
         paths: One or several files, directories or globs: local paths or URIs. Hive partitions (``month=1/``) become
             columns.
         splits: Random splits that are applied one after the other; see :meth:`split`.
-        filters: Filters of the rows, which apply before the splits; None for all rows. See
+        filters: Filters of the rows, which are applied before the splits; None for all rows. See
             :mod:`shoal.data.parquet.filter_matching`.
-        by_value: Whether :meth:`digest` is computed from the values of all rows even without filters.
+        by_value: Whether :meth:`digest` is computed from the values of the rows even if there are no filters.
 
     Attributes:
         staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that prevents the removal of staged files
@@ -75,8 +75,8 @@ class ParquetSource:
         return redact(f"ParquetSource({shown}{rows})")
 
     def __getstate__(self) -> dict[str, Any]:
-        # The metadata with the column statistics is not pickled. The metadata may be a hundred times larger than the
-        # rest of the source, and only the driver process uses the metadata, for checks and fingerprints.
+        # The metadata with the column statistics is not pickled, because it may be a hundred times larger than the rest
+        # of the source. Only the driver process uses the metadata, for checks and fingerprints.
         return {**self.__dict__, "_metadata": {}, "_by_path": {}}
 
     def footers(self) -> tuple[Footer, ...]:
@@ -97,7 +97,8 @@ class ParquetSource:
         return self._footers
 
     def used_footers(self) -> list[Footer]:
-        """Return the footers of the files in which a row matches the filters. Without filters, every row matches.
+        """Return the footers of the files in which at least one row matches the filters. Without filters, every row
+        matches.
 
         Splits are not taken into account, so a split may select no row of a returned file.
         """
@@ -132,7 +133,8 @@ class ParquetSource:
         return next(iter(self.used_footers()), None) or self._first_footer()
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """Return a dict of the columns that exist only as partition directories (``month=1/``) and not in the files."""
+        """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
+        name."""
         import pyarrow as pa
 
         stored = set(self._first_footer().schema.names)
@@ -160,8 +162,9 @@ class ParquetSource:
         return schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """Return all row groups in the order of the files. The number of rows of a row group does not include rows that
-        a filter or a split leaves out.
+        """Return all row groups in the order of the files.
+
+        The number of rows of each row group counts only the rows that the filters and splits select.
 
         Raises:
             DataError: If this source is a part of a random split and has no rows.
@@ -210,8 +213,9 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges (consecutive rows of one row group), and yield one table per range. If several ranges of the
-        same file follow each other, the file is opened only once.
+        """Read row ranges (consecutive rows of one row group), and yield one table per range.
+
+        If successive ranges are in the same file, the file is opened only once.
 
         Args:
             ranges: Row ranges to read, in any order.
@@ -278,12 +282,13 @@ class ParquetSource:
         return None
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, computed from the footers, or, if there are filters, from the rows.
+        """Return a fingerprint of the dataset, which is computed from the footers, or from the rows if there are
+        filters.
 
-        If the dataset has filters, the values of all matching rows are read. Equal rows then have the same fingerprint,
-        whichever files contain them; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that a file lacks, or
-        has with another kind of type, are left out. If no column is left, the fingerprint is computed from the footers
-        and the filters.
+        If the dataset has filters, the values of all matching rows are read. Equal rows then have the same fingerprint
+        even if they are in other files; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that are missing or
+        have another kind of type in some file are left out. If no column is left, the fingerprint is computed from the
+        footers and the filters.
 
         Returns:
             32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. The
@@ -300,7 +305,9 @@ class ParquetSource:
         return texts_digest(chain(chain.from_iterable(texts), options))
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return the time of each file's last change in nanoseconds; empty if `digest` is computed from the rows.
+        """Return the time of each file's last change, in nanoseconds since the epoch.
+
+        The result is empty if `digest` is computed from the rows.
 
         The time of a file is None if the filesystem does not report it.
         """
@@ -309,8 +316,9 @@ class ParquetSource:
         return tuple(file.modified_ns for file in list_files(self.paths))
 
     def file_digest(self, path: str) -> str:
-        """Return a fingerprint of one file, computed from its footer. The fingerprint does not depend on the file's
-        name or folder.
+        """Compute a fingerprint of one file from the file's footer.
+
+        The fingerprint does not depend on the file's name or folder.
 
         Args:
             path: Canonical path of one of the files.
@@ -321,8 +329,8 @@ class ParquetSource:
         return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return which rows of a row group the random splits select. If there are neither splits nor filters, return
-        None, which means all rows.
+        """Return the rows of a row group that the random splits select, or None if there are neither splits nor
+        filters.
 
         If the source has filters, only matching rows are counted, and the splits select from these rows.
 
@@ -365,15 +373,17 @@ class ParquetSource:
         return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters. If no file matches, return the first file, because
-        its footer contains the columns."""
+        """Return the files whose partition values match the filters.
+
+        If no file matches, return the first file, because its footer contains the columns.
+        """
         import pyarrow as pa
 
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
         if not named:
             return files
-        # If a column is stored in the files and is also a partition directory, the stored values are used. The path of
-        # a file with such a column therefore does not show whether the rows match.
+        # If a column is stored in the files and is also a partition directory, the stored values are used. For such a
+        # column, the path of a file does not show whether the rows match.
         stored = read_footers(files[:1])[0][0].schema.names
         fields = {name: pa.field(name, pa.type_for_alias(self._partition_types[name])) for name in named}
         deciding = [
@@ -394,8 +404,11 @@ class ParquetSource:
         return [file for file in files if is_possible(file)] or files[:1]
 
     def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Count the rows of each row group that match the filters. Return a dict: path of the file -> one number per
-        row group of the file. The first call computes these numbers; later calls return the stored numbers."""
+        """Count the rows of each row group that match the filters. Later calls return the stored numbers.
+
+        Returns:
+            Path of the file -> one number per row group of the file.
+        """
         if self._matching is None:
             fields = self.partition_fields()
 
@@ -416,7 +429,8 @@ class ParquetSource:
             return None
         if self._selections is None:
             matching = None if self.filters is None else self._matching_rows(self.filters)
-            # The files are sorted by path, so that a split does not depend on the order in which the user listed them.
+            # The files are sorted by path, so that a split does not depend on the order in which the user listed the
+            # files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
             keys = [(i, footer.path, group) for i, footer in enumerate(footers) for group in range(len(footer.groups))]
             rows = [

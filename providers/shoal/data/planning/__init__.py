@@ -1,1 +1,1 @@
-"""Compute which worker reads which rows, from the row counts in Parquet footers and without I/O."""
+"""Assign the rows of a dataset to workers, using only the row counts from the Parquet footers."""

@@ -23,7 +23,7 @@ def plan_groups(
 
     Args:
         row_groups: All row groups that have rows, in the dataset's order.
-        begins: For each row group, a bool array ``[rows]``: whether a group of rows begins at the row.
+        begins: For each row group, a bool array ``[rows]`` that is True for each row at which a group of rows begins.
         num_workers: Number of shards.
         seed: Seed of the shuffle.
 
@@ -45,7 +45,8 @@ def plan_groups(
     at = np.flatnonzero(np.concatenate([begins[index] for index in line])) if line else np.empty(0, dtype=int)
     if len(at) < num_workers:
         raise DataError(
-            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one group"
+            f"the dataset has {len(at)} groups, too few for {num_workers} workers: each worker needs at least one "
+            "group, so use fewer workers"
         )
     total = sum(row_groups[index].rows for index in line)
     cuts = [0]
@@ -53,8 +54,8 @@ def plan_groups(
         ideal = total * rank / num_workers
         after = int(np.searchsorted(at, ideal))
         nearest = after - (after == len(at) or (after > 0 and ideal - at[after - 1] <= at[after] - ideal))
-        # `nearest` is the index of the group with which this worker would ideally begin. The worker begins with another
-        # group if `nearest` would leave a worker without a group.
+        # `nearest` is the index of the group with which this worker should begin, so that the shards have nearly equal
+        # sizes. The worker begins with another group if some worker would otherwise get no group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*(int(at[cut]) for cut in cuts), total]
     return tuple(
@@ -63,8 +64,11 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups. `line` lists the
-    indexes of these row groups. The rows are numbered from 0, through all of these row groups."""
+    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups.
+
+    `line` contains the indexes of the row groups in `row_groups`. The rows are numbered from 0 across the whole
+    sequence.
+    """
     found = []
     offset = 0
     for index in line:

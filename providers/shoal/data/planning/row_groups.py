@@ -1,4 +1,4 @@
-"""Assign the rows of a dataset to workers by whole row groups, from the row counts in footers, without I/O or Arrow.
+"""Assign the row groups of a dataset to workers, using only the row counts from the Parquet footers.
 
 A shard is the part of the rows that one worker reads. The row groups are shuffled with a seed, and each whole row group
 is assigned to the shard that has the fewest rows so far. If the sizes of all shards are then within :data:`TOLERANCE`
@@ -47,7 +47,7 @@ class RowGroup:
 class RowRange:
     """Consecutive rows of one row group: the rows ``start <= i < stop``.
 
-    In a part of a random split, only the rows of this part are counted.
+    If the dataset is a part of a random split, the row numbers count only the rows of this part.
     """
 
     path: str
@@ -57,20 +57,22 @@ class RowRange:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the range."""
+        """Number of rows in the range."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The rows that one worker reads, as row ranges (consecutive rows of one row group). The ranges are sorted by file
-    and position, so that each file is opened only once."""
+    """Rows that one worker reads, as row ranges (consecutive rows of one row group).
+
+    The ranges are sorted by file and position, so that each file is opened only once.
+    """
 
     ranges: tuple[RowRange, ...]
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the shard."""
+        """Number of rows in the shard."""
         return sum(part.rows for part in self.ranges)
 
 
@@ -105,7 +107,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
         what = "no rows" if total == 0 else f"{total} row{'s' if total > 1 else ''}"
         raise DataError(
             f"the dataset has {what}, too few for {num_workers} worker{'s' if num_workers > 1 else ''}: each worker "
-            "needs at least one row"
+            "needs at least one row, so use fewer workers"
         )
 
     groups = shuffled(groups, seed)
@@ -118,7 +120,7 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 def shuffled(items: Iterable[_T], seed: int) -> list[_T]:
     """Return the items in a random order that depends only on the seed and is the same in every version of Python.
 
-    The function implements a Fisher-Yates shuffle with ``random()``, because Python guarantees that the numbers from
+    The function implements a Fisher-Yates shuffle with ``random()``. Python guarantees that the numbers from
     ``random()`` never change, but gives no such guarantee for ``random.shuffle()``.
     """
     deck = list(items)
@@ -151,8 +153,10 @@ def _is_even(loads: Sequence[int]) -> bool:
 
 
 def _assign_divided(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign rows so that the shards differ by at most one row. A row group that fits into a shard is assigned as a
-    whole; the other row groups are divided between shards."""
+    """Assign row groups to shards, so that the sizes of the shards differ by at most one row.
+
+    A row group that fits into a shard is assigned as a whole. The other row groups are divided between shards.
+    """
     share, extra = divmod(sum(group.rows for group in groups), num_workers)
     # The heap contains (-room, rank) for each shard, where room is the number of rows that the shard can still get. The
     # shard with the most room comes first. A row group that is too large for the first shard is too large for all

@@ -1,8 +1,8 @@
-"""Compute random splits: which rows of each row group belong to a part, from the row counts in footers.
+"""Compute which rows of each row group belong to a part of a random split, using only the row counts from the footers.
 
-A split is exact: the size of each part is its weight's share of all rows, rounded to a whole number. Rows are selected
-separately in every row group, so that each part has its share of every file. A split is repeatable: the same rows,
-weights and seed give the same parts on any machine.
+The size of each part is exact: the share of all rows that corresponds to the part's weight, rounded to a whole number.
+Rows are selected separately in every row group, so that each part has its share of every file. The same rows, weights
+and seed give the same parts on any machine.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Split:
             rows: Number of rows in this row group.
 
         Returns:
-            Number of rows for each part; the sum is `rows`. The sum of a part's counts over all row groups is its share
-            of all rows, rounded.
+            Number of rows for each part; the sum is `rows`. Over all row groups, the numbers of one part add up to the
+            part's share of all rows, rounded to a whole number.
         """
-        # The weights are converted to exact fractions of the decimals that the user wrote. With floats, 0.29 * 100 is
+        # The weights are converted to exact fractions, such as 29/100 for 0.29. With floats, 0.29 * 100 is
         # 28.999999999999996, and a row would be missing.
         weights = [Fraction(str(weight)) for weight in self.weights]
         counts = []
@@ -69,12 +69,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GroupSelection:
-    """The rows of one row group that are selected by several splits, which are applied one after the other.
+    """Rows of one row group that remain after several random splits were applied one after the other.
 
     Args:
         rows: Number of rows of the row group in the file.
-        steps: For each split, in the order in which they are applied: the split, and the number of rows that it divides
-            in all previous row groups.
+        steps: For each split, in the order of application: the split, and the number of rows that the split divides in
+            all previous row groups.
         key: Identifier of the row group that does not depend on the name of its directory.
     """
 
@@ -84,15 +84,15 @@ class GroupSelection:
 
     @property
     def selected(self) -> int:
-        """Return how many rows of this row group remain after all random splits were applied."""
+        """Number of rows of this row group that remain after all random splits were applied."""
         rows = self.rows
         for split, before in self.steps:
             rows = split.counts(before, rows)[split.index]
         return rows
 
     def indices(self) -> np.ndarray:
-        """Return the positions of the rows of this row group that remain after all random splits were applied, as an
-        int64 array in ascending order."""
+        """Return the positions of the rows that remain after all random splits were applied, as an int64 array in
+        ascending order."""
         import numpy as np
 
         indices = np.arange(self.rows)
@@ -108,7 +108,7 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Apply several random splits one after the other, and return the rows that they select in each row group.
+    """Apply several random splits one after the other, and return the remaining rows of each row group.
 
     Args:
         rows: Number of rows of each row group, in an order that does not depend on how the files were listed.

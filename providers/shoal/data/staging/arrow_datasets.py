@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
-    """Return a source that reads an Arrow dataset's files directly. Return None if the rows have to be copied instead.
+    """Return a source that reads the files of an Arrow dataset directly, or None if the rows have to be copied.
 
     Args:
         dataset: Any Arrow dataset.
 
     Returns:
-        A source over the files, or None if the files' rows or columns differ from the dataset's, or if the files are
-        not local Parquet files.
+        A source for the files; None if the files have other rows or columns than the dataset, or are not local Parquet
+        files.
 
     Raises:
         InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
@@ -36,8 +36,8 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    # A dataset with a filter cannot be read directly. Only the private attribute `_scan_options` shows whether a
-    # dataset has a filter: `Dataset.filter()` stores the filter's expression in it.
+    # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
+    # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:
@@ -54,7 +54,8 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
 
 
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
-    """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all of them.
+    """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all rows into
+    memory.
 
     Args:
         dataset: Any Arrow dataset.

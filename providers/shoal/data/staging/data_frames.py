@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TO_ARROW = ("to_arrow", "toArrow")
-"""Names of the method that returns a frame as a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
+"""Names of the methods that convert a DataFrame to a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
 PySpark."""
 
 
@@ -58,22 +58,25 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether :func:`stage_dataframe` accepts an object: one with ``__arrow_c_stream__``, or with a method
-    ``to_arrow()`` or ``toArrow()``, such as the DataFrames of Snowpark and PySpark."""
+    """Return whether :func:`stage_dataframe` accepts an object as a table.
+
+    The object must have ``__arrow_c_stream__``, or a method ``to_arrow()`` or ``toArrow()``, like the DataFrames of
+    Snowpark and PySpark.
+    """
     return not isinstance(value, type) and (hasattr(value, "__arrow_c_stream__") or _method_to_arrow(value) is not None)
 
 
 def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
-    """Return the method that converts a frame to Arrow; None if Arrow can read the frame itself, or the frame has no
-    such method."""
+    """Return the method that converts a DataFrame to Arrow; None if Arrow can read the DataFrame directly, or if there
+    is no such method."""
     if hasattr(frame, "__arrow_c_stream__"):
         return None
     return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
 
 
 def _is_pandas(frame: Any) -> bool:
-    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need a slow import of
-    # pandas, which all other frames do not need.
+    # A pandas DataFrame is recognised by the name of its class, because isinstance() would need an import of pandas,
+    # which is slow and not necessary for other DataFrames.
     return any(
         base.__module__.split(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(frame).__mro__
     )

@@ -33,8 +33,8 @@ def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | N
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
         if is_local(directory) and len(hosts) > 1 and staging_location is None:
             raise InvalidArgumentError(
-                f"the pool's nodes are on {len(hosts)} hosts, and each host has its own {os.path.dirname(directory)}: "
-                "pass staging_location= with a directory or URI that all hosts can reach"
+                f"the pool's nodes are on {len(hosts)} hosts, which do not share the directory "
+                f"{os.path.dirname(directory)}: pass staging_location= with a directory or URI that all hosts can reach"
             )
         filesystem, inner = resolve(directory)
         dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")

@@ -1,4 +1,4 @@
-"""Run a SQL query and write its rows to Parquet files in a staging directory, chunk by chunk."""
+"""Run a SQL query, and write the rows in chunks to Parquet files in a staging directory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CHUNK_ROWS = 32_768
 def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Run a SQL query and write its rows to Parquet files in a new staging directory.
 
-    A query's result does not carry complete SQL types, so the types of the columns are inferred from the values, chunk
-    by chunk. If a column needs a wider type in a later chunk (first nulls, then integers; first integers, then floats),
-    the chunk starts a new file, and the earlier files are rewritten with the wider type at the end.
+    The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values
+    of each chunk. In a later chunk, a column may need a wider type, for example float instead of integer. This chunk
+    then starts a new file, and at the end, the earlier files are rewritten with the wider type.
 
     Args:
         query: SQL text or a SQLAlchemy selectable.
@@ -49,8 +49,7 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
 
 
 def _write(query: Any, connection: Any, directory: str) -> list[str]:
-    """Run a query, and write its rows to Parquet files. Return the paths of the files in the order of the query's
-    rows."""
+    """Run a query, write the rows to Parquet files, and return the paths of the files in the order of the rows."""
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -71,7 +70,7 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
                 writer.write(_cast(table, schema), max(table.num_rows, 1))
         except UnicodeEncodeError:
             raise InvalidArgumentError(
-                "the query contains a lone surrogate, which is not a valid Unicode character: remove it"
+                "the query contains a lone surrogate (an invalid Unicode character): remove this character"
             ) from None
         except sa.exc.SQLAlchemyError as exc:
             # Only the first line of the error is shown, which is the database's message. The other lines repeat the
@@ -93,7 +92,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     query_only``. On any other database the transaction is rolled back at its end. The rollback does not undo a
     statement that commits by itself (such as DDL in Oracle), a function that commits, or values taken from a sequence.
     No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
-    another server. Therefore use a database account that may only read.
+    another server. Therefore use a database account that is allowed only to read.
 
     Args:
         sql: The statement, with parameters as ``:name``.
@@ -119,7 +118,7 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
 
 
 def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
-    """Return the name of one of a query's columns, with quotes around it if the database needs quotes for this name.
+    """Return the name of a query's column, with quotes around the name if the database requires quotes.
 
     The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
 
@@ -134,18 +133,17 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
 
     Raises:
         InvalidArgumentError: If the URL is invalid.
-        DataError: If the query fails or has no such column. The message contains similar names.
+        DataError: If the query fails, or has no column with this name. The message then contains similar names.
     """
     with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
         quoted: str = result.connection.dialect.identifier_preparer.quote(column)
-    # A backslash is put before each ":", because SQLAlchemy would otherwise take the ":" for the beginning of a
-    # parameter.
+    # Each ":" gets a backslash, because SQLAlchemy would otherwise treat the ":" as the beginning of a parameter.
     return quoted.replace(":", r"\:")
 
 
 def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> dict[Any, int]:
-    """Count the rows of each distinct value of one of a query's columns, in the database.
+    """Make the database count the rows of each distinct value of a query's column.
 
     The query cannot change the database; see :func:`stage_select`.
 
@@ -180,11 +178,11 @@ def _queried(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
 
 
 def _query_error(error: Exception) -> DataError:
-    """Return the error that the user sees for a query that failed, without the lines that repeat the parameters."""
+    """Return the error that is raised for a failed query, without the lines that contain the query's parameters."""
     import sqlalchemy as sa
 
-    # These exceptions are raised after a lost connection, a deadlock or a timeout, so a retry may help. SQLite raises
-    # them for a wrong column, too, where a retry is useless but does no harm.
+    # These exceptions are raised after a lost connection, a deadlock or a timeout, so a retry may help. SQLite also
+    # raises them for a wrong column, where a retry does not help but does no harm.
     retryable = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
     return (DataAccessError if retryable else DataError)(f"the query failed: {str(error).splitlines()[0]}")
 
@@ -200,7 +198,8 @@ def _statement(sql: str, params: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _read_only(url: str) -> Iterator[Any]:
-    """Connect to a database, and yield a connection that refuses writes as far as the database supports it."""
+    """Connect to a database, and yield a connection that refuses writes if the database supports read-only
+    connections."""
     from sqlalchemy.pool import NullPool
 
     engine = _engine(url, poolclass=NullPool)
@@ -331,8 +330,8 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _rewrite(path: str, schema: pa.Schema) -> None:
     """Rewrite a staged Parquet file with wider column types, such as float instead of integer."""
     filesystem, inner = resolve(path)
-    # The name of the new file begins with a dot, because readers of a directory skip names that begin with a dot. So if
-    # this process dies before the new file replaces the old file, nothing reads the new file.
+    # The name of the new file begins with a dot, because readers of a directory skip such names. If this process dies
+    # before the new file replaces the old file, no program reads the incomplete new file.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
     with open_parquet(path) as file, TableWriter(wider, schema) as writer:

@@ -1,4 +1,4 @@
-"""Remove a staged copy of data when the last connector or spec of this process that uses the copy is gone."""
+"""Remove a staged copy of data when no connector or dataset spec in this process uses the copy any longer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WRITTEN, _SUBMITTED = "written as JSON", "submitted"
 
 
 class StagedCopy:
-    """A staged copy of data (Parquet files that shoal wrote for the workers) that this process holds.
+    """Reference of this process to a staged copy of data: Parquet files that shoal wrote for the workers.
 
-    The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last source
-    or spec is gone, at the latest when the process exits. If a job still uses the copy, the copy is removed when the
-    job ends. If a spec was written as JSON but not submitted, another process may submit the spec later, so the copy
-    stays until a job has used the copy.
+    The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last of these
+    sources and specs is deleted, or when the process exits. If a job still uses the copy, the copy is removed when the
+    job ends. If a spec was written as JSON but not submitted, another process may submit the spec later. The copy is
+    then kept until a job has used it.
 
     Args:
         location: Directory or URI of the copy.
@@ -44,20 +44,21 @@ class StagedCopy:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # A pickled connector or spec contains None instead of this object, because only this process holds the data.
+        # A pickled connector or spec contains None instead of this object, so that another process does not remove the
+        # data.
         return type(None), ()
 
     def discard(self) -> bool:
-        """Remove the staged copy of the data now. Return False if the copy did not exist any more."""
+        """Remove the staged copy of the data now; return False if the copy no longer existed."""
         self._release.detach()
         return discard(self.location)
 
     def written(self) -> None:
-        """Note that a spec with this staged copy was written as JSON, which another process may read."""
+        """Record that a spec with this staged copy was written as JSON, so that another process may submit the spec."""
         self._uses.add(_WRITTEN)
 
     def submitted(self) -> None:
-        """Note that this process has submitted a job that uses the staged copy of the data."""
+        """Record that this process has submitted a job that uses the staged copy of the data."""
         self._uses.add(_SUBMITTED)
 
     def keep(self) -> None:
@@ -66,8 +67,8 @@ class StagedCopy:
 
 
 def _release(location: str, pid: int, uses: set[str]) -> None:
-    # A forked child process inherits this function as a finalizer, but only the process that made the StagedCopy may
-    # release the data.
+    # A forked child process also runs this finalizer, but only the process that created the StagedCopy may release the
+    # data.
     if os.getpid() != pid:
         return
     try:

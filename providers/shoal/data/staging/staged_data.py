@@ -1,7 +1,7 @@
 """Write and remove staged data: Parquet files that shoal writes for the workers.
 
-A directory of staged data contains a marker file, which names the process that holds the data, and a file for each job
-that uses the data. The directory is removed when no process holds the data and no job uses them any more.
+A directory of staged data contains a marker file, which names the process that uses the data, and a file for each job
+that uses the data. The directory is removed when neither a process nor a job uses the data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     from shoal.state.process import ProcessId
 
-# Name of the file that marks a directory as created by shoal. shoal removes only directories that contain this file.
-# The name begins with an underscore, so that readers of the data skip it. The marker file names the process that holds
-# the data, as JSON: {"process": {...}}, or {"process": null} after this process has released the data.
+# Name of the marker file in each directory that shoal creates for staged data. shoal removes only directories that
+# contain this file. The name begins with an underscore, so that readers of the data skip the file. The file contains
+# the process that uses the data, as JSON: {"process": {...}}, or {"process": null} after this process has released the
+# data.
 MARKER = "_shoal_staging"
 
-# Beginning of the names of the empty files in a directory of staged data that stand for the jobs that use the data. The
-# rest of a name is the id under which an attempt of the job was submitted. The file is removed when the attempt ends.
+# Prefix of the names of empty files in a directory of staged data. Each file represents an attempt of a job that uses
+# the data, and the rest of its name is the id of the attempt. The file is removed when the attempt ends.
 _USED_BY = "_shoal_used_by."
 
 _GLOB = "*?[]"
@@ -45,11 +46,11 @@ def default_location() -> str:
 
 @contextlib.contextmanager
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
-    """Create a directory for one staged dataset. If the ``with`` block raises an exception, remove the directory.
+    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
 
     Args:
         staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
-        name: Name of the new directory; a random one if None.
+        name: Name of the new directory; None: a random name.
 
     Yields:
         Path or URI of the new directory.
@@ -80,7 +81,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     except DataError:
         raise
     except (OSError, ValueError, pa.ArrowException) as exc:
-        # ValueError is caught, too, because Python raises it for a path that contains a NUL character.
+        # ValueError is also caught, because Python raises it for a path that contains a NUL character.
         raise DataAccessError(
             f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
         ) from None
@@ -93,7 +94,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
 
 
 def claim(location: str, user: str) -> None:
-    """Note in a directory of staged data that a job uses it.
+    """Record in a directory of staged data that a job uses the data.
 
     Args:
         location: Directory or URI that :func:`staged` created.
@@ -105,8 +106,8 @@ def claim(location: str, user: str) -> None:
     from pyarrow.fs import FileType
 
     filesystem, inner = resolve(normalise(location))
-    # An object store has no directories of its own. Without this check, writing the file would create the removed
-    # directory again, and nothing would remove it.
+    # Object stores have no real directories. Without this check, writing the file would create the removed directory
+    # again, and it would never be removed.
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         raise DataError(f"the staged data in {location} do not exist any more: stage them again")
     with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):
@@ -123,15 +124,15 @@ def claims(location: str) -> set[str]:
 
 
 def unclaim(location: str, user: str) -> None:
-    """Note in a directory of staged data that a job does not use it any more."""
+    """Record in a directory of staged data that a job no longer uses the data."""
     filesystem, inner = resolve(normalise(location))
     with contextlib.suppress(FileNotFoundError):
         filesystem.delete_file(f"{inner}/{_USED_BY}{user}")
 
 
 def release(location: str) -> bool:
-    """Note in a directory of staged data that no process holds the data any more, and remove the directory unless a job
-    uses the data.
+    """Record in a directory of staged data that this process no longer uses the data, and remove the directory if no
+    job uses it.
 
     Returns:
         True if the directory was removed.
@@ -141,15 +142,15 @@ def release(location: str) -> bool:
     filesystem, inner = resolve(normalise(location))
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
         return False
-    # This process first notes in the marker file that it does not hold the data any more, and then looks for jobs that
-    # use the data. A job that ends at the same time first removes its own file, and then reads the marker file. So the
-    # process or the job, or both, see that the data are unused, and remove the directory.
+    # This process first records in the marker file that it no longer uses the data, and then looks for jobs that use
+    # the data. A job that ends at the same time first removes its own file, and then reads the marker file. Therefore
+    # at least one of the two finds that the data is unused, and removes the directory.
     _write_holder(filesystem, inner, None)
     return discard_unused(location)
 
 
 def hand_over(location: str) -> None:
-    """Leave a directory of staged data to the process that will submit a job with it.
+    """Keep a directory of staged data for another process, which will submit a job with this data.
 
     The marker file then names no process, so the directory stays until a job has used the data and ended.
     """
@@ -159,7 +160,7 @@ def hand_over(location: str) -> None:
 
 
 def discard_unused(location: str) -> bool:
-    """Remove a directory of staged data if no process holds the data and no job uses them.
+    """Remove a directory of staged data if neither a process nor a job uses the data.
 
     Returns:
         True if the directory was removed.
@@ -171,12 +172,12 @@ def discard_unused(location: str) -> bool:
 
 
 def is_held(location: str, *, unknown: bool = False) -> bool:
-    """Return whether the process that holds a directory of staged data runs, or may run on another host.
+    """Return whether the process that uses a directory of staged data is running, or may be running on another host.
 
     Args:
         location: Directory or URI that :func:`staged` created.
-        unknown: Result if the marker file does not exist, or was written by a version of shoal that did not name the
-            process.
+        unknown: Return value if the marker file does not exist, or does not contain a process, as in earlier versions
+            of shoal.
     """
     filesystem, inner = resolve(normalise(location))
     try:
@@ -220,7 +221,7 @@ def discard(location: str) -> bool:
         return False
     if marker.type == FileType.NotFound:
         raise InvalidArgumentError(
-            f"{location} was not staged by shoal: it is not removed, because it has no file {MARKER}"
+            f"{location} was not staged by shoal and is not removed, because it contains no file {MARKER}"
         )
     # The marker file is removed last. If this process is killed before the end, the next call of this function still
     # finds the marker file, and removes the rest.

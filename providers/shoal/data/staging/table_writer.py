@@ -1,4 +1,4 @@
-"""Write tables and record batches to Parquet files, with row groups of a size that can be assigned evenly to
+"""Write tables and record batches to Parquet files, with row groups that are small enough to be assigned evenly to
 workers."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# These numbers decide the size of a row group, the unit in which rows are assigned to workers. With 64 row groups, even
-# 16 workers get four each. A row group has at least 8 Ki rows, because smaller row groups compress badly and make the
-# footer large. A row group has at most 32 MiB after decoding, which limits the memory that a worker needs while it
-# reads.
+# These numbers determine the size of a row group, the unit in which rows are assigned to workers. With 64 row groups,
+# each of 16 workers gets four row groups. A row group has at least 8 Ki rows, because smaller row groups compress badly
+# and make the footer large. A row group has at most 32 MiB after decoding, which limits the memory that a worker needs
+# while it reads.
 _GROUPS = 64
 _MIN_GROUP_ROWS = 8_192
 _MAX_GROUP_BYTES = 32 * 2**20
@@ -30,7 +30,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
         bytes_per_row: Decoded size of a row in bytes.
 
     Returns:
-        Number of rows per row group, so that there are enough row groups to assign evenly to workers and that a decoded
+        Number of rows per row group. There are enough row groups to assign the rows evenly to workers, and a decoded
         row group has at most 32 MiB.
     """
     most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
@@ -38,8 +38,9 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 
 class TableWriter:
-    """Writer that appends tables with the same schema to one Parquet file. As a context manager, the writer closes the
-    file at the end.
+    """Writer that appends tables with the same schema to one Parquet file.
+
+    The writer is a context manager, which closes the file.
 
     Args:
         path: File to write.
@@ -92,8 +93,8 @@ def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: st
         for batch in batches:
             kept.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            # The total number of rows is not known yet, so group_rows() cannot be used. Instead, row groups get a size
-            # that suits a medium-sized dataset.
+            # The total number of rows is unknown, so group_rows() cannot be used. Instead, row groups get a size that
+            # suits a dataset of medium size.
             if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
                 writer.write(pa.Table.from_batches(kept, schema), rows)
                 kept, rows, size = [], 0, 0

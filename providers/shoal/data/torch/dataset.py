@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Assumed size of a text value in bytes. The memory for shuffled rows is estimated with this size before any row is
-# read.
+# Assumed size of a text value in bytes, to estimate the memory for shuffled rows before any row is read.
 _TEXT_BYTES = 64
 
 # Number of rows that are converted to Python objects at a time if the user sets no batch size, to limit the memory.
@@ -43,8 +42,10 @@ _ROWS_AT_ONCE = 1_024
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of an iterator: its epoch, and the number of items that it has returned. `epoch` is None until the first
-    item is requested."""
+    """Epoch of an iterator, and number of items that the iterator has returned.
+
+    `epoch` is None until the first item is requested.
+    """
 
     epoch: int | None = None
     items: int = 0
@@ -59,10 +60,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str or bytes, and DataLoader
     combines the items into batches.
 
-    Each ``iter()`` is an epoch, which is counted when its first item is requested. With ``shuffle=True`` every epoch
-    has its own order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are
-    shuffled first. Then the rows of a few row ranges at a time are shuffled together, so that only these row ranges are
-    in memory (see :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among
+    Each ``iter()`` begins an epoch when its first item is requested. With ``shuffle=True`` every epoch has its own
+    order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are shuffled
+    first. Then the rows of a few row ranges at a time are shuffled together, so that only these row ranges are in
+    memory (see :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among
     themselves.
 
     Clients of object stores do not work after a fork. If the files are on an object store, pass
@@ -72,7 +73,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         ingester: Reader of the rows.
         ranges: Row ranges of the dataset, in order.
         rows: Number of rows per epoch. If it exceeds the number of rows in `ranges`, rows are repeated.
-        position: Rank and seed, which decide the order of the rows.
+        position: Rank and seed, which determine the order of the rows.
         batch_size: Number of rows per item; None returns single rows as Python objects.
         shuffle: Whether each epoch has a new order.
         drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
@@ -116,9 +117,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._epochs = EpochCounter()
         self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
-        # A saved position contains these values, so that the position is used only with the same rows and the same
-        # order. The values contain the numbers of row groups but no paths, so that a position stays valid after the
-        # files were moved.
+        # A saved position contains these values, so that load_state_dict() can refuse a position of other rows or
+        # another order. The values contain no paths, so that a position stays valid after the files were moved.
         plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
         self._identity = {
             "rank": position.rank,
@@ -169,10 +169,10 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress, self._resumed = _Progress(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position that this process has reached in the epoch. Another dataset with the same rows in the
-        same order can continue at this position.
+        """Return the position that this process has reached in the epoch.
 
-        To continue, pass this position to :meth:`load_state_dict` of the other dataset.
+        To continue at this position, pass it to :meth:`load_state_dict` of another dataset with the same rows in the
+        same order.
 
         torchdata's ``StatefulDataLoader`` calls `state_dict` and `load_state_dict`, also in its worker processes.
 
@@ -187,9 +187,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is None and self._epochs.begun_by_workers():
             raise InvalidArgumentError(
-                "the position in the epoch is not known: the workers of a DataLoader read ahead, so they have read "
-                "more items than the training has used. Take the position from torchdata's StatefulDataLoader, use "
-                "num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
+                "the position in the epoch is unknown, because the workers of a DataLoader read ahead and may have "
+                "read more items than the training has used. Take the position from torchdata's StatefulDataLoader, "
+                "use num_workers=0, or save only the number of each finished epoch and continue with set_epoch()"
             )
         if self._progress.epoch is not None:
             epoch, items, ended = self._progress.epoch, self._progress.items, self._progress.ended
@@ -200,7 +200,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         return {"epoch": epoch, "items": items, "ended": ended, **_worker_identity(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Make the next ``iter()`` of this dataset continue at a position that :meth:`state_dict` returned.
+        """Make the next ``iter()`` of this dataset continue at a position from :meth:`state_dict`.
 
         If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
         however, the next ``iter()`` then returns no items, because other workers may not have ended the epoch.
@@ -233,8 +233,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._progress = _Progress()
 
     def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch. Return the epoch's number, and how many of its items have to be skipped to continue at a
-        saved position.
+        """Begin an epoch, and return the number of the epoch and the number of items to skip.
+
+        Items are skipped to continue at a saved position.
 
         The number of items to skip is None if the saved position is the end of the epoch.
         """
@@ -275,17 +276,18 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         progress.ended = True
 
     def _read(self, progress: _Progress, share: shuffling.Share, worker: int) -> Iterator[Item]:
-        """Return an iterator over a DataLoader worker's items of one epoch. The first `progress.items` items are
-        skipped, because an earlier iterator has returned them.
+        """Return an iterator over a DataLoader worker's items of one epoch, without the first `progress.items` items.
 
-        The iterator may return one item too many at the end, which the caller must drop.
+        An earlier iterator has already returned these items.
+
+        At the end, the iterator may return one item too many, which the caller must drop.
         """
         key = (self._position.seed, progress.epoch or 0, self._position.rank)
         first = 0
         if self.shuffle:
-            # If rows are repeated so that all ranks have the same number of rows, the first repeated row range is
-            # chosen at random. The choice differs between epochs. All workers of a DataLoader make the same choice,
-            # because they divide the same rows.
+            # Rows may be repeated, so that all ranks have the same number of rows. In each epoch, the first repeated
+            # row range is chosen at random. All workers of a DataLoader make the same choice, because they divide the
+            # same rows.
             first = int.from_bytes(shuffling.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
@@ -329,8 +331,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
-        # `held` contains the rows of a batch that is not full yet. The other rows of this batch come from the next
-        # windows (row ranges that are shuffled together).
+        # `held` contains the first rows of an incomplete batch. The missing rows come from the next windows (row ranges
+        # that are shuffled together).
         held: list[Item] = []
         missing = size
         for window in windows:

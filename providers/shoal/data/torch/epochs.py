@@ -5,9 +5,9 @@ every epoch the DataLoader either starts new workers with new copies, or keeps t
 memory that all copies share.
 
 Each worker has a slot: one 64-bit number in the shared memory, which is read and written atomically. Only this worker
-writes its slot, so no lock is needed, which a killed worker could leave locked. A slot contains two numbers: how many
-epochs were begun, and the round in which the last of these epochs was begun. A round is one set of worker processes.
-DataLoader draws a random number for every set, and this module distinguishes the rounds by this number.
+writes its slot, so no lock is needed. A killed worker could leave a lock locked. A slot contains two numbers: how many
+epochs the worker has begun, and the round in which the last of these epochs began. A round is one set of worker
+processes. DataLoader draws a random number for every set, and this number identifies the round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNT = (1 << _COUNT_BITS) - 1
 
 
 class EpochCounter:
-    """Counter of epochs, from 0. All copies of a counter in a DataLoader's worker processes share one count."""
+    """Counter of epochs, from 0. All copies of a counter in the worker processes of a DataLoader share one count."""
 
     def __init__(self) -> None:
         self._slots = torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
@@ -49,7 +49,7 @@ class EpochCounter:
         return int(joined.max()) - 1 if len(joined) else int(begun.max())
 
     def begin(self, epoch: int) -> None:
-        """Record that this process has begun an epoch, in the memory that the DataLoader's processes share."""
+        """Record in shared memory that this process has begun an epoch."""
         slot, round_ = _slot_and_round()
         self._slots.numpy()[slot] = round_ << _COUNT_BITS | (epoch + 1)
 
@@ -78,6 +78,6 @@ def _slot_and_round() -> tuple[int, int]:
     worker = get_worker_info()
     if worker is None:
         return 0, 0
-    # A worker's seed is a random number, which is the same for all workers of the round, plus the worker's index. So
-    # the seed minus the index identifies the round.
+    # The seed of a worker is a random number, which is the same for all workers of the round, plus the worker's index.
+    # Therefore the seed minus the index identifies the round.
     return 1 + worker.id, (worker.seed - worker.id) % (2**31 - 2) + 1

@@ -1,4 +1,4 @@
-"""Compute, without I/O, which rows of a shard each DataLoader worker returns, and in which order.
+"""Compute which rows of a shard each DataLoader worker returns, and in which order.
 
 The sequence of row ranges of a shard is called the line in this module. The line is divided among the workers of a
 DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from shoal.data.planning.row_groups import RowRange
 
-# These numbers decide the size of a window, which is a group of row ranges that are in memory together and whose rows
-# are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, unless the next range
-# would make the window larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by itself.
+# These numbers determine the size of a window. A window is a group of row ranges that are in memory at the same time,
+# and whose rows are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, unless
+# the next range would make the window larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by
+# itself.
 BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
@@ -45,7 +46,8 @@ class Share:
 
 
 def count_items(rows: int, batch_size: int | None, drop_last_batch: bool) -> int:
-    """Return the number of items (batches, or single rows without a batch size) that `rows` rows give."""
+    """Compute the number of items that a dataset of `rows` rows returns: batches, or single rows without a batch
+    size."""
     if batch_size is None:
         return rows
     return rows // batch_size if drop_last_batch else -(-rows // batch_size)
@@ -55,7 +57,7 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
     """Compute which rows of a shard one DataLoader worker returns.
 
     Args:
-        rows: Number of rows of the shard, with repeated rows.
+        rows: Number of rows of the shard, including repeated rows.
         batch_size: Number of rows per item; None if each row is an item.
         drop_last_batch: Whether to leave out the last batch if it has fewer rows.
         worker: Index of the worker, from 0.
@@ -74,8 +76,9 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have the same
-    number of rows.
+    """Repeat row ranges of a shard until the shard has `rows` rows.
+
+    All workers of a training then have the same number of rows.
 
     Args:
         line: Row ranges; at least one.
@@ -97,8 +100,10 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges of the rows ``start <= i < stop`` of a list of row ranges. Row 0 is the first row of the
-    first range in the list."""
+    """Return the row ranges that contain the rows ``start <= i < stop`` of a list of row ranges.
+
+    The rows are numbered from 0 across the whole list.
+    """
     found = []
     offset = 0
     for part in line:
@@ -110,7 +115,7 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide row ranges into windows. The rows of a window are in memory together, and are shuffled together.
+    """Divide row ranges into windows. The rows of a window are in memory at the same time, and are shuffled together.
 
     Args:
         line: Row ranges, shuffled.
@@ -139,7 +144,7 @@ def rows_of(window: Sequence[RowRange]) -> int:
 
 
 def random_bytes(*key: int | str) -> bytes:
-    """Return 32 bytes to seed a random generator with. The same key gives the same bytes on any machine."""
+    """Compute 32 bytes to seed a random generator. The same key gives the same bytes on any machine."""
     return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 

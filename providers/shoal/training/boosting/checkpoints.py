@@ -1,4 +1,5 @@
-"""Divide a training's rounds into segments, each of which ends with a checkpoint from which a training can continue."""
+"""Divide the rounds of a training into segments. Each segment ends with a checkpoint, from which the training can
+continue."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def segment_length(rounds: int, wish: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Model and metrics at the end of a segment (a group of rounds); a training can continue from a checkpoint.
+    """Model and metrics at the end of a segment (a group of rounds), from which the training can continue.
 
     Args:
         rounds: Number of boosting rounds in the model.
@@ -49,8 +50,8 @@ class Segment:
         index: Number of the segment, from 0.
         stop: First round after the segment.
         last: Whether this is the last segment of the training.
-        resume: Checkpoint to continue from, for workers that did not train the previous segment; None: the workers
-            continue with the model that they have in memory.
+        resume: Checkpoint from which the workers continue, if they did not train the previous segment. None: the
+            workers continue with the model in their memory.
     """
 
     index: int

@@ -12,11 +12,11 @@ from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
 
 REPLICATED_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
-"""Libraries in which each worker evaluates the whole eval set -> maximum number of rows of an eval set.
+"""Maximum number of rows of an eval set, for each library in which every worker evaluates the whole eval set.
 
-LightGBM's workers evaluate only the rows that they have, and do not combine their metrics. Each worker therefore gets
-all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round. The maximum
-number of rows keeps the copies of an eval set small.
+A LightGBM worker evaluates only its own rows, and LightGBM does not combine the metrics of the workers. Each worker
+therefore gets all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
+The maximum keeps the copies of an eval set small.
 """
 
 
@@ -46,8 +46,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         if most is not None and connector.num_rows() > most:
             raise DataError(
                 f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
-                f"evaluates the whole eval set, so at most {most:,} rows are allowed: use a part of it, for example "
-                "one that random_split creates"
+                f"evaluates the whole eval set, so at most {most:,} rows are allowed: use a part of the eval "
+                "set, for example with random_split"
             )
         eval_sets[name] = connector
         if connector is train:
@@ -102,8 +102,8 @@ def shard_datasets(
             for rank in range(num_workers):
                 evals[rank][name] = mine[rank]
             continue
-        # If an eval set has fewer rows than there are workers, `_plan` returns fewer shards than workers. Each worker
-        # without a shard then gets an empty shard.
+        # If there are fewer rows (or groups) than workers, `_plan` returns fewer shards than workers. The other workers
+        # then get an empty shard.
         shards = _plan(connector, num_workers, seed, group_col)
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"

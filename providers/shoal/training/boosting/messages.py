@@ -64,8 +64,8 @@ class Boosted:
 
     Args:
         stopped: Whether the training stopped early in this segment.
-        checkpoint: Model and metrics so far, from rank 0; None on all other ranks, because all ranks have the same
-            model.
+        checkpoint: Model and metrics so far. Only rank 0 returns them, because all ranks have the same model; None on
+            all other ranks.
         best_iteration: Number of the best round, from 0, if the training uses early stopping; else None.
         best_score: Value of the metric in the best round; None without early stopping.
         train_seconds: Seconds for boosting and evaluating.

@@ -1,4 +1,4 @@
-"""Merge the user's parameters of a boosting library with the estimator's arguments; if they differ, raise an error."""
+"""Merge the user's parameters for a boosting library with the estimator's arguments, and refuse contradictions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.user_code import Objective
 
 ROUNDS = "n_estimators"
-"""Name under which shoal looks up the number of rounds; the libraries' other names are converted to this name."""
+"""Canonical name of the parameter for the number of boosting rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Names:
 def merge(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int, names: Names
 ) -> dict[str, Any]:
-    """Merge `params` with the estimator's `objective` and `n_estimators`; raise an error if they contradict each other.
+    """Merge `params` with the estimator's `objective` and `n_estimators`, and raise an error if values contradict each
+    other.
 
     Args:
         params: The user's parameters.
@@ -64,13 +65,15 @@ def merge(
             other, theirs = given[canonical]
             raise InvalidArgumentError(
                 f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one"
+                "remove one of the two"
             )
         given[canonical] = (name, value)
     if callable(objective):
         if "objective" in given:
             name, inside = given["objective"]
-            raise InvalidArgumentError(f'objective is a function, but params contain {name}="{inside}": remove one')
+            raise InvalidArgumentError(
+                f'objective is a function, but params contain {name}="{inside}": remove one of the two'
+            )
     elif objective is not None:
         if not isinstance(objective, str):
             raise InvalidArgumentError(
@@ -79,7 +82,8 @@ def merge(
         name, inside = given.get("objective", ("objective", objective))
         if names.objective(inside) != names.objective(objective):
             raise InvalidArgumentError(
-                f'the estimator has objective="{objective}", but params contain {name}="{inside}": remove one'
+                f'the estimator has objective="{objective}", but params contain {name}="{inside}": '
+                "remove one of the two"
             )
         merged[name] = objective
     if ROUNDS in given:
@@ -112,8 +116,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(name, item) for key, item in value.items()}
     if hasattr(value, "tolist"):
-        # Hyperparameter search libraries pass NumPy scalars and arrays, which JSON cannot represent, so they are
-        # converted to Python numbers and lists.
+        # Libraries for hyperparameter search pass NumPy scalars and arrays. JSON cannot represent these types, so the
+        # values are converted to Python numbers and lists.
         value = value.tolist()
     if value is None or isinstance(value, str | bool | int | float | list):
         return value

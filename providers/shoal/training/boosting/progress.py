@@ -9,12 +9,14 @@ from shoal.training.context import GangContext
 from shoal.training.progress import bounded
 
 _REPORT_EVERY_S = 2.0
-"""Minimum number of seconds between two reports. A round may take less than a millisecond, so not every round is
-reported."""
+"""Minimum number of seconds between two reports. Reporting every round would be slow, because a round may take less
+than a millisecond."""
 
 
 class RoundReporter:
-    """Reporter that sends rank 0's finished rounds and metrics to the driver; on other ranks it sends nothing.
+    """Reporter that sends the number of finished rounds and the metrics from rank 0 to the driver.
+
+    On other ranks, the reporter sends nothing.
 
     Args:
         context: Gang context of this worker.

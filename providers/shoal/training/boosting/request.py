@@ -135,7 +135,7 @@ class TrainRequest(Settings):
 
 
 class WorkerStats(BaseModel):
-    """Statistics of one worker: rows, time and memory; the worker measures the seconds with its own clock."""
+    """Statistics of one worker: number of rows, times and memory. Each worker measures times with its own clock."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -109,12 +109,12 @@ class Batch:
 
 
 # Share of a node's free memory that the decoded rows of all workers on this node may use. The share is low, because
-# other data needs memory at the same time: the quantised rows (rows converted to histogram bins) need a quarter of the
+# other data needs memory at the same time. The quantised rows (rows converted to histogram bins) need a quarter of the
 # decoded size, and the row group that is being decoded needs memory, too.
 _CACHE_FRACTION = 0.3
-# A worker keeps at most this many bytes of decoded rows in memory if the rows come from local files and are read only
-# before the training. More rows than that are decoded again for each pass, because decoding takes only 0.1 to 0.2 s per
-# 100 MB, while keeping the rows takes as much memory as all data that XGBoost derives from them.
+# Maximum size of the decoded rows that a worker keeps in memory, if the rows come from local files and are read only
+# before the training. If the rows are larger, each pass decodes them again. Decoding takes only 0.1 to 0.2 s per 100
+# MB, but the decoded rows take as much memory as all data that XGBoost derives from the rows.
 _CHEAP_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
 
@@ -125,8 +125,8 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
     Args:
         part: Rows of this worker.
         local_world_size: Number of workers on this node.
-        often: Whether the rows are read during the training, too, and not only before the training to convert them to
-            bins.
+        often: Whether the rows are also read during the training. If False, they are read only before the training, for
+            the conversion to histogram bins.
     """
     budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
     connector = part.connector
@@ -135,10 +135,10 @@ def cache_budget(part: Part, local_world_size: int, *, often: bool = False) -> i
 
 
 class ShardRows:
-    """Iterable of the decoded rows of a worker's shard, in batches; a library may iterate over them several times.
+    """Decoded rows of a worker's shard, in batches; a boosting library may iterate over this object several times.
 
-    If the decoded rows fit into the budget, they are kept in memory after the first pass. If the decoded rows do not
-    fit, each pass reads the rows again, and at most one row group is in memory.
+    If the decoded rows fit into the budget, the first pass keeps them in memory. Otherwise each pass reads the rows
+    again, and at most one row group is in memory.
 
     Args:
         part: Rows to read.
@@ -162,7 +162,7 @@ class ShardRows:
         self._complete = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the batches once, and add the time that reading and decoding took to the attribute `seconds`."""
+        """Iterate over the batches once, and add the time for reading and decoding to the attribute `seconds`."""
         batches = iter(self._kept) if self._complete and self._kept is not None else self._decode()
         while True:
             began = time.perf_counter()
@@ -173,14 +173,14 @@ class ShardRows:
             yield batch
 
     def forget(self) -> None:
-        """Free the rows that are kept in memory; the object must not be iterated over after this call."""
+        """Free the rows in memory. After this call, the object must not be iterated over."""
         self._kept = None
 
     def _decode(self) -> Iterator[Batch]:
         self.passes += 1
         if self._kept is not None:
-            # If an earlier pass was interrupted, `_kept` contains some batches already. These batches are removed,
-            # because this pass decodes all batches.
+            # If an earlier pass was interrupted, `_kept` already contains some batches. They are removed, because this
+            # pass decodes all batches again.
             self._kept.clear()
         ranges = self.part.shard.ranges
         if ranges:
@@ -202,7 +202,7 @@ class ShardRows:
         place = f"{rows.path}, row group {rows.row_group}"
         if table.num_rows != rows.rows:
             raise DataError(f"{place}: {table.num_rows} rows were read instead of {rows.rows}: {_CHANGED}")
-        # XGBoost silently accepts a worker that has fewer columns than the other workers, so the columns are checked
+        # XGBoost reports no error if a worker has fewer columns than the other workers, so the columns are checked
         # here.
         if table.column_names != columns.names:
             raise DataError(
@@ -221,7 +221,8 @@ class ShardRows:
 
 
 class _GroupNumbers:
-    """Callable that numbers the groups in a shard's successive tables; a group may continue in the next table.
+    """Callable that numbers the groups of rows in the successive tables of a shard; a group may continue in the next
+    table.
 
     Args:
         column: Name of the group column.
@@ -241,7 +242,8 @@ class _GroupNumbers:
 
 
 def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Move rows between batches, so that each group is in only one batch; leave batches without groups unchanged."""
+    """Move rows between batches, so that all rows of a group are in one batch; batches without groups are not
+    changed."""
     held: Batch | None = None
     for batch in batches:
         if batch.group is None:
@@ -258,9 +260,9 @@ def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
-    """Return a column of weights or margins, and raise DataError if a value is null, NaN or infinite.
+    """Return a column of weights or margins; raise DataError if a value is null, NaN or infinite.
 
-    The check is necessary, because the libraries would accept NaN and treat it as a number.
+    The check is necessary, because the boosting libraries accept NaN and treat it as a number.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Store the functions and objects that the user wrote for a training: callbacks, objective and metrics.
+"""Define a container for the callbacks, the objective and the metrics that the user wrote for a training.
 
 These functions and objects are pickled and sent separately from the request, because the request contains only JSON
 data.
@@ -22,8 +22,9 @@ the arguments of the function."""
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Callbacks, objective and metrics that the user wrote; every worker gets a copy. A `UserCode` without functions is
-    falsy.
+    """Callbacks, objective and metrics that the user wrote; every worker gets a copy.
+
+    A `UserCode` is falsy if it contains neither callbacks, nor an objective, nor metrics.
 
     Args:
         callbacks: Callbacks in the library's format.
@@ -47,7 +48,7 @@ class UserCode:
         Args:
             callbacks: Callbacks in the library's format, or None.
             objective: Objective function, or the name of one of the library's objectives.
-            custom_metric: Metric function, or several functions.
+            custom_metric: Metric function, or a list or tuple of metric functions.
 
         Raises:
             InvalidArgumentError: A metric is not a function.
@@ -82,7 +83,7 @@ class UserCode:
 
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
-    """Raise InvalidArgumentError if two metrics have the same name, because shoal would mix their values in one list.
+    """Raise InvalidArgumentError if two metrics have the same name, because both would append their values to one list.
 
     Args:
         history: Eval set -> metric -> value per round.

@@ -1,5 +1,7 @@
-"""Define the interface by which a gang starts, calls and kills its workers: as Ray actors, or as processes of this
-machine."""
+"""Define the interface with which a gang (group of workers) starts, calls and kills its workers.
+
+The workers are Ray actors, or child processes on this machine.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ from shoal.training.gang.placement import Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
 
 Answered = Callable[[int, Success | Failure | Lost], None]
-"""Type of a function that is called, in any thread, with a worker's rank and the outcome of its call."""
+"""Type of a function that receives a worker's rank and the outcome of the worker's call. The function may be called
+from any thread."""
 
 
 class Workers(Protocol):
-    """The processes of a gang's workers. Each process has a `shoal.training.gang.worker.Worker`."""
+    """Processes of a gang's workers; each process contains a `shoal.training.gang.worker.Worker`."""
 
     seats: Sequence[Seat]
     """Placement of each worker, by rank."""
@@ -24,10 +27,10 @@ class Workers(Protocol):
     """Address at which the driver accepts the workers' sockets (lifelines)."""
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the workers, make them connect to the driver, and yield their answers by rank.
+        """Start the workers, make them connect to the driver, and yield their answers in the order of the ranks.
 
         Args:
-            places: Rank of each worker and address of the driver, by rank.
+            places: Data for each worker, by rank: its position in the gang, and the driver's address.
             env: Environment variables for the workers.
             timeout: Maximum time for all workers together, in seconds.
 

@@ -1,9 +1,10 @@
-"""Run one worker of a gang without Ray: ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``, started by the
-driver.
+"""Run one worker of a gang (group of workers) in a process without Ray.
+
+The driver starts the process as ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``.
 
 DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, and
-this process answers the calls in their order. The process ends when the driver closes the socket or is gone. Each PATH
-is a folder with modules that the driver can import.
+this process answers the calls in their order. The process ends when the driver closes the socket or has ended. Each
+PATH is a folder from which the driver can import modules; this process then can import them, too.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def main() -> None:
 
 
 def _answer(worker: Worker, call: bytes) -> bytes:
-    """Call a method of the worker, and return its pickled answer: a `Failure` if the call or the answer cannot be
-    pickled."""
+    """Call a method of the worker, and return the pickled result.
+
+    If the call cannot be unpickled, or the result cannot be pickled, return a pickled `Failure`.
+    """
     try:
         name, args = cloudpickle.loads(call)
         answer: bytes = cloudpickle.dumps(getattr(worker, name)(*args))

@@ -3,8 +3,9 @@
 A gang is the group of workers of one training. Each worker is a Ray actor, or a process of this machine
 (`shoal.training.cluster`), and keeps a socket to the driver open (its lifeline), so that the driver notices at once
 when the worker dies. A run ends when every rank has returned a result, or at the first failure. After a failure the
-gang collects the errors of all ranks for a few seconds, raises the most likely cause (a dead worker causes errors on
-others, never the other way round) and kills all workers. A gang that failed is never used again.
+gang collects the errors of all ranks for a few seconds, raises the most likely cause, and kills all workers. If a
+worker has died, its death is the most likely cause, because it also causes errors in the other workers. A gang that
+failed is never used again.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
 
-# Seconds to wait for further errors after the first failure, so that the real cause is found. When a worker raised or
-# was killed, the other workers failed 0.1 s later, because the kernel closed their connections at once, so
-# `_SETTLE_SECONDS` is enough. When a host vanished, the driver notices it only after the 4 s of the TCP keepalive.
-# Therefore `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
+# Seconds to wait for further errors after the first failure, to find the real cause. If a worker raises an exception or
+# is killed, the kernel closes its connections at once. The other workers then failed within 0.1 s, so `_SETTLE_SECONDS`
+# is enough. If a host vanishes, the driver notices this only after the 4 s of the TCP keepalive. Therefore
+# `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
 _SETTLE_SECONDS = 0.5
 _EXPLAIN_SECONDS = 4.5
 # Seconds to wait until killed workers have ended. After `_KILL_SECONDS`, the driver closes the workers' sockets and
@@ -56,7 +57,8 @@ class Sidecar(Protocol):
 
 
 class _Weight(IntEnum):
-    """Kinds of failures, the most likely cause first; of several failures, only the most likely cause is reported."""
+    """Kinds of failures, sorted from the most likely to the least likely cause. If several workers fail, the gang
+    reports only the most likely cause."""
 
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
@@ -101,7 +103,8 @@ OnNote = Callable[[int, dict[str, Any]], None]
 
 
 class _NodesInUse:
-    """The nodes on which the gangs of this process have workers, and the time of the last change."""
+    """Nodes on which the gangs of this process have workers, and the time when the number of these nodes last
+    changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,13 +132,12 @@ _nodes_in_use = _NodesInUse()
 
 
 def nodes_in_use() -> tuple[int, float]:
-    """Return on how many nodes the gangs of this process have workers, and for how many seconds this number has not
-    changed."""
+    """Return the number of nodes on which this process has workers, and the seconds since this number last changed."""
     return _nodes_in_use.get()
 
 
 class Gang:
-    """The running workers of one training, on which functions can be run; :meth:`start` creates a gang.
+    """Workers of one training, which run functions for the driver; :meth:`start` creates a gang.
 
     Args:
         shape: Number and size of the workers.
@@ -153,9 +155,10 @@ class Gang:
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
-        """Start all workers of a gang, or none if one cannot start; this process must be connected to a cluster.
+        """Start all workers of a gang; if one of them cannot start, end the others.
 
-        Ranks are numbered node by node: first the workers on the head node, then those on the other nodes by name.
+        This process must be connected to a cluster. The ranks are numbered node by node: first the workers on the head
+        node, then the workers on the other nodes, sorted by name.
 
         Args:
             shape: Number and size of the workers.
@@ -199,8 +202,11 @@ class Gang:
         )
 
     def can_move_from(self) -> list[str]:
-        """Return the names of the gang's nodes that have announced their end, if other nodes have room for
-        the workers of these nodes; else an empty list."""
+        """Return the names of the gang's nodes that will shut down soon, if other nodes have room for the workers of
+        these nodes.
+
+        Otherwise the list is empty.
+        """
         rooms = cluster.rooms()
         leaving = [worker for worker in self.workers if worker.node_id in rooms and rooms[worker.node_id].leaving]
         if not leaving or self.shape.per_node:
@@ -211,7 +217,9 @@ class Gang:
         return sorted({worker.node for worker in leaving})
 
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Return the helper (sidecar) with this name; the first call creates it, and :meth:`end` closes it.
+        """Return the sidecar (a helper process or thread) with the given name, and create it at the first call.
+
+        :meth:`end` closes the sidecar.
 
         Args:
             name: Name of the sidecar within this gang.
@@ -226,7 +234,8 @@ class Gang:
         return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Tell the workers to import modules in the background; optional packages such as scikit-learn are skipped."""
+        """Tell the workers to import modules in the background, but not the modules' optional packages such as
+        scikit-learn."""
         self._started.preload(modules)
 
     def run(
@@ -251,9 +260,9 @@ class Gang:
 
         Raises:
             WorkerLostError: A worker's process or node was lost.
-            ShoalError: The run failed for another reason. The message names the rank of the first cause, and the
-                exception's notes contain that worker's traceback. After any exception the gang has ended, and none of
-                its processes is left.
+            ShoalError: The run failed for another reason. The message names the rank that most likely caused the
+                failure, and the exception's notes contain the traceback of this rank. After any exception, all
+                processes of the gang have ended.
         """
         if self.ended:
             raise TrainingError("this gang has ended and cannot run another function: start a new one with Gang.start")
@@ -267,14 +276,14 @@ class Gang:
     def end(self) -> None:
         """Kill the workers, wait until they have ended, and close the sidecars (helpers such as XGBoost's tracker).
 
-        The method may be called again.
+        Further calls have no effect.
         """
         if self.ended:
             return
         self.ended = True
         _nodes_in_use.set(self, ())
         with contextlib.suppress(Exception):
-            # Killing actors fails if Ray is shut down already. The error is ignored, because the actors then have
+            # Killing actors fails if Ray is already shut down. The error is ignored, because the actors have then
             # ended, too.
             if self._workers is not None:
                 self._workers.kill()
@@ -315,7 +324,7 @@ class Gang:
         infos = [WorkerInfo(rank, seat.node, next(joined).pid, seat.node_id) for rank, seat in enumerate(seats)]
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
-        # that thread has read the message, so this code waits until all hellos were read.
+        # the message was read, so this code waits until the first messages of all workers were read.
         if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
                 f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}: check that "
@@ -339,7 +348,7 @@ class Gang:
             event = self._next(deadline)
             if event is None:
                 raise TrainingError(
-                    "the training did not end within its time limit (RunConfig.timeout): set a longer limit, or none"
+                    "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
                 )
             if isinstance(event, _Done):
                 talking.discard(event.rank)
@@ -355,7 +364,7 @@ class Gang:
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
 
-        The wait is only 0.5 s if a worker or a sidecar reports more than an unreachable worker.
+        The wait is only 0.5 s if one of the errors reports something else than an unreachable worker.
         """
         began = time.monotonic()
         causes = [first]
@@ -379,7 +388,7 @@ class Gang:
         return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
 
     def _answered(self, rank: int, outcome: Success | Failure | Lost) -> None:
-        """Record that a worker's call has ended or that the worker died; called in another thread."""
+        """Record that a worker's call has ended or that the worker died; this method is called from another thread."""
         if isinstance(outcome, Success):
             self._note(_Answer(rank, outcome.value))
         elif isinstance(outcome, Failure):
@@ -395,7 +404,8 @@ class Gang:
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {outcome.reason}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """Handle a worker's message or loss; runs in the thread of the `Switchboard`, which reads the sockets."""
+        """Handle a message from a worker, or the loss of a worker; the thread of the `Switchboard` calls this
+        method."""
         if kind is EventKind.LINE:
             # Printing fails if the output of this process is closed or accepts only ASCII. A failure to print must not
             # end the training, so it is ignored.

@@ -1,9 +1,9 @@
-"""Detect dead workers and a dead driver at once, by one socket (a lifeline) between the driver and each worker.
+"""Detect dead workers and a dead driver at once, with a socket (a lifeline) between the driver and each worker.
 
 Ray reports a dead actor quickly only if the actor's process ended. Ray detects a vanished node after five missed
 health checks, which take about 15 s. A socket is faster: the kernel closes the socket of a killed process, and TCP
 keepalive closes the socket of a host that no longer answers. The workers also send their log lines through this socket,
-because that is far cheaper than an actor call per round and needs no further actor.
+because an actor call for each round would take far more time and would need another actor.
 
 Only the workers send data. A worker sends frames, each of which is one line of text. The first frame of a socket is the
 hello: the gang's token and the worker's rank. Each later frame begins with a letter: ``h`` (heartbeat), ``d`` (a call
@@ -56,8 +56,8 @@ _MAX_HELLO_BYTES = 256
 # Seconds after which a connection without a hello (its first frame) is closed. A worker sends the hello directly after
 # connecting, but on a busy machine the worker may have to wait for CPU time.
 _HELLO_SECONDS = 10.0
-# Number of connections that may stay open without having identified themselves, in addition to one per worker. When
-# there are more, the oldest one is closed, so that other processes on the host cannot use up all file descriptors.
+# Maximum number of open connections that have not identified themselves, in addition to one per worker. If there are
+# more, the oldest connection is closed, so that other processes on the host cannot use up all file descriptors.
 _SPARE_CONNECTIONS = 64
 
 
@@ -79,7 +79,8 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Line:
-    """State of one accepted connection; `rank` is None until the other side has identified itself as a worker."""
+    """State of one accepted connection; `rank` is None until the connected process has identified itself as a
+    worker."""
 
     sock: socket.socket
     opened: float
@@ -93,7 +94,7 @@ class Switchboard:
     """Driver's end of the sockets (lifelines) of all workers of a gang; calls a function for each event of a worker.
 
     Args:
-        host: Address to listen on; the workers must be able to reach it.
+        host: Address to listen on; the workers must be able to reach this address.
         size: Number of workers.
         listener: Function to call for each event, in the switchboard's own thread, with rank, kind and text.
     """
@@ -122,7 +123,7 @@ class Switchboard:
             return {line.rank for line in self._lines.values() if line.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until `number` workers have connected; also count the workers that have ended after they connected.
+        """Wait until `number` workers have connected; workers that have ended since then also count.
 
         Args:
             number: Number of workers to wait for.
@@ -159,8 +160,8 @@ class Switchboard:
     def close(self) -> None:
         """Close the sockets of all workers and stop listening for further connections."""
         self._closing = True
-        # This byte wakes up the thread, which then sees `_closing` and ends. Sending fails if the thread has ended
-        # already and closed the socket, so the error is ignored.
+        # This byte wakes up the thread, which then sees `_closing` and ends. If the thread has already ended, the
+        # socket is closed, so sending fails and the error is ignored.
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         self._thread.join(timeout=5)
@@ -171,8 +172,8 @@ class Switchboard:
                 for key, _ in self._selector.select(timeout=_HEARTBEAT_SECONDS):
                     if key.fileobj is self._server:
                         self._accept()
-                    # The selector may report a connection that _accept() has closed in the meantime, because there
-                    # were too many connections. Such a connection is not in _lines any more and is skipped.
+                    # The selector may report a connection that _accept() has just closed, because there were too many
+                    # connections. Such a connection is no longer in _lines and is skipped.
                     elif line := self._lines.get(key.fileobj):  # type: ignore[call-overload]
                         self._read(line)
                 self._check_silence()
@@ -267,8 +268,8 @@ class Switchboard:
                 if now - line.opened > _HELLO_SECONDS:
                     self._drop(line)
             elif now - line.heard > _SILENCE_SECONDS:
-                # The worker is reported as lost, but its socket stays open. So `wait_all_gone` can notice when the
-                # worker process ends.
+                # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` can detect the end
+                # of the worker process.
                 self._report(
                     line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
                 )

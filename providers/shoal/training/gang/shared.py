@@ -1,7 +1,7 @@
 """Reuse the workers of a finished training for the next training, because starting workers takes seconds.
 
-After a run, this process keeps the run's gang (group of workers) idle, for the next run with the same number and size
-of workers.
+After a run, this process keeps the idle gang (group of workers) for the next run with the same number and size of
+workers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a group of workers (gang) to one run, then keep it for a run with the same number and size of workers.
+    """Provide a gang (group of workers) to one run, and keep the gang for later runs with as many workers of the same
+    size.
 
-    An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs another shape.
+    An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
+    number or size.
 
     Args:
         shape: Number and size of the workers.
         timeout: Seconds to wait for CPUs and GPUs that are in use.
-        env: Environment variables for the workers; a gang is reused only for the same variables.
+        env: Environment variables for the workers. A gang is reused only if its variables are the same.
 
     Yields:
         The gang; no other run uses it at the same time. If the body of the ``with`` statement raises, the gang ends.
@@ -46,7 +48,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Idle gangs of other shapes still reserve CPUs that the new gang may need, so they are ended first.
+        # Other idle gangs (groups of workers) still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -58,8 +60,8 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has stored a gang of the same shape in the meantime. Only one gang of each shape
-        # is kept, so the gang of this run ends.
+        # Another thread of this driver has just stored an idle gang (group of workers) of the same number and size.
+        # Only one such gang is kept, so the gang of this run ends.
         gang.end()
 
 
@@ -75,7 +77,7 @@ def end_gangs() -> None:
 
 @functools.cache
 def _end_at_exit() -> None:
-    # Exit handlers run in reverse order of registration. This handler needs Ray and has to run before Ray's own handler
-    # shuts Ray down. Ray registers its own handler when Ray is imported, so this handler is registered after the import
-    # of Ray.
+    # Exit handlers run in reverse order of their registration. This handler needs Ray, so it must run before Ray's own
+    # handler shuts Ray down. Ray registers its handler when it is imported, so this handler is registered after the
+    # import of Ray.
     atexit.register(end_gangs)

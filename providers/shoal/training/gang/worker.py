@@ -1,5 +1,7 @@
-"""Define the worker of a gang, a Ray actor or a plain process that runs functions and returns their results or
-errors."""
+"""Define the worker of a gang (group of workers), which runs functions and returns their results or errors.
+
+A worker runs in a Ray actor, or in a process without Ray.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,18 @@ from shoal.training.host.imports import import_lean
 
 
 class PeerError(TrainingError):
-    """Error of a worker that could not reach another worker; the driver then looks for the other worker's error."""
+    """Error of a worker that could not reach another worker; the driver then searches for the error of the other
+    worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Rank, node name and process id of a worker, as error messages show them.
+    """Rank, node and process id of a worker, for error messages.
 
     Args:
         rank: Rank in the gang.
         node: Name of the worker's node.
-        pid: Process id on that node.
+        pid: Process id of the worker on its node.
         node_id: Ray's id of the node.
     """
 
@@ -68,7 +71,8 @@ class Joined:
 
     Args:
         pid: Id of the worker's process.
-        own_folder: Temporary working folder that the worker has created on its node; None if it uses the job's folder.
+        own_folder: Temporary working folder that the worker has created on its node; None if the worker uses the job's
+            folder.
     """
 
     pid: int
@@ -84,7 +88,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Result of a failed function call in a worker; the driver can unpickle it without the worker's modules.
+    """Result of a failed function call in a worker. The driver can unpickle this object without the worker's modules.
 
     Args:
         summary: Type and message of the exception.
@@ -102,7 +106,7 @@ class Lost:
     """Outcome of a function call in a worker that died before it returned.
 
     Args:
-        reason: Why the worker counts as dead.
+        reason: Reason why the driver considers the worker dead.
         out_of_memory: Message about the memory of the worker's node, if the worker was killed because memory ran out.
     """
 
@@ -111,8 +115,9 @@ class Lost:
 
 
 class Worker:
-    """Worker of a gang (group of workers), in a Ray actor or a plain process; `join` gives it its rank, `run` calls
-    functions.
+    """Worker of a gang (group of workers), which runs in a Ray actor or in a process without Ray.
+
+    :meth:`join` sets the rank of the worker, and :meth:`run` calls functions in the worker.
 
     The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
     run before Arrow is loaded.
@@ -126,7 +131,7 @@ class Worker:
         memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str]) -> Joined:
-        """Connect this worker to the driver, and store the rank and the connection for the functions that run later.
+        """Connect this worker to the driver, and store the rank and the connection for later function calls.
 
         Args:
             place: Position of this worker in the gang, and the driver's address.
@@ -144,7 +149,7 @@ class Worker:
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules before they are used, without optional packages such as scikit-learn, which import slowly."""
+        """Import modules in advance, but not their slow optional packages such as scikit-learn."""
         import_lean(modules)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:

@@ -1,1 +1,1 @@
-"""Control how a training process uses its host: its memory, its network sockets and its imports."""
+"""Measure and control what a training process uses on its host, such as memory, CPUs, GPUs and network sockets."""

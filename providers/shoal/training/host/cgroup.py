@@ -16,7 +16,7 @@ class _Version:
     limit: str
     usage: str
     cache: str
-    """Name of the field of the file ``memory.stat`` that contains the bytes of inactive file pages. The kernel drops
+    """Name of the field in the file ``memory.stat`` with the size of the inactive file pages in bytes. The kernel drops
     these pages when memory is short, so they count as free memory."""
 
 

@@ -16,10 +16,11 @@ machine with two cores). A training uses only boosters and does not need scikit-
 
 
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
-    """Import modules while optional packages that shoal does not need are hidden, because they import slowly.
+    """Import modules, but not their slow optional packages that shoal does not need.
 
-    To the modules, the hidden packages seem not to be installed, so this function is only for shoal's own processes.
-    Packages that are imported already stay imported. The hidden packages can be imported normally afterwards.
+    During the import, the optional packages are hidden: the modules behave as if these packages were not installed.
+    This function is therefore only for shoal's own processes. Packages that are already imported are not hidden. After
+    this call, the hidden packages can be imported normally.
 
     Args:
         modules: Names of the modules to import. A module that is not installed is skipped, because the code that needs
@@ -27,7 +28,8 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
         absent: Optional packages to hide during the import.
     """
     hidden = [name for name in absent if name not in sys.modules]
-    # An entry None in sys.modules hides a package: its import then fails as if the package were not installed.
+    # An entry None in sys.modules hides a package: an import of the package then fails as if the package were not
+    # installed.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:

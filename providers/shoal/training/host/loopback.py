@@ -1,9 +1,10 @@
 """Restrict the boosting libraries' listening sockets to the loopback device if the pool uses loopback addresses.
 
-Each XGBoost worker listens for errors of the other workers on all addresses of the host and requires no token, and no
-setting changes this (XGBoost 3.2). LightGBM's workers listen in the same way while they connect to each other (LightGBM
-4.7). Therefore this module binds the libraries' sockets to the loopback device as soon as the sockets are open. The
-command ``ss`` then shows ``0.0.0.0%lo`` for such a socket, and the kernel refuses connections to all other addresses.
+Each XGBoost worker listens for errors of the other workers on all addresses of the host. The worker requires no token,
+and XGBoost 3.2 has no setting for the address. LightGBM's workers (LightGBM 4.7) also listen on all addresses while
+they connect to each other. Therefore this module binds the libraries' sockets to the loopback device as soon as the
+sockets are open. The command ``ss`` then shows ``0.0.0.0%lo`` for such a socket, and the kernel refuses connections to
+all other addresses.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def tie_to_loopback() -> None:
 def open_listeners() -> Iterator[socket.socket]:
     """Yield the listening TCP sockets of this process.
 
-    The caller must not close a socket, and must not use it after the next one was requested.
+    The caller must not close a yielded socket, and must not use it after requesting the next socket.
     """
     for name in os.listdir("/proc/self/fd"):
         try:

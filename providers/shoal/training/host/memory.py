@@ -12,10 +12,10 @@ from shoal.training.host import cgroup
 
 # Numbers by which glibc's function mallopt(3) identifies its settings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# Values of two glibc settings. With these values glibc returns freed memory to the operating system at once: single
-# blocks of at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default
-# glibc raises both limits to tens of MiB when the first such block is freed, and so keeps the memory. The limits are
-# not lower, because reading took 50 % longer with limits of 256 KiB.
+# Values of two glibc settings. With these values, glibc returns freed memory to the operating system at once: blocks of
+# at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default, glibc
+# raises both limits to tens of MiB when the first large block is freed, and then keeps freed memory. Lower limits are
+# slow: with limits of 256 KiB, reading took 50 % longer.
 _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 
@@ -39,7 +39,7 @@ def trim_memory() -> None:
 
 
 def trim() -> None:
-    """Return unused memory of this process to the operating system, which takes milliseconds."""
+    """Return unused memory of this process to the operating system. The call takes milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -71,10 +71,13 @@ def total_bytes() -> int:
 
 
 def explained(message: str) -> str:
-    """Return a library's error message; if it contains C++'s out-of-memory error, add advice for the user.
+    """Add advice to a library's error message if the error is C++'s out-of-memory error.
 
     Args:
         message: Error message of the library.
+
+    Returns:
+        The message with advice; the unchanged message if the library reports another error.
     """
     if "bad_alloc" not in message:
         return message

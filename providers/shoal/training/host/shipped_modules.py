@@ -1,4 +1,4 @@
-"""Make the packages and the code that a job brings with it importable in the workers."""
+"""Add the folders with a job's own code and packages to `sys.path` in the workers."""
 
 from __future__ import annotations
 

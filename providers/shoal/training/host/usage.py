@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 EVERY_SECONDS = 10.0
-"""Seconds between two measurements: the default of MLflow's system metrics."""
+"""Seconds between two measurements. MLflow's system metrics have the same default interval."""
 
 USAGE_NOTE = "usage"
 """Key of the notes with which workers send their usage to the driver."""
@@ -30,7 +30,8 @@ def measured(gpus: Sequence[str], report: Callable[[dict[str, float]], None]) ->
 
     Args:
         gpus: GPUs of this worker: indexes, or UUIDs as in CUDA_VISIBLE_DEVICES.
-        report: Function to call with the values by name; called from another thread, too.
+        report: Function to call with a dict of the measured values by name. The function is also called from another
+            thread.
     """
     meter = Meter(gpus)
     ended = threading.Event()
@@ -66,9 +67,10 @@ class Meter:
         """Measure the present usage of CPU, memory and GPUs; the CPU usage is the mean since the last call.
 
         Returns:
-            ``cpu_utilization_percentage`` (100 is one CPU) and ``memory_usage_megabytes`` (resident memory) of this
-            process and its child processes; for each GPU, from 0, ``gpu_0_utilization_percentage`` of the whole GPU
-            and ``gpu_0_memory_usage_megabytes`` of these processes. Values that cannot be measured are left out.
+            Dict of values by name. ``cpu_utilization_percentage`` (100 is one CPU) and ``memory_usage_megabytes``
+            (resident memory) count this process and its child processes. The GPUs are numbered from 0.
+            ``gpu_0_utilization_percentage`` counts all processes on the GPU, and ``gpu_0_memory_usage_megabytes`` only
+            this process and its child processes. Values that cannot be measured are left out.
         """
         family = self._family()
         now, cpu_seconds = time.monotonic(), self._cpu_time(family)
@@ -106,7 +108,7 @@ class Meter:
 
 
 class _Gpus:
-    """GPUs of a worker, as NVML sees them; without NVML (the package nvidia-ml-py), nothing is measured."""
+    """GPUs of a worker, measured with NVML (the package nvidia-ml-py). Without NVML, GPUs are not measured."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self._nvml: Any = None
@@ -118,12 +120,13 @@ class _Gpus:
             nvml.nvmlInit()
             self._nvml = nvml
             self._handles = [_handle(nvml, gpu) for gpu in gpus]
-        except Exception:  # the package, the driver or a GPU is missing: a training must not fail because of that
+        except Exception:
+            # The package, the GPU driver or a GPU is missing. The training continues, and no GPU is measured.
             self._handles = []
 
     def measure(self, pids: set[int]) -> dict[str, float]:
-        """Return the utilization of each GPU, and the GPU memory that the given processes use, as a dict of metrics by
-        name.
+        """Measure the utilization of each GPU and the GPU memory of the given processes, and return a dict of metrics
+        by name.
 
         Args:
             pids: Ids of the processes whose memory on the GPU is measured.
@@ -135,8 +138,8 @@ class _Gpus:
                 values[f"gpu_{number}_utilization_percentage"] = float(rates.gpu)
             with contextlib.suppress(self._nvml.NVMLError):
                 own = [each for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid in pids]
-                # In a container with process ids of its own, NVML's ids do not match any process of this container. The
-                # used memory is then unknown, and left out.
+                # If this container has its own process ids, NVML's process ids do not match any process in the
+                # container. The memory that is in use is then unknown, and is left out.
                 if own:
                     used = sum(each.usedGpuMemory or 0 for each in own)
                     values[f"gpu_{number}_memory_usage_megabytes"] = round(used / _MEGABYTE, 1)

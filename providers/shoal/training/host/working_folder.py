@@ -1,5 +1,7 @@
-"""Enter the working folder of a job in a worker. On a host that lacks this folder, workers enter a temporary folder,
-which is removed after the workers have ended."""
+"""Change a worker's working directory to the job's folder, or to a temporary folder on hosts without the job's folder.
+
+The temporary folder is removed after the workers have ended.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ _PREFIX = "shoal-work-"
 
 
 def enter(folder: str, gang: str) -> str | None:
-    """Make a folder the working folder of this process.
+    """Change the working directory of this process to the job's folder.
 
-    On a node of another host, the folder may not exist. On such a node, all workers of the gang share a temporary
-    folder instead.
+    The folder may be missing on another host. On such a host, all workers of the gang (group of workers) use one
+    temporary folder instead.
 
     Args:
         folder: Absolute path of the folder.
@@ -40,7 +42,7 @@ def enter(folder: str, gang: str) -> str | None:
 
 
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
-    """Remove the temporary folders of a gang whose workers have ended. Folders on a lost node are left behind.
+    """Remove the temporary folders of a gang (group of workers) that has ended. Folders on a lost node are not removed.
 
     Args:
         folders: Path of the folder on each node, by Ray's id of the node.

@@ -1,4 +1,4 @@
-"""Choose a sample of all workers' rows, from which LightGBM's bins (intervals of feature values) are found.
+"""Choose a sample of the rows of all workers, from which LightGBM finds the bins (intervals of feature values).
 
 Each worker contributes rows in proportion to its shard. The sample depends only on the shard plan and the seed.
 """
@@ -19,7 +19,7 @@ _SAMPLE_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Position of a worker's rows among all rows, which decides how many rows this worker adds to the sample.
+    """Position of a worker's rows among all rows. The position determines how many rows this worker adds to the sample.
 
     Args:
         rank: Rank of the worker.
@@ -34,7 +34,7 @@ class Share:
     total: int
 
     def chosen(self, wanted: int, seed: int) -> np.ndarray:
-        """Choose which of this worker's rows are in the sample from which LightGBM's bins are found.
+        """Choose this worker's rows for the sample from which LightGBM finds its bins (intervals of feature values).
 
         The same share, sample size and seed always give the same rows.
 
@@ -66,7 +66,9 @@ def shares(rows: Sequence[int]) -> list[Share]:
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
-    """Read this worker's part of the sample from which LightGBM's bins are found, in one pass over its rows.
+    """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
+
+    The function reads the worker's rows once.
 
     Args:
         rows: Rows of the worker's shard.

@@ -24,12 +24,13 @@ _ZERO = np.float32(1e-35)
 """Largest absolute value that LightGBM takes for zero (``kZeroThreshold`` in ``meta.h``)."""
 
 _COLUMNS_AT_ONCE = 64
-"""Number of columns that are copied together: row by row, so that each line of the CPU's cache is read once."""
+"""Number of columns that are copied at the same time. Copying several columns of a row together reads each cache line
+of the CPU only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """The bins of all features, in a form that can be sent to other workers.
+    """Bins of all features (intervals of feature values), in a form that can be sent to other workers.
 
     Args:
         binary: LightGBM's binary file of a dataset with these bins and a single row.
@@ -42,7 +43,7 @@ class Bins:
     params: dict[str, Any]
 
     def reference(self, categories: Categories) -> lightgbm.Dataset:
-        """Build the reference dataset, whose bins all other datasets of the training use.
+        """Build the LightGBM dataset whose bins all other datasets of the training use.
 
         Args:
             categories: Categorical column -> its categories.
@@ -77,11 +78,12 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     }
     categorical = params.pop("categorical_feature", None)
     if categorical is not None:
-        # LightGBM's library needs the numbers of the columns. `Dataset` finds them only if it is given rows.
+        # LightGBM's C library needs column numbers. `lightgbm.Dataset` converts names to numbers only for a dataset
+        # with rows.
         numbers = {name: number for number, name in enumerate(features)}
         params["categorical_column"] = sorted(numbers.get(column, column) for column in categorical)
     reference = _without_rows(rows, params)
-    # The bins are saved as a dataset with one row, because LightGBM writes no file of a dataset without rows.
+    # The bins are saved as a dataset with one row, because LightGBM cannot save a dataset without rows.
     single = lightgbm.Dataset(
         np.zeros((1, len(features)), np.float32),
         label=np.zeros(1),
@@ -92,7 +94,7 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bins")
         single.save_binary(file)
-        # Each worker builds its datasets with these parameters. The number of threads is that of one worker again,
+        # Each worker builds its datasets with these parameters. The number of threads is reset to that of one worker,
         # because all workers of a node build their datasets at the same time.
         return Bins(file.read_bytes(), tuple(features), {**reference.get_params(), "num_threads": each})
 
@@ -100,8 +102,8 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
 def _without_rows(rows: np.ndarray, params: Mapping[str, Any]) -> lightgbm.Dataset:
     """Create a dataset that has the bins of a sample, but not the sample's rows.
 
-    The constructor of `lightgbm.Dataset` would also replace each value of the sample by its bin, which takes more time
-    than to find the bins.
+    The constructor of `lightgbm.Dataset` would also convert the sample to bins, which takes longer than finding the
+    bins.
 
     Args:
         rows: The sample, float32 ``[rows, columns]``.
@@ -111,7 +113,7 @@ def _without_rows(rows: np.ndarray, params: Mapping[str, Any]) -> lightgbm.Datas
     values, indices = [], []
     for start in range(0, rows.shape[1], _COLUMNS_AT_ONCE):
         for column in rows[:, start : start + _COLUMNS_AT_ONCE].T.astype(np.float64, order="C"):
-            # LightGBM gets only the values that are not zero. A missing value (NaN) is none of them.
+            # LightGBM gets only the values that are not zero. Missing values (NaN) count as not zero.
             used = ~(np.abs(column) <= _ZERO)
             is_full = bool(used.all())
             values.append(column if is_full else column[used])

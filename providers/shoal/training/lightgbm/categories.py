@@ -1,8 +1,8 @@
 """Store the categories of a training's categorical columns in the LightGBM model.
 
-LightGBM itself stores categories only if it is trained on a DataFrame. shoal trains on arrays and therefore stores the
-categories in the same way: the last line of the model's text lists the categories of each categorical column, and
-LightGBM's own `predict` uses this list to encode the categorical columns of a DataFrame.
+LightGBM itself stores categories only if it is trained on a DataFrame. shoal trains on arrays, and stores the
+categories in the format of LightGBM: the last line of the model's text contains the categories of each categorical
+column. LightGBM's own `predict` therefore can encode the categorical columns of a DataFrame.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
-    """Store the categories of categorical columns in a dataset, from which derived datasets and models inherit them.
+    """Store the categories of categorical columns in a dataset. Models and other datasets that use this dataset inherit
+    them.
 
     Args:
         dataset: Dataset to change.

@@ -20,14 +20,14 @@ class Binned:
     Args:
         rows: Rows of the dataset.
         reference: Dataset whose bins are used for these rows.
-        keep: Whether to keep decoded rows in memory, because boosting will often continue from a model.
+        keep: Whether to keep the decoded rows in memory, for trainings that often continue from a model.
     """
 
     def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # _noted() fills these arrays later, while LightGBM reads the rows. The arrays are filled in time, because
-        # LightGBM reads the labels and weights only after the last row.
+        # _noted() fills these arrays while LightGBM reads the rows. The arrays are complete in time, because LightGBM
+        # reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
@@ -43,16 +43,17 @@ class Binned:
         ).construct()
         if self._group is not None:
             self.dataset.set_group(np.bincount(self._group))
-            # The dataset has stored the sizes of the groups, so the array is not needed any more and is freed.
+            # LightGBM's dataset has stored the sizes of the groups, so this array is no longer needed.
             self._group = None
         if not keep:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set each row's initial score for boosting: the margin (if any) plus the prediction of `model` (if any).
+        """Set the score of each row from which boosting starts: the sum of the row's margin and the prediction of
+        `model`.
 
         Args:
-            model: Model from which boosting continues; None: start a new model.
+            model: Model from which boosting continues; None: only the margins are used, if there are any.
             threads: Number of threads for the prediction.
         """
         score = self._margin
@@ -82,7 +83,8 @@ class Binned:
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
-    """Features of one row range (consecutive rows of a row group), as a `lightgbm.Sequence` that LightGBM can read.
+    """Features of one row range (consecutive rows of a Parquet row group), as a `lightgbm.Sequence` that LightGBM can
+    read.
 
     If the dataset has a reference dataset, LightGBM reads each row range only once and in order.
     """

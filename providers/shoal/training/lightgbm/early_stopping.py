@@ -1,6 +1,6 @@
-"""Decide when a LightGBM training stops early, because a metric does not improve any more.
+"""Decide when a LightGBM training stops early, because a metric no longer improves.
 
-The decision depends only on the metrics, which are the same on all ranks. So all ranks stop at the same round.
+The decision depends only on the metrics, which are the same on all ranks. Therefore all ranks stop at the same round.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Stopping:
-    """Early stopping by one metric: records the metric's values, finds the best round, and decides when to stop.
+    """Record the values of one metric, find the best round, and decide when the training stops early.
 
     Args:
         patience: Number of rounds without improvement after which training stops.
@@ -29,7 +29,8 @@ class Stopping:
 
     @property
     def stopped(self) -> bool:
-        """Whether the metric has not improved for `patience` rounds; a metric that was always NaN has not improved."""
+        """Whether the metric has not improved for `patience` rounds. A metric that was always NaN counts as not
+        improved."""
         best = -1 if self.best_round is None else self.best_round
         return self._rounds - 1 - best >= self._patience
 

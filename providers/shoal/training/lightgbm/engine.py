@@ -1,4 +1,4 @@
-"""Run the driver's part of a LightGBM training: check parameters, and have rank 0 find the bins for all workers."""
+"""Run the driver's part of a LightGBM training: check the parameters, and make rank 0 find the bins for all workers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class LightGBM:
         return device_of(self._merged(request))
 
     def why_cpu(self) -> str | None:
-        """Return why LightGBM trains on CPUs by default."""
+        """Return the reason why LightGBM trains on CPUs by default."""
         return "LightGBM uses GPUs only with use_gpu=True, because its wheels on PyPI have no CUDA"
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        """Return why LightGBM cannot train on a GPU in this process, and what to do; None if it can."""
+        """Return the reason why LightGBM cannot train on a GPU in this process, with advice for the user; None if GPUs
+        work."""
         return gpu_problem(params["device_type"])
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
@@ -59,7 +60,7 @@ class LightGBM:
         """
         if request.external_memory:
             raise InvalidArgumentError(
-                "external_memory is not possible with LightGBM: remove external_memory, or use XGBEstimator"
+                "LightGBM does not support external_memory: remove external_memory, or use XGBEstimator"
             )
         merged = self._merged(request, user_code.objective)
         if objective_of(merged) in RANKING and request.group_col is None:
@@ -79,12 +80,12 @@ class LightGBM:
         )
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
-                'early_stopping_rounds is not possible with boosting="dart": dart changes earlier trees, so the model '
+                'boosting="dart" does not support early_stopping_rounds: dart changes earlier trees, so the model '
                 "of the best round cannot be restored. Remove early_stopping_rounds, or use another boosting"
             )
         if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
             raise InvalidArgumentError(
-                "early_stopping_rounds needs a metric: name one in params (metric=...), or pass a custom_metric"
+                "early_stopping_rounds needs a metric: set the parameter metric in params, or pass a custom_metric"
             )
         if is_forest(params) and (custom or request.base_margin_col is not None):
             raise InvalidArgumentError(
@@ -99,8 +100,7 @@ class LightGBM:
         return [{}] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Make the workers sample their rows, rank 0 find the bins from all samples, and the workers build their
-        datasets."""
+        """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
         import numpy as np
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
@@ -108,7 +108,7 @@ class LightGBM:
         machines = tuple(offer.address for offer in offers)
         sample = cluster.share(np.concatenate([offer.sample for offer in offers]))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
-        # Without these references, Ray frees the sample before the workers build their datasets.
+        # These references are deleted, so that Ray frees the sample before the workers build their datasets.
         del offers, sample
         agreed = Agreed(cluster.share(bins), machines)
         return on_all("prepare", [agreed] * len(tasks))

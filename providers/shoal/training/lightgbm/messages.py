@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """First message from the driver to a worker: the worker's task, and which rows the worker has to sample.
+    """First message from the driver to a worker: the task of the worker, and the position of the worker's rows.
 
     Args:
         task: Data and parameters of the worker.
@@ -28,7 +28,8 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker's answer to :class:`Opening`: the rows that it adds to the sample for LightGBM's bins, and its address.
+    """Answer of a worker to :class:`Opening`: the worker's part of the sample for LightGBM's bins, and the worker's
+    address.
 
     Args:
         sample: The worker's part of the sample, float32 ``[rows, columns]``.

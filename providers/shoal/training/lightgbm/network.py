@@ -17,18 +17,18 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from shoal.errors import TrainingError
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 
-# Minutes that a worker waits for the other workers in one exchange of data before it fails. XGBoost's workers have the
+# Maximum time in minutes that a worker waits for the other workers in one exchange of data. XGBoost's workers have the
 # same limit.
 _STEP_MINUTES = 10
-# Number of times that shoal lets LightGBM bind to the reserved port. shoal has to release the port just before each
-# try, so another process may take it first. The other process may soon release the port, so shoal tries again.
+# Number of attempts to bind LightGBM to the reserved port. shoal must release the port just before LightGBM binds to
+# it, so another process may take the port. That process may soon release the port, so shoal tries again.
 _TRIES = 10
 _PATIENCE_SECONDS = 0.5
 _TIE_SECONDS = 0.002
 
 
 class Port:
-    """A port that is reserved on this node until LightGBM uses it; LightGBM accepts only a port number, not a socket.
+    """Port that is reserved on this node for LightGBM, which accepts only the number of a port and not an open socket.
 
     Args:
         host: Address of this node.
@@ -40,12 +40,12 @@ class Port:
     def __init__(self, host: str) -> None:
         if ":" in host:
             raise TrainingError(
-                f"LightGBM does not support IPv6, but the address of this node is {host}: use IPv4 addresses for the "
-                "pool"
+                f"LightGBM does not support IPv6, but the address of this node is {host}: create the pool with IPv4 "
+                "addresses"
             )
         self._host = host
-        # This socket only reserves the port number and does not listen. The socket is bound to all addresses of the
-        # host, because LightGBM will bind to all addresses, too.
+        # This socket reserves the port number and does not listen. It is bound to all addresses of the host, because
+        # LightGBM will also bind to all addresses.
         self._held = socket.socket()
         self._held.bind(("", 0))
         self._number: int = self._held.getsockname()[1]
@@ -96,7 +96,8 @@ class Port:
 
 @contextlib.contextmanager
 def _listening_on_loopback_only() -> Iterator[None]:
-    """Bind LightGBM's listening socket to loopback while the workers connect, so that no other host can connect.
+    """Restrict LightGBM's listening socket to the loopback device while the workers connect, so that no other host can
+    connect.
 
     LightGBM opens the socket inside a C call and closes it when all workers are connected. A second thread therefore
     looks for the socket during the call. The thread can run, because ctypes releases the GIL during the call.

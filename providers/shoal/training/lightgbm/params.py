@@ -40,21 +40,21 @@ _NAMES = Names(
     aliases={alias: name for name, aliases in _PARAMETER_ALIASES.items() for alias in aliases},
     objectives={alias: name for name, aliases in _OBJECTIVE_ALIASES.items() for alias in aliases},
 )
-# Names of the seeds that LightGBM derives from `seed`. If the user sets such a seed, the first segment (the rounds up
-# to the first checkpoint) uses the user's value. A later segment that needs a new seed adds its own number (1, 2, ...)
-# to the user's value.
+# Names of the seeds that LightGBM derives from `seed`. If the user sets one of these seeds, the first segment (the
+# rounds up to the first checkpoint) uses the user's value. If later segments need new seeds, segment 1 uses the user's
+# value plus 1, segment 2 the user's value plus 2, and so on.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # Parameters that shoal refuses in `params`, because they belong to other interfaces of LightGBM. Each value is a text
 # that tells the user what to do instead.
-_GANG = "shoal connects the workers itself: remove this parameter"
-_FILES = "this parameter is only for LightGBM's command line: remove it"
+_GANG = "remove this parameter, because shoal connects the workers itself"
+_FILES = "remove this parameter, which is only for LightGBM's command line"
 _REFUSED = {
     "early_stopping_round": "pass early_stopping_rounds to fit()",
-    "early_stopping_min_delta": "remove it: fit(early_stopping_rounds=) counts every improvement, however small",
-    "first_metric_only": "remove it: fit(early_stopping_rounds=) uses the last metric of the last eval set",
+    "early_stopping_min_delta": "remove this parameter, because fit(early_stopping_rounds=) counts every improvement",
+    "first_metric_only": "remove this parameter, because fit(early_stopping_rounds=) uses the last metric",
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
     "label_column": "pass label_col to fit()",
@@ -100,7 +100,7 @@ def worker_params(
     categorical_cols: Sequence[str] = (),
     custom_objective: bool = False,
 ) -> dict[str, Any]:
-    """Return the parameters that every worker passes to LightGBM, under canonical names; the worker adds the seed.
+    """Return the parameters that every worker passes to LightGBM, under canonical names and without the seed.
 
     Args:
         params: Merged parameters.
@@ -112,8 +112,8 @@ def worker_params(
         custom_objective: Whether the objective is a function.
 
     Raises:
-        InvalidArgumentError: A parameter is unknown, contradicts another one or the scaling config, or is not possible
-            in distributed training.
+        InvalidArgumentError: A parameter is unknown, contradicts another parameter or the scaling config, or is not
+            possible in distributed training.
     """
     given = _resolve(params)
     if given.get("num_threads") not in (None, 0, threads):
@@ -124,14 +124,14 @@ def worker_params(
     learner = str(given.get("tree_learner", "data"))
     if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
         raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove it, or set it to '
-            '"data" or "voting"'
+            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove tree_learner, '
+            'or set it to "data" or "voting"'
         )
     device = given.get("device_type", "cuda") if gpus else "cpu"
     if device == "cuda" and workers > 1:
         raise InvalidArgumentError(
-            f"LightGBM trains with CUDA in one process only, but there are {workers} workers: set num_workers=1, or "
-            'params={"device": "gpu"} (OpenCL)'
+            f"LightGBM can use CUDA only in a single worker, but there are {workers} workers: set num_workers=1, or "
+            'train with OpenCL (params={"device": "gpu"})'
         )
     if given.get("linear_tree"):
         raise InvalidArgumentError(
@@ -156,9 +156,9 @@ def worker_params(
     elif "categorical_feature" in rest:
         rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
     if not rest.get("force_row_wise"):
-        # Without force_col_wise LightGBM measures two methods of building histograms, row-wise and column-wise, and
-        # uses the faster one. The model depends on the method, so the model would not be reproducible. shoal chooses
-        # the column-wise method, because it needs half of the memory.
+        # Without force_col_wise, LightGBM measures two methods of building histograms, row-wise and column-wise, and
+        # uses the faster method. The model depends on the method, so it would not be reproducible. shoal selects the
+        # column-wise method, because it needs half as much memory.
         rest["force_col_wise"] = True
     return {
         "verbosity": -1,
@@ -175,8 +175,8 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric: one that the parameter `metric` names, or otherwise the objective's
-    own metric."""
+    """Return whether LightGBM evaluates a metric: the metrics in the parameter `metric`, or by default the objective's
+    metric."""
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -187,11 +187,11 @@ def is_forest(params: Mapping[str, Any]) -> bool:
 
 
 def begins_anew(params: Mapping[str, Any]) -> bool:
-    """Return whether each segment (group of rounds) must begin anew, with a booster loaded from the model's bytes.
+    """Return whether each segment (group of rounds) must begin with a booster that is loaded from the model's bytes.
 
-    A segment must begin anew if LightGBM has state that the model's bytes do not contain: the state of its random
-    number generators, or the features whose cost (``cegb_*``) has been counted already. A training that is resumed from
-    a checkpoint would otherwise give another model than a training that was not interrupted.
+    This is necessary if LightGBM has state that the model's bytes do not contain. Such state is the state of random
+    number generators, and the list of features whose cost (parameters ``cegb_*``) was already counted. A training that
+    is resumed from a checkpoint would otherwise give another model than a training that was not interrupted.
     """
     fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
     return (
@@ -222,7 +222,9 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> None:
-    """Let LightGBM check the parameters on two rows in this process, before any worker starts; takes 2 ms.
+    """Make LightGBM check the parameters in this process, before any worker starts.
+
+    The check uses two rows and takes 2 ms.
 
     Args:
         params: Parameters of the workers.
@@ -231,8 +233,8 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
 
     Raises:
         TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
-        InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. LightGBM itself would
-            silently ignore the metric.
+        InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. Without this check,
+            LightGBM would silently ignore an unknown metric.
     """
     import lightgbm
     import numpy as np
@@ -268,7 +270,8 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
 
 
 def gpu_problem(device: str) -> str | None:
-    """Return why LightGBM cannot train on a GPU in this process, and what to do; None if it can.
+    """Return the reason why LightGBM cannot train on a GPU in this process, with advice for the user; None if GPUs
+    work.
 
     Args:
         device: LightGBM's ``device_type``: "cuda", or "gpu" for OpenCL.
@@ -276,7 +279,7 @@ def gpu_problem(device: str) -> str | None:
     import lightgbm
     import numpy as np
 
-    # LightGBM has no function that says which devices it supports. So a small booster is created here: LightGBM raises
+    # LightGBM has no function that returns the supported devices. Therefore a small booster is created: LightGBM raises
     # an error if it was not built for the device.
     rows = lightgbm.Dataset(np.arange(100.0).reshape(-1, 1), np.arange(100.0), params={"verbosity": -1})
     try:
@@ -301,10 +304,11 @@ def _metrics(asked: Any) -> list[str]:
 
 
 def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters under LightGBM's canonical names; raise an error if one is unknown or contradicts another.
+    """Convert the names of the parameters to LightGBM's canonical names, and refuse unknown parameters and
+    contradictions.
 
-    LightGBM itself silently ignores one of two aliases of a parameter, so shoal refuses two aliases with different
-    values.
+    If a parameter is given under two names, LightGBM silently ignores one of the values. shoal therefore refuses two
+    names of a parameter with different values.
     """
     from lightgbm.basic import _ConfigAliases
 
@@ -323,7 +327,7 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
             other, theirs = found[canonical]
             raise InvalidArgumentError(
                 f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one"
+                "remove one of the two"
             )
         found[canonical] = (name, value)
     return {canonical: value for canonical, (_, value) in found.items() if value is not None}

@@ -25,7 +25,9 @@ from shoal.training.lightgbm.params import begins_anew, is_forest, segment_param
 
 
 class Trainer:
-    """Training on this rank; each call of :meth:`boost` trains a segment (group of rounds that ends with a checkpoint).
+    """Trainer of a LightGBM model on this rank.
+
+    Each call of :meth:`boost` trains a segment (a group of rounds that ends with a checkpoint).
 
     Args:
         task: Data and parameters of this worker.
@@ -54,9 +56,9 @@ class Trainer:
         history, rounds = _copy(self._state.history), self._state.rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
-        # LightGBM's callbacks print a summary in round `end - 1`, which they take for the last round of the training.
-        # Only in the last segment may the callbacks print this summary. In every other segment, `end` is one higher
-        # than the segment's end, so round `end - 1` is never reached.
+        # LightGBM's callbacks regard round `end - 1` as the last round of the training, and print a summary in this
+        # round. They may print it only in the last segment. In every other segment, `end` is one higher than the end of
+        # the segment, so the segment does not contain round `end - 1`.
         end = segment.stop if segment.last else segment.stop + 1
         unprinted = ""
         reporter = RoundReporter(self._context)
@@ -80,8 +82,8 @@ class Trainer:
         if unprinted and (stopped or segment.last):
             self._context.log(unprinted)
         if rounds > self._state.rounds:
-            # A new checkpoint is created only if a round was trained. Without a new round, the checkpoint would contain
-            # the same trees, but another text, because the model's text contains the seed of this segment.
+            # A new checkpoint is created only if a round was trained. Otherwise it would contain the same trees as the
+            # last checkpoint, but with another text, because the text of a model contains the seed of the segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         return Boosted(
@@ -94,13 +96,13 @@ class Trainer:
         )
 
     def _booster_for(self, segment: Segment) -> lightgbm.Booster:
-        """Return the booster for a segment of rounds: the previous segment's booster, or one that is loaded from the
+        """Return the booster for a segment of rounds: the booster of the previous segment, or a new booster from the
         checkpoint.
 
-        A booster that is loaded from its bytes continues exactly like the booster in memory, to the last bit, with two
-        exceptions: LightGBM has state that the bytes do not contain, or the trees' values were added to margins one by
-        one. In these two cases every segment begins with a booster that is loaded from bytes, so that a resumed
-        training gives the same model as a training that was not interrupted.
+        A booster that is loaded from its bytes usually continues exactly like the booster in memory, to the last bit.
+        There are two exceptions: LightGBM has state that the bytes do not contain, or the values of the trees were
+        added to margins one by one. In these two cases, every segment begins with a booster that is loaded from bytes.
+        A resumed training then gives the same model as a training that was not interrupted.
         """
         if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
             return self._booster
@@ -112,15 +114,15 @@ class Trainer:
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None
         threads = self._task.params["num_threads"]
-        # In a random forest, no tree builds on the trees before it. The checkpoint's model (`old`) is therefore not
-        # added to the scores from which the next trees start.
+        # In a random forest, no tree depends on the earlier trees. Therefore the predictions of the checkpoint's model
+        # (`old`) are not added to the scores from which the next trees start.
         self._train.start_from(None if is_forest(self._params) else old, threads)
         for binned in self._evals.values():
             binned.start_from(old, threads)
         booster = lightgbm.Booster(self._params, self._train.dataset)
         if old is not None:
-            # LGBM_BoosterMerge inserts the checkpoint's trees (`old`) before the trees of the new booster. The function
-            # does not change the scores of the rows, because start_from() has set them already.
+            # LGBM_BoosterMerge inserts the trees of the checkpoint (`old`) before the trees of the new booster. It does
+            # not change the scores of the rows, which start_from() has already set.
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
@@ -144,7 +146,7 @@ class Trainer:
         return results
 
     def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print the metrics in every `print_every`-th round; in other rounds, only return them as a text."""
+        """Print the metrics in every `print_every`-th round; in other rounds, return the metrics as a text."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))
@@ -154,7 +156,8 @@ class Trainer:
         return ""
 
     def _call_back(self, place: CallbackEnv, *, before: bool) -> EarlyStopException | None:
-        """Call the user's callbacks in their order; if one stops the training early, return the exception it raised."""
+        """Call the user's callbacks in their order. If a callback stops the training early, return the callback's
+        exception."""
         callbacks = [
             call for call in self._task.user_code.callbacks if getattr(call, "before_iteration", False) == before
         ]
@@ -167,12 +170,13 @@ class Trainer:
 
 
 def begins_anew_with(task: Task) -> bool:
-    """Return whether this training must reload the booster, and so read all rows again, for each segment of rounds."""
+    """Return whether this training must reload the booster for each segment of rounds, and therefore read all rows
+    again."""
     return begins_anew(task.params) or task.columns.base_margin is not None
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:
-    """Return the best round and its metric, found by shoal's early stopping or else by LightGBM's own callback."""
+    """Return the best round and its metric, from shoal's early stopping or from LightGBM's early stopping callback."""
     if stopping is not None:
         return stopping.best_round, None if stopping.best_round is None else stopping.best_value
     if asked is None:

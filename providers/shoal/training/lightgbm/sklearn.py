@@ -20,7 +20,7 @@ def as_sklearn(booster: lightgbm.Booster, params: Mapping[str, Any]) -> lightgbm
 
     Args:
         booster: Model.
-        params: Parameters of the training, which the estimator shows.
+        params: Parameters of the training, which become the parameters of the estimator.
 
     Returns:
         An ``LGBMClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``LGBMRanker``

@@ -1,4 +1,5 @@
-"""Run a worker's part of a LightGBM training: sample the rows, convert them to bins, and train with the other ranks.
+"""Run one worker of a LightGBM training: sample the rows, convert them to bins, and train together with the other
+workers.
 
 Only workers import this module, because it imports LightGBM. The driver calls `begin`, `bin_sample` and `prepare`, then
 `boost` for each segment (group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
@@ -31,8 +32,7 @@ from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
-# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte; otherwise in two bytes, which
-# need twice the memory.
+# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
 # Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
 # once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
@@ -60,7 +60,7 @@ class _Session:
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
-        # The session does not keep the sample, whose memory is needed for the bins.
+        # The session does not store the sample, because the bins need the memory.
         self._share = opening.share
         self._machines: tuple[str, ...] = ()
         self._trainer: Trainer | None = None
@@ -74,8 +74,10 @@ class _Session:
         return Offer(chosen, self.port.address)
 
     def bin_sample(self, rows: np.ndarray) -> Bins:
-        """Find the bins from the whole sample, with the threads of all workers of this node, because these workers
-        wait."""
+        """Find the bins from the whole sample.
+
+        This rank uses the threads of all workers on its node, because the other workers wait.
+        """
         began = time.perf_counter()
         params = self.task.params
         threads = int(params.get("num_threads", 1)) * self._context.local_world_size
@@ -103,8 +105,8 @@ class _Session:
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
         assert self._trainer is not None
-        # The workers connect here and not earlier, because each worker has to find the bins by itself, without
-        # LightGBM's network. At this point all ranks have read their rows, so no worker waits long for another one.
+        # The workers connect here and not earlier, because LightGBM must find the bins without its network. Here all
+        # ranks have already read their rows, so no worker waits long for another worker.
         self.port.join(self._machines)
         return self._trainer.boost(segment)
 
@@ -117,7 +119,7 @@ _session: _Session | None = None
 
 
 def begin(opening: Opening) -> Offer:
-    """Read this worker's rows for the first time, and pick its part of the sample for LightGBM's bins.
+    """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins.
 
     Args:
         opening: First message from the driver.
@@ -135,7 +137,7 @@ def begin(opening: Opening) -> Offer:
 
 
 def bin_sample(rows: Any) -> Bins | None:
-    """Find LightGBM's bins from the sample of all workers' rows, in rank 0.
+    """Find LightGBM's bins from the sample of all workers' rows; ranks other than 0 do nothing.
 
     Args:
         rows: The whole sample, float32 ``[rows, columns]``, from `cluster.share`; None in all other ranks.
@@ -222,7 +224,7 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
 
 
 def label_check(task: Task) -> CheckLabel | None:
-    """Return a function that raises DataError for labels other than 0 and 1; None if the objective is not binary.
+    """Return a function that raises DataError if a label is neither 0 nor 1; None if the objective is not binary.
 
     LightGBM itself would treat every label that is not positive as 0.
     """

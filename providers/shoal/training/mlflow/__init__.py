@@ -1,1 +1,1 @@
-"""MLflow in the workers: calls of user code are recorded in the job's MLflow run."""
+"""Make MLflow calls in user code use the job's MLflow run."""

@@ -1,4 +1,4 @@
-"""Find or create MLflow experiments; in a local database, give each experiment a folder for its artifacts."""
+"""Find or create MLflow experiments, and choose the folder for the artifacts of a new experiment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DEFAULT_EXPERIMENT = "shoal"
-"""Name of the experiment for the MLflow runs of jobs, if neither the spec of the job nor the caller names an
-experiment."""
+"""Name of the experiment for a job's MLflow run, if neither the spec of the job nor the caller names an experiment."""
 
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")
-"""Pattern of the experiment names that are used unchanged as folder names. In the name of a folder, other characters
-are not safe, because the name becomes a part of a file URI, where `%`, `#` and `?` have a special meaning."""
+"""Pattern of the experiment names that are used unchanged as folder names. Other characters are not allowed, because
+the folder name becomes part of a file URI, in which `%`, `#` and `?` have a special meaning."""
 
 
 def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
@@ -25,9 +24,9 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
     Args:
         client: MLflow client.
         name: Name of the experiment.
-        artifacts: URI of the folder in which a new experiment gets a folder for its artifacts. None: MLflow's server
-            decides where artifacts are stored. Without a server, MLflow would store artifacts in the current directory
-            of the process.
+        artifacts: URI of the folder for the artifacts of all experiments; a new experiment gets a subfolder. None:
+            MLflow's server decides where artifacts are stored. Without a server, a URI is necessary, because MLflow
+            would otherwise store artifacts in the current directory of the process.
     """
     from mlflow.exceptions import MlflowException
 
@@ -44,11 +43,11 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
 
 
 def folder_of(experiment: str) -> str:
-    """Return the name of the folder for an experiment's artifacts: the experiment's name, made safe as a folder name.
+    """Convert the name of an experiment to the name of the folder for the experiment's artifacts.
 
     If the name of the experiment is too long or contains illegal characters, the name is cut, the illegal characters
-    are replaced, and a digest is appended. So the folder stays inside its parent folder, and no two experiments share a
-    folder.
+    are replaced, and a digest is appended. The folder is therefore always inside its parent folder, and no two
+    experiments share a folder.
     """
     if _FOLDER.fullmatch(experiment):
         return experiment

@@ -1,4 +1,4 @@
-"""Run code right after user code has imported a module, without importing the module for users who do not need it."""
+"""Call a function right after user code has imported a module, without importing the module in advance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call a function with a module as soon as the module is imported; at once if it is imported already.
+    """Call a function as soon as a module is imported, or at once if the module is already imported.
 
     Args:
         name: Name of a top-level module.
-        act: Function to call with the module, before the ``import`` statement of the user returns.
+        act: Function to call with the module as argument, before the user's ``import`` statement returns.
     """
     if name in sys.modules:
         act(sys.modules[name])
@@ -24,7 +24,8 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finder that finds one module as Python's other finders do, and has `act` called after the module's import."""
+    """Import finder that finds one module with Python's other finders, and arranges that `act` is called after the
+    import."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -33,7 +34,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec with a loader that calls `act`; None for all other modules."""
+        """Return the spec of the module, with a loader that calls `act`; return None for all other modules."""
         if fullname != self._name:
             return None
         for finder in sys.meta_path:
@@ -45,7 +46,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loader that loads a module as the module's own loader does, and then calls `act`."""
+    """Loader that loads a module with the module's own loader, and then calls `act`."""
 
     def __init__(self, loader: Any, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -57,9 +58,9 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with its own loader, and call `act`."""
+        """Execute the module with the module's own loader, and then call `act` with the module."""
         assert module.__spec__ is not None
-        # The module gets its own loader back, because other code uses this loader, for example to read the module's
+        # The module's own loader is restored, because other code uses this loader, for example to read the module's
         # data files.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)

@@ -29,11 +29,11 @@ ARTIFACTS = "SHOAL_MLFLOW_ARTIFACTS"
 where artifacts are."""
 
 JOB_RUN_TAG = "shoal.job_run"
-"""Tag of the first run of a job. The value of the tag is the id of the run that the job uses now. The tag is set only
-after rank 0 has called ``set_experiment``."""
+"""Tag of the first MLflow run of a job. The value of the tag is the id of the run that the job uses now. The tag exists
+only if rank 0 has called ``set_experiment``."""
 
 FIRST_RUN_TAG = "shoal.first_run"
-"""Tag of a run that has replaced the first run of a job. The value of the tag is the id of the first run."""
+"""Tag of an MLflow run that has replaced the first run of a job. The value of the tag is the id of the first run."""
 
 MOVED_NOTE = "mlflow_run"
 """Key of the note (message to the driver) with which rank 0 sends the id of the job's new run."""
@@ -41,8 +41,9 @@ MOVED_NOTE = "mlflow_run"
 _RUN_ID = "MLFLOW_RUN_ID"
 
 _WAIT_SECONDS = 30.0
-"""Seconds for which the other ranks wait until rank 0 has called ``set_experiment``. If all ranks run the same code,
-they call ``set_experiment`` within a second of each other. After the wait, a rank uses the present run of the job."""
+"""Maximum time in seconds that the other ranks wait for rank 0 to call ``set_experiment``. If all ranks run the same
+code, they call ``set_experiment`` within a second of each other. After the maximum time, a rank uses the first run of
+the job."""
 
 _POLL_SECONDS = 0.25
 
@@ -72,12 +73,12 @@ class _JobRun:
 
         @functools.wraps(original)
         def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
-            # MLflow removes MLFLOW_RUN_ID from the environment when this process has joined the job's run. Later runs
-            # are the user's own, so MLflow's `set_experiment` is called without changes.
+            # MLflow removes MLFLOW_RUN_ID from the environment when user code starts the job's run in this process.
+            # Runs that user code starts later do not belong to the job, so MLflow's own `set_experiment` is called.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
-            # If user code has chosen another server, this server does not have the job's run. Runs on this server are
-            # the user's own.
+            # User code has chosen another tracking server, which does not have the job's run. Runs on that server do
+            # not belong to the job.
             if mlflow.get_tracking_uri() != self._uri:
                 del os.environ[_RUN_ID]
                 return original(experiment_name, *args, **options)
@@ -95,10 +96,9 @@ class _JobRun:
         mlflow.set_experiment = mlflow.tracking.fluent.set_experiment = set_experiment  # type: ignore[attr-defined]
 
     def _move(self, client: MlflowClient, experiment: str) -> str:
-        """Return the id of the job's run in an experiment; create the run if the job's present run is in another
-        experiment.
+        """Find or create the job's MLflow run in an experiment, and return the run's id.
 
-        A worker that has replaced a lost worker finds the run that the lost worker has created.
+        If this worker has replaced a lost worker, it finds the run that the lost worker has created.
         """
         first = client.get_run(self._first)
         run = client.get_run(first.data.tags.get(JOB_RUN_TAG, self._first))
@@ -112,14 +112,15 @@ class _JobRun:
         return run_id
 
     def _wait_for_rank_0(self, client: MlflowClient) -> MlflowRun:
-        """Return the MLflow run that rank 0 has chosen. If rank 0 does not choose a run in time, return the run with
-        which the job has begun."""
+        """Return the MLflow run that rank 0 has chosen, or the job's first run if rank 0 does not choose a run in
+        time."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while (chosen := client.get_run(self._first).data.tags.get(JOB_RUN_TAG)) is None:
             if time.monotonic() > deadline:
                 self._gang.log(
-                    f"rank {self._gang.rank} called mlflow.set_experiment, but rank 0 did not within "
-                    f"{_WAIT_SECONDS:.0f} s: only rank 0's call counts, so the experiment of the job's run is unchanged"
+                    f"rank {self._gang.rank} called mlflow.set_experiment, but rank 0 did not call it within "
+                    f"{_WAIT_SECONDS:.0f} s: only rank 0's call has an effect, so the experiment of the job's MLflow "
+                    "run is unchanged"
                 )
                 chosen = self._first
                 break

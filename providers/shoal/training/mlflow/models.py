@@ -14,8 +14,8 @@ def adopt_model(log: Callable[[str], None]) -> None:
     variable. A model that is logged without an active run therefore belongs to no run.
 
     Args:
-        log: Function to call with an error message. An error is only logged, so that a successful training does not
-            fail because of it.
+        log: Function that logs an error message. Errors are logged and not raised, because a successful training must
+            not fail for this reason.
     """
     mlflow, run_id = sys.modules.get("mlflow"), os.environ.get("MLFLOW_RUN_ID")
     if mlflow is None or not run_id:

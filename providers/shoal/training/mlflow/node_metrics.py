@@ -1,7 +1,7 @@
 """Measure whole nodes with MLflow's own collectors of system metrics, in one process per node.
 
 MLflow itself measures a node only if user code starts an MLflow run on the node, and then once per rank that starts a
-run. The processes that measure here are separate from the workers, so that the workers do not have to import MLflow.
+run. shoal measures in separate processes, so that the workers do not have to import MLflow.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shoal.training.context import say
 from shoal.training.host.usage import EVERY_SECONDS
 
 _END_SECONDS = 5.0
-"""Seconds to wait until the thread has ended. The thread waits for answers of the actors. Calls to killed actors fail
-at once, so the limit is hardly ever reached."""
+"""Maximum time in seconds to wait for the end of the thread. The thread usually ends at once, because its calls to
+killed actors fail at once."""
 
 
 class Collectors:
@@ -37,8 +37,8 @@ class Collectors:
                 self._monitors.append(gpu_monitor())
                 break
             except Exception:
-                # The node has no GPUs of this maker, or lacks the maker's package. As in MLflow, such GPUs are not
-                # measured.
+                # The node has no GPUs of this manufacturer, or the manufacturer's Python package is not installed.
+                # MLflow itself does not measure such GPUs either.
                 continue
         # psutil measures the CPU usage since its previous call, so the first value is always 0. This call discards the
         # first value.
@@ -55,12 +55,12 @@ class Collectors:
 
 
 class NodeMetrics:
-    """Thread that collects the metrics of some nodes every 10 s. The thread is a sidecar: a helper that ends with the
-    gang (the workers of one run).
+    """Thread that measures the given nodes every 10 s, until the workers of the training end.
 
     Args:
         nodes: Names of the nodes by Ray's node id.
-        report: Function to call with a node's name and metrics, in this object's thread.
+        report: Function to call with the name and the metrics of a node. The function is called in this object's
+            thread.
     """
 
     def __init__(self, nodes: Mapping[str, str], report: Callable[[str, dict[str, float]], None]) -> None:
@@ -78,12 +78,12 @@ class NodeMetrics:
         self._thread.start()
 
     def close(self) -> None:
-        """End the processes that measure the nodes, and the thread of this object."""
+        """End the thread of this object and the processes that measure the nodes."""
         import ray
 
         self._ended.set()
         for actor in self._actors.values():
-            # If Ray was shut down already, the actor has ended with Ray.
+            # This call fails if Ray is already shut down. The error is ignored, because the actor has then ended, too.
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._thread.join(_END_SECONDS)

@@ -1,5 +1,4 @@
-"""Define the options for the MLflow run of a job, and read the MLflow session of the caller, which supplies options
-that are not set."""
+"""Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow session."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
 
 _NEWER = ("experiment_id", "parent_run_id", "system_metrics")
-"""Options that did not exist in earlier versions of shoal. An unset option in this list is left out of stored specs."""
+"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
+set."""
 
 
 class Tracking(Settings):
@@ -64,23 +64,24 @@ class Tracking(Settings):
         if self.experiment_id is not None and self.experiment != DEFAULT_EXPERIMENT:
             raise ValueError(
                 f'experiment="{self.experiment}" and experiment_id="{self.experiment_id}" name an experiment twice: '
-                "give only one of them"
+                "remove one of the two options"
             )
         return self
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Unset options in `_NEWER` are left out, so that jobs without these options keep
-        the fingerprints that earlier versions of shoal gave them."""
+        """Return the options as a dict, without the unset options in `_NEWER`.
+
+        A job without these options therefore has the same fingerprint as in earlier versions of shoal.
+        """
         fields: dict[str, Any] = serialize(self)
         return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
     def completed(self, caller: Caller) -> Tracking:
-        """Return a copy of these options, in which the caller's tracking URI, experiment and active run replace unset
-        options.
+        """Return a copy of these options, in which unset options have the values of the caller's MLflow session.
 
-        If `uri` names another server than the caller's, the caller's experiment and active run are not used, because
-        they belong to the caller's server.
+        If `uri` is not the caller's tracking URI, the caller's experiment and active run are not used, because `uri`
+        names another server, which does not have them.
         """
         # The path of an SQLite file is made absolute, because the driver does not run in the caller's folder.
         uri = self.uri or caller.uri
@@ -128,7 +129,8 @@ class Caller:
             environment: Environment variables of this process.
         """
         mlflow = sys.modules.get("mlflow")
-        active_run = getattr(mlflow, "active_run", None)  # MLflow has no active_run yet while another thread imports it
+        # While another thread is still importing MLflow, the attribute `active_run` may be missing.
+        active_run = getattr(mlflow, "active_run", None)
         run = active_run() if active_run else None
         experiment_id = run.info.experiment_id if run else environment.get("MLFLOW_EXPERIMENT_ID") or None
         experiment = None if experiment_id else environment.get("MLFLOW_EXPERIMENT_NAME") or None

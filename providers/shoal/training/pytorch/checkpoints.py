@@ -1,10 +1,10 @@
-"""Save and load the checkpoints of a run: the two newest states of rank 0, each with a signature (seal).
+"""Save and load the checkpoints of a run: the two newest states of rank 0. Each checkpoint has a signature (seal).
 
-Other users may be able to write to the artifact location, and loading a pickle runs code. A checkpoint is therefore
-loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key
-that the driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new
-checkpoint gets its final name, so that a resumed run accepts no older checkpoint. A checkpoint is written under a
-temporary name first, so it is either complete or absent.
+Loading a pickle can run code, and other users may be able to write to the artifact location. A checkpoint is therefore
+loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
+driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new checkpoint gets
+its final name, so that a resumed run accepts no older checkpoint. A checkpoint is written under a temporary name first,
+so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Checkpoints:
     Args:
         folder: Directory or URI; does not need to exist.
         key: Secret key of the run.
-        known_seals: Seals (signatures) that the driver received last; a resumed run accepts only the checkpoints with
-            these seals and newer checkpoints.
+        known_seals: Seals (signatures) that the driver received last. A resumed run accepts only the checkpoints with
+            these seals, and newer checkpoints with a correct seal.
         send_seals: Function that sends the seals of the kept checkpoints to the driver; called before the newest
             checkpoint gets its final name.
 
@@ -62,7 +62,7 @@ class Checkpoints:
         """Number and seal of the checkpoint that this process saved or loaded last."""
 
     def save(self, state: Any) -> None:
-        """Save a state as the newest checkpoint, then remove all checkpoints except this one and the previous one.
+        """Save a state as the newest checkpoint, and remove all checkpoints except the two newest ones.
 
         Args:
             state: Object that ``torch.save`` can save.
@@ -75,8 +75,8 @@ class Checkpoints:
         before = self._current or dict(sorted(self.known_seals.items())[-1:])
         fs.makedirs(root, exist_ok=True)
         local = _is_local(fs)
-        # On a local disk the temporary file is in the same folder as the checkpoint, so that one rename gives it its
-        # final name. A reader then never sees an incomplete checkpoint.
+        # On a local disk, the temporary file is in the folder of the checkpoint, so that it can be renamed to its final
+        # name. A reader therefore never sees an incomplete checkpoint.
         file = tempfile.NamedTemporaryFile(dir=root if local else None, delete=False)  # noqa: SIM115
         try:
             with file:
@@ -101,7 +101,8 @@ class Checkpoints:
                 fs.rm_file(f"{root}/{_name(other, seal)}")
 
     def load(self) -> Any:
-        """Return the newest state with a correct signature, with tensors on the CPU, or None if there is no checkpoint.
+        """Return the newest state with a correct signature, or None if there is no checkpoint. Tensors are loaded to
+        the CPU.
 
         Raises:
             TrainingError: The run has saved checkpoints, but all of them were changed or replaced.
@@ -118,7 +119,7 @@ class Checkpoints:
                         mac.update(block)
                         copy.write(block)
                 if not hmac.compare_digest(mac.hexdigest(), seal):
-                    say(f"checkpoint {number} in {self.folder} was changed or belongs to another run: it is not loaded")
+                    say(f"checkpoint {number} in {self.folder} is ignored: it was changed, or belongs to another run")
                     refused.append(number)
                     continue
                 self._current = {number: seal}
@@ -136,9 +137,10 @@ class Checkpoints:
         return max((number for number, _ in self._found(*filesystem(self.folder))), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return the number and the signature of each checkpoint in a folder that is safe to load.
+        """Return the number and the signature of each checkpoint in a folder, except those that this run must not load.
 
-        Checkpoints that are older than the seals in `known_seals`, or that contradict these seals, are left out.
+        A checkpoint is left out if it is older than all seals in `known_seals`, or if its seal differs from the known
+        seal.
         """
         if not fs.exists(root):
             return []
@@ -165,7 +167,8 @@ class _Sealing:
         self.mac = mac
 
     def write(self, data: Any) -> int:
-        """Write the file's next bytes, and add them to its signature; ``torch.save`` writes all bytes in order."""
+        """Write the next bytes to the file, and add them to the signature. ``torch.save`` calls this method and never
+        seeks."""
         self.mac.update(data)
         return self._file.write(data)
 
@@ -185,8 +188,9 @@ def _unpickle(file: IO[bytes]) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        # The state contains more than tensors and plain values, so PyTorch's safe mode refuses it. Loading it without
-        # the safe mode is no risk, because the correct signature shows that rank 0 of this run wrote the file.
+        # PyTorch's safe mode (weights_only) refuses a state that contains other objects than tensors and plain values.
+        # Loading the state without the safe mode is safe here, because the signature proves that rank 0 of this run
+        # wrote the file.
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=False)
 

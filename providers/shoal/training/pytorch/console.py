@@ -25,28 +25,30 @@ class Tagged(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Pass complete lines to the `log` function, and keep an incomplete last line until its end is written."""
+        """Pass each complete line to the `log` function, and keep an incomplete last line until the rest of the line is
+        written."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._log_line(line)
         return len(text)
 
     def close(self) -> None:
-        """Pass the last line to the `log` function, even if it has no line break, and close the stream."""
+        """Pass an incomplete last line, if any, to the `log` function, and close the stream."""
         if self._rest:
             self._log_line(self._rest)
             self._rest = ""
         super().close()
 
     def _log_line(self, line: str) -> None:
-        # A progress bar writes a carriage return and then its line again, many times. Only the text after the last
-        # carriage return is passed on, so that the log contains the line once.
+        # A progress bar overwrites its line many times: it writes a carriage return and then the new text. Only the
+        # text after the last carriage return is logged, so that the log contains the line once.
         self._log(f"{self._tag} {line.rstrip().rpartition(chr(13))[2]}")
 
 
 @contextlib.contextmanager
 def tagged_output(rank: int, log: Callable[[str], None]) -> Iterator[None]:
-    """Redirect Python's standard output and standard error to the function `log` until the ``with`` block ends.
+    """Send each line of Python's standard output and standard error to the function `log` until the ``with`` block
+    ends.
 
     Args:
         rank: Rank to put in front of each line.

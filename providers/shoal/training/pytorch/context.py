@@ -1,6 +1,6 @@
-"""Define the context of a training function, which contains its rank, datasets, metrics and checkpoints.
+"""Define the context of a training function, with its rank, datasets, metrics and checkpoints.
 
-Outside a gang (the group of workers of one run), a process is rank 0 of 1.
+A process that is not a worker of a run has rank 0 and world size 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.training.pytorch.checkpoints import Checkpoints
 
 Report = Callable[[dict[str, float], int | None], None]
-"""Type of a function that is called with metrics (name -> value) and their step, which may be None."""
+"""Type of a function that receives metrics (name -> value) and the step of the metrics, which may be None."""
 
 
 class MetricsReporter:
@@ -65,8 +65,8 @@ class Context:
         model_dir: Model folder of this rank; by default a temporary folder, created at the first use.
         checkpoints: Checkpoints of the run; by default states are kept in the memory of this process.
         report: Function to call with metrics and step; by default metrics are printed.
-        leaving: Function that returns the run's nodes that have announced their end; by default the function returns an
-            empty set.
+        leaving: Function that returns Ray's ids of the run's nodes that will shut down soon. The default function
+            returns an empty set.
     """
 
     def __init__(
@@ -92,11 +92,12 @@ class Context:
         return _number("RANK", 0)
 
     def get_world_rank(self) -> int:
-        """Return the rank of this worker; another name of :meth:`get_rank`, which Snowflake's samples use."""
+        """Return the rank of this worker, like :meth:`get_rank`. Snowflake's samples use this name."""
         return self.get_rank()
 
     def get_local_rank(self) -> int:
-        """Return the rank of this worker among the workers on its node; the first one has rank 0."""
+        """Return the rank of this worker among the workers on its node. The first worker on each node has local rank
+        0."""
         return _number("LOCAL_RANK", 0)
 
     def get_node_rank(self) -> int:
@@ -128,7 +129,8 @@ class Context:
         return dict(self._hyper_params)
 
     def get_model_dir(self) -> str:
-        """Return the folder for this rank's model files; if all ranks succeed, their files become the run's model."""
+        """Return the folder for this rank's model files. If all ranks succeed, the files of all ranks are merged into
+        the run's model."""
         if self._model_dir is None:
             self._model_dir = tempfile.mkdtemp(prefix="shoal-model-")
         return self._model_dir
@@ -140,8 +142,8 @@ class Context:
     def save_checkpoint(self, state: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Save the state of the training as a checkpoint, which :meth:`get_checkpoint` returns after a restart.
 
-        Only the state of rank 0 is saved; other ranks may call this method, but do not need to. A state that is sharded
-        over the ranks has to be gathered first, for example with ``get_model_state_dict`` of
+        Only the state of rank 0 is saved. Other ranks need not call this method. A state that is sharded over the ranks
+        has to be gathered first, for example with ``get_model_state_dict`` of
         ``torch.distributed.checkpoint.state_dict`` and ``full_state_dict=True``.
 
         Args:
@@ -159,18 +161,19 @@ class Context:
             self._reporter.log_metrics(metrics)
 
     def should_checkpoint(self) -> bool:
-        """Return whether a node of the run has announced its end, and this rank has saved no checkpoint since then.
+        """Return whether a node of the run will shut down soon, and this rank has saved no checkpoint since this was
+        announced.
 
-        A node announces its end if it is a spot machine that is taken back, or if it is drained. After the loss of the
-        node, the run continues from the last checkpoint. Call this method after each step on rank 0; a call takes
-        microseconds, and asks Ray at most once a second. Different ranks may get True at different steps.
+        Examples of such nodes are spot machines that the cloud provider takes back, and nodes that are drained. After
+        the loss of the node, the run continues from the last checkpoint. Call this method after each step on rank 0; a
+        call takes microseconds, and asks Ray at most once a second. Different ranks may get True at different steps.
         """
         return bool(self._leaving() - self._saved_for)
 
     def get_checkpoint(self) -> Any:
-        """Return the state that was saved last, with tensors on the CPU; None if no state was saved.
+        """Return the state that was saved last, or None if no state was saved. Tensors are loaded to the CPU.
 
-        All ranks get the same state, which rank 0 saved.
+        All ranks get the state that rank 0 saved.
         """
         return self._state if self._checkpoints is None else self._checkpoints.load()
 
@@ -180,8 +183,8 @@ def _outside() -> Context:
     return Context()
 
 
-# The context is a global variable and not a `ContextVar`, so that threads that user code starts in a worker have the
-# worker's context, too.
+# The context is a global variable and not a `ContextVar`, so that threads that user code starts in a worker also have
+# the worker's context.
 _current: Context | None = None
 
 
@@ -194,7 +197,7 @@ def set_context(context: Context | None) -> None:
     """Set the context of this process; a worker calls this function before it calls the user's function.
 
     Args:
-        context: New context; None resets the process to the context outside a gang.
+        context: New context; None restores the context of a process that is not a worker.
     """
     global _current
     _current = context

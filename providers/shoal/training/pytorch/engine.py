@@ -1,8 +1,8 @@
 """Run a function or script in several workers (a gang), in the Ray cluster that this process is connected to.
 
-A gang is the group of workers of one run. Each attempt starts a new gang, because user code may leave modules, threads
-and GPU memory behind in its process, which must not affect the next run. If a worker or its node is lost, a new gang
-calls the function again, and the function continues from its checkpoint.
+A gang is the group of workers of one run. Each attempt starts a new gang, because modules, threads and GPU memory that
+user code leaves in a process must not affect the next run. If a worker or its node is lost, a new gang calls the
+function again, and the function continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ def run(
     Args:
         request: Datasets, hyperparameters, workers and limits of the run.
         program: Pickled function and arguments, from :meth:`Program.dumps`.
-        claim: Job and attempt of the run, which decide the names of the model and checkpoint folders, and which folders
-            the run may replace.
+        claim: Job and attempt of the run. They determine the names of the model and checkpoint folders, and which
+            existing folders the run may replace.
         location: Absolute directory or URI for the model and checkpoint folders; all nodes must be able to reach it.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_metrics: Function to call with the metrics that workers log during the run.
         on_progress: Function to call with the step and the last metrics of rank 0 whenever rank 0 logs metrics.
-        on_note: Functions to call with the rank and the value of further notes from workers, by the key of the note.
+        on_note: Functions for further notes (messages) from workers, by the key of the note. A function is called with
+            the worker's rank and the value of the note.
         on_node: Function to call with the names and system metrics of the workers' nodes, every 10 s and from another
             thread. None: nodes are not measured. The nodes must have MLflow.
         may_publish: Function that returns whether this run may still publish its model; called right before
@@ -72,8 +73,8 @@ def run(
             not replace the model folder or the checkpoint folder.
         DataError: A dataset cannot be used.
         CapacityError: The active nodes are too small for the workers, or had no free room in time.
-        TrainingError: A rank raised an exception. The error is that of the first rank that failed, with its traceback
-            in the notes.
+        TrainingError: A rank raised an exception. The message names the rank that most likely caused the failure, and
+            the notes contain its traceback.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: PyTorch or Ray is not installed.
     """
@@ -148,12 +149,13 @@ class _Run:
             try:
                 self._claim.remove(self._checkpoints.folder)
             except (ShoalError, OSError) as error:
-                say(f"the checkpoints in {self._checkpoints.folder} could not be removed and are left behind: {error}")
+                say(f"the checkpoints in {self._checkpoints.folder} could not be removed: {error}")
         self._announce("Finished")
         return result
 
     def _announce(self, event: str) -> None:
-        """Print PySpark's line about the start or the end of the training, if a `TorchDistributor` has requested it."""
+        """Print PySpark's line about the start or the end of the training, if a `TorchDistributor` has created the
+        request."""
         if mode := self._request.torch_distributor:
             processes = "processes" if mode == "local" else "executor processes"
             say(f"{event} {mode} training with {self._layout.num_workers} {processes}")
@@ -165,8 +167,8 @@ class _Run:
         each = layout.each
         shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
         left = self._restarts.left(WAIT_SECONDS)
-        # An idle gang of an earlier boosting run in this process reserves CPUs that the workers, or the tasks that the
-        # function starts, may need.
+        # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
+        # the user's function starts, may need these CPUs.
         end_gangs()
         gang = Gang.start(shape, timeout=min(WAIT_SECONDS, left), env=self._env)
         try:
@@ -219,7 +221,8 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a worker's message: metrics, signatures of new checkpoints, or a note for a function in `on_note`."""
+        """Handle a note from a worker: metrics, signatures of new checkpoints, or a note for a function in
+        `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:
@@ -230,9 +233,9 @@ class _Run:
                     act(rank, value)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
-        """Let the ranks upload their model files (each file only once), and publish the folder with these files.
+        """Make the ranks upload their model files, each file only once, and publish the folder with these files.
 
-        On a local disk the old model is kept until the new model is complete.
+        On a local disk, the old model stays in place until the new model is complete.
 
         Returns:
             Path or URI of the published folder.
@@ -284,6 +287,6 @@ def _check_data(request: FunctionRequest, workers: int) -> None:
             raise DataError(f'dataset "{name}": {error}') from error
         if rows == 0 or (connector.sharded and rows < workers):
             raise DataError(
-                f'dataset "{name}" has {rows} rows for {workers} workers: it must not be empty, and a sharded dataset '
-                "needs at least one row per worker"
+                f'dataset "{name}" has {rows} rows, but the run has {workers} workers: a dataset must not be empty, '
+                "and a sharded dataset needs at least one row per worker"
             )

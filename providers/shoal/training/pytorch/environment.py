@@ -1,4 +1,4 @@
-"""Build torchrun's environment variables for the workers, so that code written for torchrun runs unchanged."""
+"""Create the environment variables of torchrun for the workers, so that code for torchrun runs without changes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def environments(
             "TORCHELASTIC_RUN_ID": "shoal",
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            # By default rank 0 opens the store (PyTorch's key-value server) itself. shoal has opened the store already,
-            # so that no other process can take the port. TORCHELASTIC_USE_AGENT_STORE lets rank 0 connect to the open
-            # store as a client, like all other ranks.
+            # By default, rank 0 starts PyTorch's key-value server (the store). shoal has already started the server, so
+            # that no other process can take the port. With TORCHELASTIC_USE_AGENT_STORE, rank 0 connects to this server
+            # as a client, like all other ranks.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),
@@ -77,7 +77,8 @@ def _with_local_ranks(machines: Sequence[Machine]) -> Iterator[tuple[int, Machin
 
 
 def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES with all workers' GPUs of a node; ``cuda:{LOCAL_RANK}`` then works as with torchrun.
+    """Return CUDA_VISIBLE_DEVICES with the GPUs of all workers on a node, so that ``cuda:{LOCAL_RANK}`` works as in
+    torchrun.
 
     The GPUs are in the order of the local ranks.
     """

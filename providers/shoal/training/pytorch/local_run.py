@@ -22,7 +22,8 @@ def run_local(
     hyper_params: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call a function in this process as rank 0 of 1, with the environment variables and the context of a worker.
+    """Call a function in this process as the only worker of a run, with the environment variables and context of a
+    worker.
 
     Breakpoints work, no object is pickled, and no pool is needed.
 
@@ -43,8 +44,8 @@ def run_local(
     """
     machine = Machine("here", "127.0.0.1", port=_free_port())
     [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
-    # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its store (a key-value server) is already open. In a local run no
-    # store is open. Therefore the variable is removed, and PyTorch opens the store itself.
+    # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its key-value server (the store) is already running. In a local
+    # run no server is running, so the variable is removed, and PyTorch starts the server itself.
     del environment["TORCHELASTIC_USE_AGENT_STORE"]
     with _environment(environment):
         set_context(Context(dataset_map, hyper_params))

@@ -1,6 +1,6 @@
 """Merge the files of all ranks' model folders into one published folder.
 
-On a local disk the folder is replaced by a rename, so it is either complete or absent.
+On a local disk, the folder is replaced by renaming, so a reader never sees an incomplete folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Decide which rank uploads which model files: each file is uploaded once, by the lowest rank that has the file.
+    """Assign each model file to the lowest rank that has the file, so that each file is uploaded once.
 
     Args:
         files: Result of :func:`digests` for each rank.
@@ -47,7 +47,7 @@ def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
             if digest != files[owner.setdefault(path, rank)][path]:
                 differ.add(path)
     for path in sorted(differ):
-        say(f"{path} in the model folder is not the same on all ranks: the file of rank {owner[path]} is kept")
+        say(f"the file {path} in the model folder differs between the ranks: the file of rank {owner[path]} is kept")
     return [[path for path, first in owner.items() if first == rank] for rank in range(len(files))]
 
 
@@ -67,11 +67,12 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
 
 
 class Destination:
-    """The merged model folder of a run, with methods to prepare, publish and discard the folder.
+    """Merged model folder of a run, with methods to create, publish and remove the folder.
 
     Args:
         location: Directory or URI for artifacts.
-        claim: Job and attempt of the run, which decide the folders' names and which folders the run may replace.
+        claim: Job and attempt of the run. They determine the names of the folders, and which existing folders the run
+            may replace.
         may_publish: Function that returns whether this run may still publish; called right before publishing.
     """
 
@@ -80,15 +81,15 @@ class Destination:
         self._claim = claim
         self._may_publish = may_publish
         local = "://" not in location
-        # Each attempt uploads to its own staging folder. If all attempts shared one folder, the ranks of an older
-        # attempt whose driver was paused could still upload files between those of the newer attempt.
+        # Each attempt uploads to its own staging folder. Otherwise an older attempt whose driver was paused could
+        # upload its files into the folder of a newer attempt.
         partial = f"{location.rstrip('/')}/model/.{claim.job_id}.{claim.attempt}.partial"
         self.staging = partial if local else self.path
         """Directory or URI to which the ranks upload their files. A local folder is renamed when it is published. An
         object store cannot rename folders, so the ranks upload directly to the published location."""
 
     def check(self) -> None:
-        """Repair a half-replaced model folder, and raise an error if another job or a newer attempt owns the folder.
+        """Undo an interrupted replacement of the model folder, and check that this run may replace the folder.
 
         Raises:
             InvalidArgumentError: The folder does not belong to this job, or belongs to a newer attempt.
@@ -119,8 +120,8 @@ class Destination:
             files: Relative paths of all uploaded files.
 
         Raises:
-            TrainingError: A file is missing, because the rank's node wrote it to a disk that this node cannot see; or a
-                newer attempt has begun.
+            TrainingError: A newer attempt has begun, or a file is missing, because another node wrote it to a disk that
+                this node cannot access.
         """
         fs, root = filesystem(self.staging)
         missing = [path for path in files if not fs.exists(f"{root}/{path}")]
@@ -139,7 +140,7 @@ class Destination:
         return self.path
 
     def discard(self) -> None:
-        """Remove the folder with the files that the ranks have uploaded, unless it belongs to a newer attempt."""
+        """Remove the folder with the uploaded files, unless the folder belongs to a newer attempt."""
         self._remove(self.staging)
 
     def _require_permission(self) -> None:
@@ -152,8 +153,8 @@ class Destination:
     def _swap(self, final: Path, staging: Path) -> None:
         """Replace the published model folder with the staging folder, which contains the files that the ranks uploaded.
 
-        The old folder is renamed before it is checked, so that no other process can replace it between the check and
-        the replacement.
+        The old folder is renamed before the check, so that no other process can replace it between the check and the
+        replacement.
         """
         if not final.is_symlink() and not final.exists():
             staging.rename(final)
@@ -189,10 +190,10 @@ class Destination:
     def _remove(self, folder: str) -> None:
         """Remove a folder if it belongs to this job. If the removal fails, print the error, and continue."""
         try:
-            # The folder may belong to a newer attempt, or to another job, because the pattern for the folders of job
-            # "a" also matches those of job "a.1". For such a folder remove() raises InvalidArgumentError. The error is
-            # ignored, so the folder is kept.
+            # A folder of a newer attempt or of another job must be kept. The pattern for the folders of job "a" also
+            # matches those of job "a.1". For such a folder, remove() raises InvalidArgumentError, and this error is
+            # ignored.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(folder)
         except OSError as error:
-            say(f"the folder {folder} could not be removed and is left behind: {error}")
+            say(f"the folder {folder} could not be removed: {error}")

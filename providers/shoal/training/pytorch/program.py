@@ -1,4 +1,5 @@
-"""Define the programs that workers run: a function with its arguments, or a script with its command line."""
+"""Define the programs that workers run: functions with their arguments, and scripts with their command line
+arguments."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.train_func import check_runnable, check_script_arguments
 
 SCRIPT_FOLDER = "shoal-script-"
-"""Prefix of the names of temporary folders that contain scripts. The rest of a name begins with the id of the process
-that uses the folder, so that folders of killed workers can be found and removed."""
+"""Prefix of the names of temporary folders for scripts. The process id of the worker follows the prefix, so that the
+folders of killed workers can be found and removed."""
 
 MAX_BYTES = 64 * 2**20
 """Maximum size in bytes of a pickled function with its arguments and closure. The size is limited, because the pickled
@@ -32,7 +33,7 @@ class Script:
 
     Args:
         name: File name of the script.
-        folder: Original folder of the script; on nodes that have this folder, the script can import modules from it.
+        folder: Original folder of the script. If a node has this folder, the script can import modules from it.
         text: Content of the file.
         arguments: Command line arguments.
     """
@@ -52,7 +53,8 @@ class Script:
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # Python raises ValueError if the path or the text is not valid UTF-8
+        except (OSError, ValueError) as error:
+            # Python raises ValueError if the text is not valid UTF-8, or if the path contains invalid characters.
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
@@ -101,7 +103,9 @@ class Program:
         try:
             inspect.signature(target).bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArgumentError(f"{name_of(target)}: {error}") from None
+            raise InvalidArgumentError(
+                f"{name_of(target)} cannot be called with the given arguments: {error}"
+            ) from None
         except ValueError:
             pass  # The function is a builtin without a signature, so its arguments cannot be checked.
         return cls(target, tuple(args), dict(kwargs))
@@ -125,8 +129,8 @@ class Program:
         """Call the function with its arguments, or run the script, in this process.
 
         Raises:
-            TrainingError: The program called ``sys.exit`` with a code other than 0. SystemExit itself would end the
-                worker, which would then count as lost.
+            TrainingError: The program called ``sys.exit`` with a code other than 0. The exception SystemExit is not
+                raised, because it would end the worker process, and the driver would report a lost worker.
         """
         try:
             return self.target(*self.args, **self.kwargs)

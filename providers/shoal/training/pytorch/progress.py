@@ -1,4 +1,4 @@
-"""Receive the metrics that workers log, call the caller's functions with them, and display the metrics of rank 0."""
+"""Receive the metrics that workers log, pass them to the caller's functions, and display the metrics of rank 0."""
 
 from __future__ import annotations
 

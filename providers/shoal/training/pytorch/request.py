@@ -25,8 +25,8 @@ class FunctionRequest(Settings):
     """
 
     _newer: ClassVar[tuple[str, ...]] = ("torch_distributor",)
-    """Fields that did not exist in earlier versions of shoal. An unset field in this list is left out of stored
-    specs."""
+    """Fields that earlier versions of shoal did not have. The stored spec of a job contains these fields only if they
+    are set."""
 
     name: str = Field(default="function", min_length=1, description="Name of the function, which is shown to users.")
     dataset_map: dict[str, DatasetSpec] = Field(
@@ -86,7 +86,7 @@ class FunctionResult:
     Args:
         results: Return values of the function, by rank.
         metrics: The last value of each metric that rank 0 logged.
-        model_dir: The merged files of all ranks' model folders: a local path or a URI.
+        model_dir: Path or URI of the folder with the merged model files of all ranks.
         num_workers: Number of workers that ran at the end.
         restarts: Number of times that the run resumed from a checkpoint after a worker was lost.
         seconds: Time in seconds from the call to the result.

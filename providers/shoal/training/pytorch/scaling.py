@@ -1,6 +1,6 @@
 """Compute how many workers run a function, in total and on each node, from the scaling config and the active nodes.
 
-The functions in this module are pure: they use only their arguments, and not Ray.
+The functions in this module do not call Ray. Their results depend only on their arguments.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class WorkerResourceConfig(Settings):
     @field_validator("gpu_type")
     @classmethod
     def _as_in_ray(cls, name: str | None) -> str | None:
-        """Convert a GPU type in lower case, as in Databricks' examples, to upper case, because no GPU type of Ray is in
-        lower case only."""
+        """Convert a GPU type in lower case to upper case.
+
+        Databricks' examples use lower case, but Ray's names of GPU types contain upper-case letters.
+        """
         return name.upper() if name is not None and name.islower() and name.replace("-", "").isalnum() else name
 
     @model_validator(mode="after")
@@ -115,7 +117,7 @@ class SpreadScalingConfig(Settings):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """Convert arguments of `@distributed` or `@ray_launch` to a scaling config for workers on any nodes with room.
+    """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config for workers on any nodes with room.
 
     Args:
         gpus: Number of GPUs of all workers together.
@@ -137,17 +139,19 @@ def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | No
 
 
 def launched() -> SpreadScalingConfig:
-    """Return the scaling config of `@ray_launch`: one worker that reserves nothing, so that all CPUs and GPUs are free
-    for the Ray tasks and actors that the function starts."""
+    """Return the scaling config of `@ray_launch`: one worker that reserves no CPUs and no GPUs.
+
+    All CPUs and GPUs then are free for the Ray tasks and actors that the function starts.
+    """
     return SpreadScalingConfig(num_workers=1, resource_requirements_per_worker=WorkerResourceConfig(num_cpus=0))
 
 
 def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -> PyTorchScalingConfig:
-    """Convert the result of :func:`spread` to a scaling config for workers on one node.
+    """Convert a scaling config for workers on any nodes to a scaling config for workers on one node.
 
     Args:
         config: Number of workers and resources of each.
-        all_gpus: Whether the workers divide all GPUs of the node among them, instead of the number of GPUs in `config`.
+        all_gpus: Whether all GPUs of the node are divided among the workers, instead of the number of GPUs in `config`.
         per_gpu: Whether there is one worker on each GPU of the node, instead of the number of workers in `config`.
     """
     each = config.resource_requirements_per_worker
@@ -182,8 +186,8 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, o
         config: The requested workers.
         nodes: The active nodes.
         clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
-        option: Name of the option with which the user has given the number of workers, for the error message; None: the
-            name of the option in `config`.
+        option: Name of the option with which the user set the number of workers, for the error message. None: the name
+            of the field in `config`.
 
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
@@ -206,8 +210,7 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, o
 
 
 def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
-    """Replace -1 as the number of workers per node, or of GPUs per worker, by the number that fits on the node with
-    the most GPUs."""
+    """Replace -1 by the number that fits on the node with the most GPUs: workers per node, or GPUs per worker."""
     each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
     of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
     best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))
@@ -219,8 +222,9 @@ def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorc
 
 
 def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: Node) -> int | None:
-    """Compute how many nodes all workers need, if workers fill the active nodes first, in their order, and then further
-    nodes.
+    """Compute how many nodes are needed for all workers.
+
+    The workers first fill the active nodes, in their order, and then further nodes.
 
     Args:
         config: The workers.
@@ -228,7 +232,7 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
         further: Resources of each node that is not active yet.
 
     Returns:
-        Number of nodes; None if no worker fits on a further node, and the active nodes have no room for all workers.
+        Number of nodes; None if the active nodes have too little room and no worker fits on a further node.
     """
     each = config.resource_requirements_per_worker
     left = config.num_workers
@@ -241,5 +245,10 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return the number of workers that fit on a node, if each worker reserves the resources `each`."""
+    """Return the number of workers that fit on a node.
+
+    Args:
+        node: The node; all its CPUs and GPUs count as free.
+        each: CPUs and GPUs that each worker reserves.
+    """
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

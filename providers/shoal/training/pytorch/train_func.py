@@ -35,7 +35,9 @@ def imported(name: str) -> Callable[..., Any]:
         for part in path.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"train_func {name} cannot be imported: {error}") from error
+        raise InvalidArgumentError(
+            f"train_func {name} cannot be imported: {error}. Check the names of the module and the function"
+        ) from error
     found: Callable[..., Any] = function
     return found
 
@@ -48,10 +50,12 @@ def call_imported(name: str, /, *args: Any, **kwargs: Any) -> Any:
 def check_train_func(
     train_func: Any, args: Any, kwargs: Any, *, framework: str | None = None, fields: Any = None
 ) -> None:
-    """Raise InvalidArgumentError if `train_func` cannot be run with the given arguments; this check reads no file.
+    """Raise InvalidArgumentError if `train_func` cannot be run with the given arguments.
+
+    The check reads no files.
 
     Args:
-        train_func: A function, the name of a function, or the path of a script; None if the job has none.
+        train_func: A function, the name of a function, or the path of a script; None if the job has no train_func.
         args: Positional arguments.
         kwargs: Keyword arguments.
         framework: Framework of the job.
@@ -70,7 +74,7 @@ def check_train_func(
     if train_func is None:
         if args or kwargs:
             raise InvalidArgumentError(
-                "arguments were given without a train_func: set train_func, or remove the arguments"
+                "arguments are set, but train_func is not: set train_func, or remove the arguments"
             )
         return
     check_runnable(train_func, "train_func", "a function, the name of a function (pkg.module:name)")
@@ -84,7 +88,7 @@ def check_train_func(
         )
     if twice := sorted(set(_OF_THE_FUNCTION) & set(fields or ())):
         raise InvalidArgumentError(
-            f"if train_func is given, spec must not contain {', '.join(twice)}: remove this from the spec"
+            f"if train_func is given, spec must not contain {', '.join(twice)}: remove these fields from the spec"
         )
     if not callable(train_func) and not is_name(train_func):
         check_script_arguments(kwargs)
@@ -96,7 +100,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
     Args:
         target: Value that the user passed.
         argument: Name of the argument, for the message.
-        function: Text for a function in the message, such as ``a function``.
+        function: Text that describes the allowed functions in the message, such as ``a function``.
 
     Raises:
         InvalidArgumentError: `target` is of another type.
@@ -106,7 +110,7 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if keyword arguments were given for a script, because a script accepts only a list of
+    """Raise InvalidArgumentError if there are keyword arguments for a script, because a script accepts only a list of
     arguments.
 
     Raises:
@@ -115,5 +119,5 @@ def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
     if kwargs:
         raise InvalidArgumentError(
             f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "
-            "Pass them in the list of arguments"
+            "Pass these values in the list of arguments"
         )

@@ -1,6 +1,6 @@
-"""Run a worker's part of a PyTorch training: find the other ranks, call the user's function, upload model files.
+"""Run one worker of a PyTorch training: find the other ranks, call the user's function, and upload the model files.
 
-The driver calls `meet`, then `call`, then `upload`, each on all ranks at once.
+The driver calls the functions `meet`, `call` and `upload` one after the other, each on all ranks at once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _JOIN_SECONDS = 300.0
-"""Seconds that the store (PyTorch's key-value server, by which the ranks find each other) waits for a key that a rank
-requests; the same as PyTorch's default."""
+"""Maximum time in seconds that a rank's request to PyTorch's key-value server (the store) waits for a key. The ranks
+find each other with this server. The value is PyTorch's default."""
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
 # message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.
@@ -64,9 +64,10 @@ class Assignment:
         hyper_params: Hyperparameters that ``get_hyper_params`` returns.
         checkpoints: Folder or URI for checkpoints.
         checkpoint_key: Secret key of the run, with which checkpoints are signed.
-        checkpoint_seals: Number -> seal (signature) of the checkpoints from which the run may resume.
+        checkpoint_seals: Seal (signature) of each checkpoint from which the run may resume, by the number of the
+            checkpoint.
         threads: Number of PyTorch's threads.
-        seed: Seed of the plan that divides sharded datasets.
+        seed: Seed for the division of sharded datasets among the ranks.
         nodes: Ray's ids of the nodes on which the ranks run.
     """
 
@@ -83,11 +84,11 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one rank's call of the user's function.
+    """Result of the user's function on one rank.
 
     Args:
         value: Return value of the user's function.
-        files: Relative path -> SHA-256 of the files in the rank's model folder.
+        files: SHA-256 digest of each file in the rank's model folder, by the file's relative path.
         peak_rss_bytes: Highest resident memory of the rank's process, in bytes.
     """
 
@@ -103,10 +104,10 @@ _folder: Path | None = None
 
 
 def meet() -> Machine:
-    """Return this rank's node, address and GPUs; on rank 0, also open PyTorch's key-value server for the ranks.
+    """Return this rank's node, address and GPUs; on rank 0, also start PyTorch's key-value server for all ranks.
 
-    By default PyTorch's key-value server (the store) listens on all addresses of the host and requires no token, so
-    this function binds the server's socket to the node's address only.
+    PyTorch's key-value server (the store) requires no token, and by default listens on all addresses of the host.
+    Therefore this function binds the server's socket to the node's address only.
     """
     global _store
     import ray
@@ -186,7 +187,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
 
 def upload(paths: Sequence[str], target: str) -> None:
-    """End PyTorch's process group, if any; upload this rank's share of the model files; remove the local model folder.
+    """End PyTorch's process group, upload this rank's share of the model files, and remove the local model folder.
 
     The driver calls this function only after all ranks have returned from `call`. If a rank destroys its process group
     earlier, its connections close while another rank may still be creating the group, and the other rank fails.

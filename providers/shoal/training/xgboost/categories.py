@@ -1,8 +1,8 @@
 """Store the categories of categorical columns in the XGBoost model, and tell XGBoost which columns contain codes.
 
-XGBoost itself can store categories, but only if it is trained on DataFrames, which would cost a copy of every batch. In
-addition, XGBoost 3.2 confuses categories whose names are not ASCII. shoal therefore trains on category codes and stores
-the categories in an attribute of the model.
+XGBoost itself can store categories, but only for training data in DataFrames, which would need a copy of every batch.
+In addition, XGBoost 3.2 confuses categories whose names are not ASCII. shoal therefore trains on category codes and
+stores the categories in an attribute of the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def feature_types(features: Sequence[str], categorical: Collection[str]) -> list
 
 
 def note(booster: xgboost.Booster, categories: Categories) -> None:
-    """Store the categories of categorical columns in a model's attribute, so that the saved model contains them."""
+    """Store the categories of categorical columns in an attribute of a model, so that the saved model contains the
+    categories."""
     if categories:
         booster.set_attr(**{ATTRIBUTE: json.dumps(to_lists(categories))})
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
 
 # Seconds that a worker waits for the other workers in a collective operation (such as an allreduce) before it fails.
-# XGBoost's default is half an hour. The driver detects a dead worker within seconds by its socket (lifeline), so this
-# limit is needed only for a live worker that does not progress, for example because a read from storage hangs. Shard
-# sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
+# XGBoost's default is half an hour. The driver detects a dead worker within seconds, because the worker's socket
+# closes. This limit is needed only for a worker that is alive but makes no progress, for example because a read from
+# storage hangs. Shard sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
 _COLLECTIVE_SECONDS = 600
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
@@ -42,11 +42,13 @@ class XGBoost:
         return device_of(self._merged(request))
 
     def why_cpu(self) -> str | None:
-        """Return why XGBoost trains on CPUs by default, if the installed XGBoost has no CUDA."""
+        """Return the reason why XGBoost trains on CPUs by default, or None if the installed XGBoost was built with
+        CUDA."""
         return None if has_cuda() else WITHOUT_CUDA
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        """Return why XGBoost cannot train on a GPU in this process, and what to do; None if it can."""
+        """Return the reason why XGBoost cannot train on a GPU in this process, with advice for the user; None if GPUs
+        work."""
         return gpu_problem()
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
@@ -70,7 +72,7 @@ class XGBoost:
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.
 
-        No tracker is started for a single worker, because the start would take half a second.
+        A single worker gets no tracker, because a tracker takes half a second to start.
         """
         if gang.shape.num_workers == 1:
             return [{}]

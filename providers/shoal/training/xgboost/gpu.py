@@ -1,4 +1,4 @@
-"""Find out whether the installed XGBoost can train on a GPU."""
+"""Check whether the installed XGBoost can train on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WITHOUT_CUDA = (
     "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
     'and then `pip install "shoal[xgboost-gpu]"` on each node'
 )
-"""Reason why an XGBoost without CUDA cannot use GPUs, and what to do."""
+"""Message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
 
 
 def has_cuda() -> bool:
@@ -19,18 +19,21 @@ def has_cuda() -> bool:
 
 
 def gpu_problem() -> str | None:
-    """Return why XGBoost cannot train on a GPU in this process, and what to do; None if it can."""
+    """Return the reason why XGBoost cannot train on a GPU in this process, with advice for the user; None if GPUs
+    work."""
     import numpy as np
     import xgboost
 
     if not has_cuda():
         return f"{WITHOUT_CUDA}; to train on CPUs, set use_gpu=False"
-    # If XGBoost finds no GPU, it changes the device in its configuration to "cpu", and only prints a warning.
+    # If XGBoost finds no GPU, it raises no error: it prints a warning and sets the device in its configuration to
+    # "cpu".
     rows = xgboost.DMatrix(np.zeros((2, 1), np.float32), label=[0, 1], nthread=1)
     config = json.loads(xgboost.Booster({"device": "cuda", "verbosity": 0}, [rows]).save_config())
     if config["learner"]["generic_param"]["device"] != "cpu":
         return None
     return (
-        "XGBoost finds no NVIDIA GPU that it can use: compare the driver that `nvidia-smi` shows with XGBoost's "
-        "version of CUDA, and CUDA_VISIBLE_DEVICES with the GPUs of the node; to train on CPUs, set use_gpu=False"
+        "XGBoost finds no NVIDIA GPU that it can use: check that the driver version in the output of `nvidia-smi` "
+        "supports XGBoost's CUDA version, and that CUDA_VISIBLE_DEVICES names GPUs of the node. To train on CPUs, set "
+        "use_gpu=False"
     )

@@ -11,7 +11,7 @@ from shoal.training.boosting.user_code import Metric
 
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:
-    """Combine several metrics into one function that returns the values of all of them.
+    """Combine several metric functions into one function that returns the values of all metrics.
 
     Args:
         metrics: Functions ``(predictions, matrix) -> (name, value)``, or ``-> [(name, value), ...]``.
@@ -33,8 +33,8 @@ def _checked(one: Any) -> tuple[str, float]:
     """Check the result of the user's metric function, and return the metric's name and value.
 
     Raises:
-        InvalidArgumentError: The result is not a pair (name, value), or the name contains a space or ":". XGBoost
-            writes all names and values into one text and could not parse such a name.
+        InvalidArgumentError: The result is not a pair (name, value), or the name is empty or contains a space or ":".
+            XGBoost writes all names and values into one text, and cannot parse such names.
     """
     try:
         name, value = one

@@ -16,8 +16,8 @@ from shoal.training.xgboost.categories import feature_types
 
 _NAMES = Names(
     "XGBoost",
-    # If `params` contain one parameter under two names, XGBoost silently ignores one of them. With this list of aliases
-    # shoal finds such pairs of names, and raises an error if their values differ.
+    # If `params` contain the same parameter under two names, XGBoost silently ignores one of the two values. With these
+    # aliases, shoal finds such pairs, and raises an error if the values differ.
     aliases={
         "eta": "learning_rate",
         "gamma": "min_split_loss",
@@ -54,7 +54,8 @@ def device_of(params: Mapping[str, Any]) -> str | None:
     """Return the parameter `device`, or None if `params` do not contain it.
 
     Raises:
-        InvalidArgumentError: The device is a GPU with a number, but Ray assigns the GPUs to the workers.
+        InvalidArgumentError: The device contains the number of a GPU. This is not allowed, because Ray assigns the GPUs
+            to the workers.
     """
     device = params.get("device")
     if device is None:
@@ -82,7 +83,7 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
 
 
 def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict[str, Any]:
-    """Return the parameters that every worker passes to XGBoost, except the seed, which the worker adds itself.
+    """Return the parameters that every worker passes to XGBoost, without the seed, which each worker adds.
 
     Args:
         params: Merged parameters.
@@ -103,7 +104,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
     if tree_method not in ("hist", "auto"):
         raise InvalidArgumentError(
             f'tree_method="{tree_method}" cannot train on quantised data (histogram bins), which shoal uses: remove '
-            'it, or set it to "hist"'
+            'tree_method, or set it to "hist"'
         )
     if params.get("booster") == "gblinear":
         raise InvalidArgumentError(
@@ -115,7 +116,9 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:
-    """Let XGBoost check the parameters on two rows in this process, before any worker starts; takes 8 ms.
+    """Make XGBoost check the parameters in this process, before any worker starts.
+
+    The check uses two rows and takes 8 ms.
 
     Args:
         params: Parameters of the workers.
@@ -124,7 +127,8 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
 
     Raises:
         TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
-        InvalidArgumentError: XGBoost does not know a parameter or would not use it. XGBoost itself would only warn.
+        InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
+            only print a warning.
     """
     import numpy as np
     import xgboost

@@ -14,7 +14,7 @@ def as_sklearn(booster: xgboost.Booster, params: Mapping[str, Any]) -> xgboost.X
 
     Args:
         booster: Model.
-        params: Parameters of the training, which the estimator shows.
+        params: Parameters of the training, which become the parameters of the estimator.
 
     Returns:
         An ``XGBClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``XGBRanker`` for

@@ -1,9 +1,9 @@
 """Run XGBoost's tracker, by which the workers find each other, in a separate process.
 
-On some errors the tracker's C++ code calls ``std::exit(-1)``, which would end the driver. In our tests, waiting for a
-tracker or freeing it raised an error or hung after a worker was killed. Therefore a tracker must not run in the
-driver's process. One tracker process serves all runs of a gang (group of workers), so that only the first run waits for
-``import xgboost``. The process ends when its parent closes the process's stdin or is gone.
+A tracker must not run in the driver's process, for two reasons. On some errors, the tracker's C++ code calls
+``std::exit(-1)``, which ends the process. In our tests, after a worker was killed, a call that waited for the tracker
+or freed it raised an error or hung. One tracker process serves all runs of a gang (group of workers), so that only the
+first run waits for ``import xgboost``. The process ends when the driver closes the process's stdin, or has ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from shoal.errors import TrainingError
 
-# Seconds to wait for the answer of the tracker process. In this process, `import xgboost` takes 1.4 s, 3 s from a cold
-# disk, and more while many processes start. The limit is much longer, so a process that exceeds this limit will never
-# answer.
+# Seconds to wait for the answer of the tracker process. The import of xgboost takes 1.4 s, or 3 s from a cold disk, and
+# longer while many processes start. The limit is much longer, so that only a process that hangs exceeds it.
 _START_SECONDS = 60.0
 
 
 class Tracker:
-    """Driver's handle of a process that runs XGBoost's trackers, by which the workers find each other.
+    """Handle with which the driver controls the process that runs XGBoost's trackers. The workers find each other with
+    a tracker.
 
     Args:
         host: Address at which the workers can reach the tracker.
@@ -44,15 +44,15 @@ class Tracker:
         source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            # With -P Python does not import from the working directory, where a folder may have the name of a library
-            # and would be imported instead of the library.
+            # With -P, Python does not import from the working directory, which may contain a folder with the name of a
+            # library.
             [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker", host, str(num_workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
-            # In a new session the process does not receive the user's Ctrl-C. Only the driver receives Ctrl-C, and then
-            # ends its processes in the right order.
+            # In a new session, the process does not receive the user's Ctrl-C. The driver receives it, and ends its
+            # processes in the right order.
             start_new_session=True,
         )
         threading.Thread(target=self._watch, name="shoal-tracker", daemon=True).start()
@@ -63,20 +63,20 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Get a new tracker, by which the workers of one run find each other, from the tracker process.
+        """Request a new tracker from the tracker process, with which the workers of one run find each other.
 
         Returns:
             Arguments that the workers pass to ``xgboost.collective.init``.
 
         Raises:
-            TrainingError: The tracker cannot start, or the process ended or did not answer; the message contains the
-                reason.
+            TrainingError: The tracker cannot start, or the tracker process has ended or did not answer; the message
+                contains the reason.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer = ""
-        # An OSError means that the pipe is broken, because the process has ended and will not answer. The OSError is
-        # ignored here, because the code below then reports the process's exit code.
+        # An OSError means that the pipe is broken, because the process has ended. The OSError is ignored here, because
+        # the code below reports the exit code of the process.
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
@@ -113,18 +113,19 @@ def _exit(code: int) -> str:
 
 
 def main() -> None:
-    """Run the tracker process until its stdin ends: for each line that the driver writes to stdin, print the arguments
-    with which the workers connect to a new tracker, as JSON.
+    """Run the tracker process until the driver closes the process's stdin.
+
+    For each line from stdin, print a line of JSON with the arguments with which the workers connect to a new tracker.
 
     The command line arguments are the host to listen on and the number of workers.
     """
     host, num_workers = sys.argv[1], int(sys.argv[2])
-    # The driver reads only answers from this process's stdout. Therefore the original stdout is kept for the answers,
-    # and everything that libraries print to stdout is redirected to stderr.
+    # The driver expects only answers on this process's stdout. Therefore all text that libraries print to stdout is
+    # redirected to stderr, and only the answers are written to the original stdout.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # XGBoost imports these packages if they are installed, but the tracker does not use them. The packages are hidden,
-    # because the process then starts in 0.5 s instead of 1.5 s.
+    # XGBoost imports these packages if they are installed, but the tracker does not need them. Without these imports
+    # the process starts in 0.5 s instead of 1.5 s.
     for optional in ("sklearn", "pandas"):
         sys.modules[optional] = None  # type: ignore[assignment]
     from xgboost.core import XGBoostError

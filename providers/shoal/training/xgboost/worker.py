@@ -1,4 +1,5 @@
-"""Run a worker's part of an XGBoost training: read the rows, convert them to bins, and train with the other ranks.
+"""Run one worker of an XGBoost training: read the rows, convert them to bins, and train together with the other
+workers.
 
 Only workers import this module, because it imports XGBoost. The driver calls `prepare`, then `boost` for each segment
 (group of rounds that ends with a checkpoint), then `finish`, each on all ranks at once.
@@ -72,8 +73,8 @@ class _Session:
         assert callbacks is not None
         stopped = False
         reporter = RoundReporter(self.context)
-        # This loop does the same as `xgboost.train`. `xgboost.train` itself cannot be called for each segment, because
-        # it would tell the user's callbacks each time that a training begins and ends.
+        # This loop does the same as `xgboost.train`. It replaces a call of `xgboost.train` for each segment, which
+        # would tell the user's callbacks each time that a training begins and ends.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
@@ -106,12 +107,12 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
+        """Keep, reload or create the booster for a segment, and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the booster in memory, unless XGBoost uses random
-        numbers: the bytes do not contain the state of the random number generators. If XGBoost uses random numbers,
-        every segment begins with a booster that is loaded from bytes and has a new seed, so that a resumed training
-        gives the same model as a training that was not interrupted.
+        numbers. The bytes do not contain the state of the random number generators. Therefore, if XGBoost uses random
+        numbers, every segment begins with a booster that is loaded from bytes and has a new seed. A resumed training
+        then gives the same model as a training that was not interrupted.
         """
         resume = segment.resume
         if self.booster is not None and resume is None:
@@ -140,7 +141,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the training's callbacks; early stopping also counts the rounds that `checkpoint` contains already."""
+        """Create the callbacks of the training; early stopping also counts the rounds of the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -151,9 +152,8 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # The user's metric functions get predictions. If the objective is a function, the metric functions get raw
-        # scores, because XGBoost then does not know how to convert scores to predictions. `xgboost.train` also passes
-        # raw scores to metric functions if the objective is a function.
+        # The user's metric functions get predictions. If the objective is a function, they get raw scores, because
+        # XGBoost then cannot convert scores to predictions. `xgboost.train` does the same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _until(checkpoint.history, checkpoint.rounds)
@@ -167,7 +167,8 @@ class _Session:
         return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
-        """Build the matrix of one dataset; all workers must call this together, because they use the same bins.
+        """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
+        bins together.
 
         Args:
             part: Rows of this worker.
@@ -177,8 +178,8 @@ class _Session:
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
-        # max_bin is a parameter of both the matrix and the booster, and must have the same value in both. The booster
-        # gets max_bin with `params`, and the matrix gets max_bin here.
+        # The matrix and the booster must have the same max_bin. The booster gets max_bin with `params`, and the matrix
+        # gets it here.
         settings = {
             "ref": ref,
             "max_bin": params.get("max_bin", 256),
@@ -247,7 +248,8 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Iterator by which XGBoost reads the rows of a shard in batches, four times to build a quantised matrix.
+    """Iterator with which XGBoost reads the rows of a shard in batches. XGBoost reads all rows four times to build a
+    quantised matrix.
 
     Args:
         rows: Rows of the shard.
@@ -266,7 +268,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         # moves all rows of a group into one batch.
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
-            # This shard has no rows. XGBoost needs at least one batch from every worker, so an empty batch is passed.
+            # This shard has no rows. XGBoost needs at least one batch from every worker, so it gets an empty batch.
             width = len(self._rows.columns.features)
             group = np.empty(0, np.int64) if self._rows.columns.group else None
             self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
@@ -310,7 +312,7 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
 
 
 def _label_check(task: Task) -> CheckLabel | None:
-    """Return a function that raises DataError for labels outside of [0, 1]; None if the objective is not binary.
+    """Return a function that raises DataError if a label is not between 0 and 1; None if the objective is not binary.
 
     XGBoost itself also refuses such labels, but with an error message about its parameter `base_score`.
     """
@@ -342,8 +344,8 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except XGBoostError as exc:
-        # If another worker was lost, the error comes from XGBoost's collective (its communication library), and the
-        # message contains the path of the collective's source files. shoal raises PeerError for such an error.
+        # If another worker was lost, the error comes from XGBoost's communication code, whose source files are in a
+        # folder with the name collective. shoal raises PeerError if the message contains this path.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
         raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
 
@@ -351,12 +353,12 @@ def _own_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
     if context.world_size == 1:
-        # With one worker, XGBoost's collective operations do nothing.
+        # XGBoost needs no connections between workers if there is only one worker.
         yield
         return
     with contextlib.ExitStack() as stack:
-        # XGBoost prints "Task 00000000 got rank 0" when a worker connects, which does not help users. XGBoost's
-        # verbosity setting does not suppress this line, so stdout is redirected.
+        # When a worker connects, XGBoost prints a line such as "Task 00000000 got rank 0", which does not help users.
+        # No setting of XGBoost suppresses this line, so stdout is redirected.
         with contextlib.redirect_stdout(io.StringIO()):
             stack.enter_context(xgboost.collective.CommunicatorContext(**args))
         if is_loopback(args["dmlc_tracker_uri"]):
@@ -364,7 +366,7 @@ def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
         rank = xgboost.collective.get_rank()
         if rank != context.rank:
             raise TrainingError(
-                f"XGBoost gave rank {rank} to the worker of rank {context.rank}, so the model would not be "
-                "reproducible: train again, and report this error if it happens again"
+                f"XGBoost assigned rank {rank} to the worker with rank {context.rank}, so the model would not be "
+                "reproducible: start the training again, and report this error if it happens again"
             )
         yield
