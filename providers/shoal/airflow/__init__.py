@@ -71,7 +71,7 @@ def _pool_fields() -> dict[str, Any]:
         name: {
             "label": name.replace("_", " ").capitalize(),
             "description": field.description or "",
-            "schema": {"type": ["string", "null"]},  # A number is a string, too, because idle_timeout may be "none".
+            "schema": {"type": ["string", "null"]},  # Also for numbers, because idle_timeout may be "none".
         }
         for name, field in PoolSpec.model_fields.items()
         if name != "name"  # The pool's name is in the connection's host field.

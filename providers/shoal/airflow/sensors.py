@@ -78,8 +78,8 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()
         try:
             self._ready_or_deferred(context, time.time() + min(self.timeout, limit))
-        # With `soft_fail` or `never_fail`, an error skips the sensor. Airflow itself skips only a sensor that is not
-        # deferred, or that continues after a deferral.
+        # With `soft_fail` or `never_fail`, an error must mark the sensor as skipped. Airflow itself does this only in
+        # two cases: the sensor is not deferrable, or the error occurs after a deferral.
         except AirflowFailException as error:
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(str(error)) from error

@@ -1,4 +1,4 @@
-"""Operator that runs a batch prediction as a job: it writes a model's predictions for the rows of a dataset."""
+"""Operator that runs a batch prediction as a job. The job writes a model's predictions for the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class BatchPredictOperator(JobOperator):
 
             PredictJobSpec.check(fields, is_known)
         elif is_known(spec):
-            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict of further fields of a PredictJobSpec")
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a PredictJobSpec")
 
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.

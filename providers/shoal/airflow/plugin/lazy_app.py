@@ -1,4 +1,4 @@
-"""ASGI application that builds the page when it gets its first request."""
+"""ASGI application that builds shoal's page at the first request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message
 
 
 def has_extra() -> bool:
-    """Return whether the extra ``ui`` is installed. Airflow itself brings the extra's other packages."""
+    """Return whether the extra ``ui`` is installed. Only plotly is looked up, because Airflow itself needs the extra's
+    other packages."""
     return find_spec("plotly") is not None
 
 

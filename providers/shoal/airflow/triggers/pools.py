@@ -47,7 +47,7 @@ class PoolWait(Wait):
 
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
-        """Read the rows of each pool once, and send the waits for this pool their updates."""
+        """Read the rows of each pool once, and send an update to each wait for this pool."""
         operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
         with store.reading(snapshot=False) as session:
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
@@ -117,7 +117,7 @@ class PoolTrigger(WaitTrigger):
         self.operation_id = operation_id
 
     def new_wait(self) -> PoolWait:
-        """Create the wait that the poller of this process checks."""
+        """Create the `Wait` object that this process's poller checks."""
         return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
 
     async def end(self) -> None:
