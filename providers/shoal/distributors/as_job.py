@@ -89,7 +89,7 @@ class JobCall(Generic[T]):
                 raise
 
     def submit(self) -> SubmittedCall[T]:
-        """Submit the job, and return without waiting for it.
+        """Submit the job, and return without waiting for the job.
 
         The job goes on without a process that polls it, unless the caller has set `orphan_after`.
         """

@@ -90,7 +90,7 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
 
 
 def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
-    """Read the value of a call from a URI. If this fails, add a note to the error that credentials may be missing."""
+    """Read the value of a call from a URI. After an error, add a note to the error: credentials may be missing."""
     try:
         return read(result)
     except Exception as error:

@@ -1,5 +1,5 @@
-"""Decide where a call runs: in the Ray cluster that this process is connected to; without a connection, as a job on a
-pool."""
+"""Decide where a call runs. If this process is connected to a Ray cluster, the call runs there. Otherwise the call runs
+as a job on a pool."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ _NO_JOB = (
 
 
 class Call(Protocol[T]):
-    """A call of an estimator, a distributor, a decorated function or `predict` that is ready to run."""
+    """Prepared call of an estimator, a distributor, a decorated function or `predict`. The call starts with `run` or
+    `submit`."""
 
     def run(self) -> T:
         """Run the call, and return its value."""
 
     def submit(self) -> SubmittedCall[T]:
-        """Submit the call as a job, and return without waiting for it."""
+        """Submit the call as a job, and return without waiting for the job."""
 
 
 @dataclass(frozen=True)

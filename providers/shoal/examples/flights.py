@@ -71,14 +71,14 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
 
 
 def check_month(month: int) -> None:
-    """Raise an error if `month` is not from 2 to 12: the model is trained on the months of 2013 before `month`.
+    """Check that `month` is from 2 to 12, because the model is trained on the months of 2013 before `month`.
 
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
     if not 2 <= month <= 12:
         raise InvalidArgumentError(
-            f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
+            f"the month must be from 2 to 12, not {month}, because the model is trained on the months before this month"
         )
 
 

@@ -162,9 +162,9 @@ def distributed_train(
     If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
     new attempt of a failed job. Cancelling the run cancels the job.
 
-    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
+    If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
-    ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
+    ``skipped`` of its result has the reason. A first run and a run after a failed run always train.
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
@@ -290,18 +290,19 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and sweep this host.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and end unneeded nodes on this host.
 
-    The sweep ends nodes that no lease and no base demand needs, and records the end of lost jobs. A flow that uses
-    `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. Running the task twice
-    does no harm.
+    A node is unneeded if no lease and no base demand requests it. The task also records the end of lost jobs. A flow
+    that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. A second
+    call does nothing.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
         A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
-        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes by itself).
+        released), ``swept`` (actions on unneeded nodes and lost jobs of this host), and ``left`` (actions that another
+        host takes by itself).
 
     Example:
         >>> cleanup_pool("retrain")

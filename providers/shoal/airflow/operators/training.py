@@ -36,7 +36,7 @@ class DistributedTrainOperator(JobOperator):
     task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
-    version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
+    version, then nothing is trained, and Airflow marks the task as skipped. A first run and a run after a failed run
     always train.
 
     If the job promotes its model, the task adds an event of the model's asset, which can trigger other DAGs (see
