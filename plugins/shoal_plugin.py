@@ -1,8 +1,8 @@
 """Load shoal's two Airflow plugins from a plugins folder: the page for pools, jobs and models, and the listener for
 failed runs.
 
-After `pip install 'shoal[airflow,ui]'`, this file is not needed, because Airflow finds the plugins through entry points.
-Copy this file into the plugins folder only if shoal is on the Python path without an installation. If shoal is
+After `pip install 'shoal[airflow,ui]'`, this file is not needed, because Airflow finds the plugins through entry
+points. Copy this file into the plugins folder only if shoal is on the Python path without an installation. If shoal is
 installed, the file does nothing, because Airflow would report a plugin that is loaded twice as an import error.
 """
 
