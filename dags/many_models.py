@@ -73,7 +73,7 @@ def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
 
 @dag(
     schedule=NIGHTLY,
-    catchup=False,  # With True, unpausing the DAG would train models for each past night. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past night.
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={

@@ -48,7 +48,7 @@ the last scheduled run if it is at most an hour late."""
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # With True, unpausing the DAG would train a model for each past month. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past month.
     max_active_runs=2,  # Two runs may share the pool, because each has its own lease and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={

@@ -31,7 +31,7 @@ the DAG would start the last scheduled run at once."""
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # With True, unpausing the DAG would train networks for each past month. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past month.
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={

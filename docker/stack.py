@@ -279,7 +279,7 @@ def _environment() -> dict[str, str]:
     """Return the environment variables for the commands of the container engine."""
     environment = {**os.environ, "SECRETS": str(secrets_folder())}
     if not Path("/run/systemd/system").exists():
-        environment["DISABLE_HC_SYSTEMD"] = "true"  # Otherwise podman refuses to start containers with a health check.
+        environment["DISABLE_HC_SYSTEMD"] = "true"  # Without it, podman starts no containers with a health check.
     return environment
 
 
@@ -295,7 +295,9 @@ def _run(*command: object, quiet: bool = False) -> None:
         text=True,
     )
     if done.returncode:
-        raise StackError(f"{' '.join(map(str, command[:6]))} failed ({done.returncode})\n{done.stdout or ''}")
+        raise StackError(
+            f"{' '.join(map(str, command[:6]))} failed with exit code {done.returncode}\n{done.stdout or ''}"
+        )
 
 
 def _output(*command: str) -> str:

@@ -59,7 +59,7 @@ def end_what_is_left() -> list[str]:
 
 @flow(name="pool-janitor")
 def pool_janitor() -> list[str]:
-    """Clean up on every pool of this host.
+    """Clean up after ended flow runs on every pool of this host.
 
     Returns:
         The actions that were taken, one sentence each.

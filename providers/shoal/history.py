@@ -75,7 +75,7 @@ class Entry:
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Record the actions inside the ``with`` block under a name, such as that of the user who is logged in.
+    """Record the actions inside the ``with`` block under a name, such as the name of the user who is logged in.
 
     The name applies to this thread or asyncio task only. In nested blocks, the innermost name applies.
 

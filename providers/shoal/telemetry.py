@@ -99,8 +99,8 @@ def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
 
 
 def settings() -> dict[str, str]:
-    """Return OpenTelemetry's environment variables for the processes of a pool: those of this process, without
-    variables that contain credentials.
+    """Return this process's OpenTelemetry environment variables for the processes of a pool, except variables that
+    contain credentials.
 
     Variables with HTTP headers are left out, because headers usually contain credentials.
     """
@@ -181,7 +181,7 @@ def _started(exporter: str) -> _Instruments | None:
     if not isinstance(provider, MeterProvider):
         try:
             provider = _provider(exporter)
-        except Exception as error:  # each exporter raises exceptions of its own types
+        except Exception as error:  # Each exporter raises exceptions of its own types.
             log.warning("%s=%s: no metrics are sent: %s", _EXPORTER, exporter, error)
             return None
     return _Instruments(provider)
@@ -204,7 +204,7 @@ def _provider(exporter: str) -> MeterProvider:
     found = list(entry_points(group="opentelemetry_metrics_exporter", name=name))
     kind = found[0].load() if found else None
     if not isinstance(kind, type) or not issubclass(kind, MetricExporter):
-        raise ValueError("no metrics exporter of this name is installed: use otlp (shoal[otel]) or console")
+        raise ValueError(f'no metrics exporter "{name}" is installed: use otlp (shoal[otel]) or console')
     # Each process counts from 0. Because of the separate instance id, the receiver does not confuse the counts of this
     # process with the counts of an earlier process.
     attributes = {"service.instance.id": str(uuid.uuid4())}

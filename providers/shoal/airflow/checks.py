@@ -102,7 +102,7 @@ def check_pool(arguments: Arguments) -> PoolSpec | None:
 
 
 def check_waits(arguments: Arguments) -> None:
-    """Check the arguments that say how a task waits.
+    """Check the arguments `deferrable`, `wait_for_completion`, `is_async` and `poll_interval` of a task.
 
     Raises:
         InvalidArgumentError: `deferrable`, `wait_for_completion` or `is_async` is not a bool, or `poll_interval` is not

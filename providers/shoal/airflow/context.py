@@ -1,4 +1,4 @@
-"""`pool_for_run`: lease a pool for the tasks of a DAG run."""
+"""Provide `pool_for_run`, which leases nodes of a pool for the tasks of a DAG run."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def pool_for_run(
 
 
 def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
-    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
-    teardown task.
+    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before the
+    block's teardown task.
 
     Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First,
     Airflow orders only plain operators. Second, Airflow orders the teardown only after the last tasks of the block. In

@@ -107,7 +107,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
 
     def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to the job of an earlier try, wait for its end, and return its value."""
+        """Submit the job or attach to the job of an earlier try, wait until the job ends, and return the task's
+        value."""
         return DistributedTrainOperator.execute(self, context)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
@@ -197,7 +198,8 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
     """
     if kwargs.pop("multiple_outputs", False):
         raise InvalidArgumentError(
-            "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove it"
+            "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove "
+            "multiple_outputs"
         )
     # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with the
     # dict of each worker, which Airflow could not split into several outputs.

@@ -1,4 +1,4 @@
-"""Hook for compute pools: find a pool by Airflow connection, name or URI."""
+"""Provide the hook that finds a compute pool by an Airflow connection, a name or a URI."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
 
 def _check_token(spec: PoolSpec, conn_id: str) -> None:
-    """Check that the password of a connection may be used as the token of its pool."""
+    """Check that the password of a connection may be used as the token of the connection's pool."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
             f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '

@@ -58,8 +58,8 @@ LINKS = (JobPageLink(), MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
 
 
 def page_links(job_id: str) -> dict[str, str]:
-    """Return a dict with the name of the job's link and the address of the job's page; an empty dict if there is no
-    page.
+    """Return the address of a job's page in a dict, with the name of the link as the key. The dict is empty if there is
+    no page.
 
     The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow.
 

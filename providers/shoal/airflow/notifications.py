@@ -73,8 +73,8 @@ def _about_task(context: Context) -> Message:
 
 
 def _line_of_task(context: Context, error: object) -> ModelLine:
-    """Return the line for the message, which the task has stored as an XCom. If the task was killed before it stored
-    the line, build a line from Airflow's context."""
+    """Return the `ModelLine` that the task has stored as an XCom. If the task was killed before the line was stored,
+    build a `ModelLine` from Airflow's context."""
     from shoal.jobs.many.summary import one_line
 
     ti = context["ti"]
@@ -102,8 +102,7 @@ def _about_run(context: Context) -> Message:
 
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
-    """Yield a line for the message for each training task of a DAG run, in the order in which the DAG file creates the
-    tasks."""
+    """Yield a `ModelLine` for each training task of a DAG run, in the order in which the DAG file creates the tasks."""
     ti, tasks = context.get("ti"), context["dag"].tasks
     # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.
     if ti is None:
@@ -146,7 +145,7 @@ def _parsed(stored: Mapping[str, Any]) -> ModelLine:
 
 
 def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:
-    """Build the line for the message about a training task that has stored no line as an XCom."""
+    """Build the `ModelLine` of a training task that has stored no `ModelLine` as an XCom."""
     from shoal.jobs import ModelLine
 
     name = task_id if map_index < 0 else f"{task_id}[{map_index}]"

@@ -87,10 +87,13 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         return None
 
     def execute_complete(self, context: Context, event: Mapping[str, Any], deadline: float) -> None:
-        """Continue after the deferral: return if the nodes are ready, raise an error if they cannot become ready, or
-        defer the sensor again."""
+        """Continue the task after its deferral: return if the nodes are ready, raise an error if they cannot become
+        ready, or defer the sensor again."""
         if event["timed_out"] and not self.poke(context):
-            raise AirflowSensorTimeout(f"the nodes were not ready after the timeout of {self.timeout:g} s")
+            raise AirflowSensorTimeout(
+                f"the pool had fewer than {self.expected_nodes} ready nodes after the sensor's timeout of "
+                f"{self.timeout:g} s: increase the timeout, or see `shoal pool describe` for the reason"
+            )
         self._ready_or_deferred(context, deadline)
 
     def _ready_or_deferred(self, context: Context, deadline: float) -> None:

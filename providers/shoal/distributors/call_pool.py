@@ -94,7 +94,7 @@ def pool_for(
 def pool_for_job(
     spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses, as `pool_for` does. No nodes are leased for the job.
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
 
     Args:
         spec: Spec of the job.

@@ -88,7 +88,7 @@ class Site:
         return dispatch.function(request, program, pool=self._pool, returns=returns)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
-        """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
+        """Return a context manager that yields the name of a pool with as many nodes as the call needs.
 
         If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
         all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.

@@ -64,7 +64,7 @@ class _ClusterCall(Generic[T]):
 
 
 def check_submit() -> None:
-    """Check that calls of this process run as jobs, so that they can be submitted.
+    """Check that calls of this process run as jobs, because only jobs can be submitted.
 
     Raises:
         InvalidArgumentError: This process is connected to a Ray cluster.
@@ -74,7 +74,7 @@ def check_submit() -> None:
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:
-    """Return the call that trains a boosting model.
+    """Return the `Call` object that trains a boosting model.
 
     Args:
         request: Description of the training.
@@ -97,7 +97,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 def function(
     request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
 ) -> Call[Any]:
-    """Return the call that runs a function on all ranks.
+    """Return the `Call` object that runs a function on all ranks.
 
     Args:
         request: Workers, datasets and settings of the run.
@@ -124,7 +124,7 @@ def function(
 
 
 def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
-    """Return the call that predicts the rows of a dataset.
+    """Return the `Call` object that predicts the rows of a dataset.
 
     Args:
         spec: Spec of the prediction.

@@ -263,7 +263,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector],
         **options: Any,
     ) -> Call[BoosterT]:
-        """Return the call that trains a model.
+        """Return the `Call` object that trains a model.
 
         Args:
             dataset: Rows to train on.

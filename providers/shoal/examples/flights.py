@@ -98,7 +98,7 @@ class Timeline:
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
-        """Record and print the number of active nodes, if it has changed."""
+        """Record and print the number of active nodes if the number has changed."""
         active = len(status.active)
         if not self.points or self.points[-1][1] != active:
             self.points.append((self.seconds(), active))

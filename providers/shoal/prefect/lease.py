@@ -1,4 +1,4 @@
-"""`pool_lease`: a context manager that leases nodes of a pool for a block of code."""
+"""Provide `pool_lease`, a context manager that leases nodes of a pool for a block of code."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class CheckedOperator(BaseOperator):
         """
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
-        plain._expand_called = True  # Otherwise Airflow warns that `plain` was never expanded.
+        plain._expand_called = True  # Otherwise Airflow warns that the mapped task was never expanded.
         return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
 
 

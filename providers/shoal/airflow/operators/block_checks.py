@@ -77,8 +77,8 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
 
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
-    """Render the value of a template field in the same way as the task itself will do later. Parts that are not known
-    yet stay unrendered.
+    """Render the value of a template field in the same way as Airflow will do for the task later. Parts that are not
+    known yet stay unrendered.
 
     :param value: The value.
     :param task: Task of the value.

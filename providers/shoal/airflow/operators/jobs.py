@@ -114,7 +114,7 @@ class JobOperator(WaitingOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
-        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        """Continue the task after its deferral: return the result of the job as a dict, or raise the job's error."""
         if self.is_resubmitted(event, job):
             return self._execute(context)
         with self._recording_failures(context):
@@ -177,7 +177,7 @@ class JobOperator(WaitingOperator):
         return self._wait_for(handle)
 
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-        """Return whether the task has to execute again, because the driver of its job waits for the credentials.
+        """Return whether the task has to repeat `execute`, because the driver of the task's job waits for credentials.
 
         The task then attaches to its job, even if `durable` is False, and sends the credentials.
 
@@ -193,7 +193,7 @@ class JobOperator(WaitingOperator):
     def resume_job(
         self, event: Mapping[str, Any], job: Mapping[str, Any], context: Context
     ) -> tuple[AnyJobSpec, JobResult]:
-        """Continue after the deferral: return the spec and the result of the job.
+        """Continue the task after its deferral: return the spec and the result of the job.
 
         The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
         and SQLite gives the id of the deleted trigger to the next one. So if the job of this try goes on, the task is
@@ -283,7 +283,7 @@ class JobOperator(WaitingOperator):
             self.log.warning("the links of the task could not be found", exc_info=True)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
-        """Cancel the job of this try, unless a newer try has attached to it or `cancel_on_kill` is False."""
+        """Cancel the job of this try, unless `cancel_on_kill` is False or a newer try has attached to the job."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
         elif not handle.cancel(reason, unless_resubmitted=True):

@@ -55,7 +55,7 @@ class _NodesOperator(WaitingOperator):
         from shoal.airflow.triggers.pools import PoolTrigger
 
         assert pool.operation_id is not None
-        # Airflow does not defer a killed task.
+        # A killed task cannot be deferred. So the request for nodes is rolled back here.
         if self.is_killed:
             pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
             self.end_if_killed()
@@ -84,7 +84,7 @@ class _NodesOperator(WaitingOperator):
         request: Mapping[str, Any],
         on_progress: Callable[[PoolStatus], None],
     ) -> None:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request.
 
         :param pool: The pool.
         :param event: Event of the trigger.
@@ -149,7 +149,7 @@ class ScaleClusterOperator(_NodesOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.look)
         return True
 
@@ -218,7 +218,7 @@ class LeasePoolOperator(_NodesOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
         self._finish_request(pool, event, request, partial(self.look, holder=pool.holder))
         return pool.name

@@ -22,7 +22,7 @@ _PREDICTION = ("model", "dataset", "output_path")
 
 
 class BatchPredictOperator(JobOperator):
-    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes them as Parquet.
+    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes Parquet files.
 
     The prediction is a job that belongs to this task. A retry of the task attaches to the job if the job still runs. If
     `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as

@@ -54,7 +54,7 @@ class LazyApp:
         receive: Callable[[], Awaitable[_Message]],
         send: Callable[[_Message], Awaitable[None]],
     ) -> None:
-        """Handle a request."""
+        """Build the other application if necessary, and pass the request to that application."""
         if self._app is None:
             try:
                 # Building the page opens the store and loads modules, which would block the server's event loop.

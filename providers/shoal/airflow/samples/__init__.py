@@ -1,4 +1,4 @@
-"""Sample DAGs, and the function that copies them to a folder of DAGs: `shoal init airflow FOLDER`.
+"""Provide the sample DAGs, and copy them to a folder of DAGs for the command `shoal init airflow FOLDER`.
 
 The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains the samples beside
 this file.

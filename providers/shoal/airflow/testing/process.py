@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def check(request: Mapping[str, Any]) -> _Facts:
-    """Check the DAG files of a request.
+    """Check the DAG files that a request names.
 
     Args:
         request: Arguments of `check_dags`, with absolute paths.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rule(StrEnum):
-    """Rules against which DAG files are checked. The argument `ignore` takes the values of this enum."""
+    """Rules that `check_dags` applies to DAG files. The argument `ignore` of `check_dags` takes values of this enum."""
 
     IMPORT_ERROR = "import-error"
     """Airflow cannot load the file."""

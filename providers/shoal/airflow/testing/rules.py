@@ -143,7 +143,8 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
 
 
 def _pool_in_spec(spec: Any) -> str | None:
-    """Return the name of the pool in a spec; None if the spec names no pool, or the name is not known."""
+    """Return the name of the pool in a spec; None if the spec names no pool, or if the name is known only in a DAG
+    run."""
     document = spec.document() if hasattr(spec, "document") else spec
     config = document.get("run_config") if isinstance(document, Mapping) else None
     name = config.get("pool_name") if isinstance(config, Mapping) else None
@@ -179,8 +180,8 @@ class _NotKnown:
 
 
 def _sample_context(dag: DAG) -> Any:
-    """Return the part of Airflow's context that can be given before a run: a sample date, and the default values of the
-    params."""
+    """Return a sample of Airflow's context for checks before a DAG run, with a sample date and the default values of
+    the params."""
     import pendulum
 
     date = pendulum.datetime(*_SAMPLE_DATE)
@@ -252,7 +253,7 @@ def _is_decorated(function: Callable[..., Any]) -> bool:
 
 
 def _contents(cell: Any) -> Any:
-    with suppress(ValueError):  # The closure's variable was never assigned.
+    with suppress(ValueError):  # Python raises ValueError if the closure's variable was never assigned.
         return cell.cell_contents
     return None
 

@@ -39,7 +39,7 @@ are few of them and all triggers need them."""
 
 
 class JobWait(Wait):
-    """Wait for the end of an attempt of a job.
+    """Object that waits for the end of an attempt of a job.
 
     Args:
         key: Key of the attempt.
@@ -197,7 +197,7 @@ class JobTrigger(WaitTrigger):
             wait.log_position = update.log_position
 
     async def end(self) -> None:
-        """Cancel the job, unless a newer try of the task has attached to it."""
+        """Cancel the job, unless a newer try of the task has attached to the job."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", self.job_id)
         elif not await asyncio.get_running_loop().run_in_executor(_CANCELLING, self._cancel):

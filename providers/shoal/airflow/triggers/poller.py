@@ -33,7 +33,7 @@ _ACTORS = 4
 
 @dataclass(frozen=True)
 class Update:
-    """Change that a poller reports to a wait.
+    """Message from the poller to a wait, with new log lines or with the end of the wait.
 
     Attributes:
         lines: Lines for the task's log.
@@ -97,7 +97,7 @@ class Wait(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an earlier slow call of this wait (`wanted`) still runs."""
+        """Return whether a slow call that this wait has requested (`wanted`) still runs."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:
