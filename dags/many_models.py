@@ -1,4 +1,4 @@
-"""Retrain one model per carrier every night, on a pool whose nodes are leased for the run, and report one line each.
+"""Retrain one model per carrier every night, on nodes that are leased for the run, and report one line per model.
 
 A run at night trains on the 90 days before the last week, and evaluates the models on the last seven complete days. All
 these days have ended before the run's date. Each model becomes the champion of its carrier only if it is better than
@@ -36,7 +36,7 @@ COLUMN = "carrier"
 
 
 def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
-    """Return the spec of the run of a night, with the rows of all carriers.
+    """Return the spec of one night's run, with the rows of all carriers.
 
     :param day: Date of the run. No row of this day or of a later day is used.
     :param rounds: Number of boosting rounds.
@@ -73,7 +73,7 @@ def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
 
 @dag(
     schedule=NIGHTLY,
-    catchup=False,  # With True, unpausing the DAG would train models for each past night. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past night.
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
@@ -117,7 +117,7 @@ def many_models() -> None:
 
     per_carrier = specs()
     with pool_for_run(size=NODES, pool_name=POOL) as pool:
-        # Each instance that waits for room on the pool is a process of Airflow. Six instances at a time are enough to
+        # Each task instance that waits for free nodes is a process of Airflow. Six instances at a time are enough to
         # keep three nodes busy.
         train = DistributedTrainOperator.partial(
             task_id="train", pool_name=POOL, max_active_tis_per_dagrun=2 * NODES

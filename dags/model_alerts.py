@@ -1,7 +1,7 @@
 """Check every morning whether a model's last promotion is too long ago, or a job has waited too long.
 
-If so, the task fails, and its error names the models and the jobs. To get a message about the failure, give the task a
-notifier of your own::
+If a check fails, the task fails, and the error names the models and the jobs. To get a message about the failure, give
+the task a notifier of your own::
 
     on_failure_callback=model_message(SmtpNotifier(to="ml@example.com", subject="{{ shoal.subject }}", ...))
 """

@@ -1,4 +1,4 @@
-"""Airflow finds in this file the two DAGs that clean up regularly: ``pool_janitor`` and ``retention``."""
+"""Define the two DAGs that clean up regularly: ``pool_janitor`` and ``retention``."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ backfill::
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2026-02-01 --to-date 2026-04-30
 
-A run that finds the months, the holdout and the settings of the newest version trains nothing: its task ``train`` and
-the tasks after it are skipped.
+If the months, the holdout and the settings are the same as for the newest version of the model, a run trains nothing,
+and Airflow skips the task ``train`` and the tasks after ``train``.
 
 With the parameter ``month``, a run always trains on the months of 2013 before this month, and evaluates the model on
 this month. To train on a table of your own, copy this file, and change the paths, columns and names in `prepare`. The
@@ -48,7 +48,7 @@ the last scheduled run if it is at most an hour late."""
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # With True, unpausing the DAG would train a model for each past month. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past month.
     max_active_runs=2,  # Two runs may share the pool, because each has its own lease and jobs wait for free nodes.
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
@@ -81,8 +81,8 @@ def scheduled_retraining() -> None:
         else:
             # A run that was triggered by hand may have no logical date.
             *window, last = months_before(run.logical_date or run.run_after, WINDOW_MONTHS + 1)
-            # This is another model than for the months of 2013, because the sample data has the same flights in every
-            # year.
+            # The model has another name than the model of 2013, because the two models must not be compared: the sample
+            # data has the same flights in every year.
             train, holdout, model = recent_files(window), recent_files([last]), "recent-flight-delays"
             period = f"{window[0]} to {window[-1]}"
         return {
@@ -121,7 +121,7 @@ def scheduled_retraining() -> None:
         train = DistributedTrainOperator(
             task_id="train",
             spec=spec,
-            skip_if_unchanged="{{ params.month is none }}",  # A user has started the run for a month, so it trains.
+            skip_if_unchanged="{{ params.month is none }}",  # A run that a user has started for a month always trains.
             pool_name=POOL,
         )
         nodes >> train

@@ -1,10 +1,10 @@
 """Predict the rows of the last complete month whenever a new version of the flight delay model becomes the champion.
 
 The training of `scheduled_retraining` records an event when it promotes its model, and Airflow then starts this DAG. A
-run predicts with the version in the event, which need not be the current champion any more. So repeating a run gives
-the same predictions, in the same folder.
+run predicts with the model version in the event, even if another version is the champion by now. So a repeated run
+writes the same predictions to the same folder.
 
-To score once more without a promotion, trigger the DAG with the parameter ``version``. The pool is
+To predict without a promotion, trigger the DAG with the parameter ``version``. The pool is
 ``local://retrain?max_nodes=4``. To use another pool, write the pool's name or URI to the Airflow Variable
 ``shoal_retrain_pool``.
 """

@@ -31,7 +31,7 @@ the DAG would start the last scheduled run at once."""
 
 @dag(
     schedule=MONTHLY,
-    catchup=False,  # With True, unpausing the DAG would train networks for each past month. Use a backfill for that.
+    catchup=False,  # With catchup=True, unpausing the DAG would start a run for each past month.
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1, "retry_delay": timedelta(seconds=10)},
     params={
@@ -83,8 +83,8 @@ def train_networks() -> None:
         return [line.to_dict() for line in lines]
 
     digits, delays = prepare_digits(), prepare_delays()
-    # The lease does not wait for the two tasks that prepare the data, because otherwise no nodes would be leased if one
-    # of these tasks failed. The leased nodes have room for one job: the other job waits in the pool's queue.
+    # The lease does not wait for the two tasks that prepare the data. Otherwise no nodes would be leased if one of
+    # these tasks failed. The leased nodes can run only one job at a time, so the other job waits in the pool's queue.
     with pool_for_run(size=NODES, pool_name=POOL):
         trainings = [
             DistributedTrainOperator(task_id="train_digits", spec=digits, pool_name=POOL),

@@ -1,8 +1,8 @@
-"""Build, start and end the services of ``compose.yaml``: ``python docker/stack.py up`` and others.
+"""Build, start and stop the services of ``compose.yaml``, for example with ``python docker/stack.py up``.
 
 ``up`` writes the secrets if there are none, builds the images, starts one service after the other and waits until each
-is healthy. It uses Docker if ``docker compose`` works, else podman with podman-compose. With podman it checks the
-health itself, because podman checks it only on machines that run systemd.
+service is healthy. The program uses Docker if ``docker compose`` works, else podman with podman-compose. With podman,
+the program runs the health checks itself, because podman runs health checks only on machines with systemd.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ BASE = "docker.io/library/debian:bookworm-slim"
 LOCAL_BASE = "localhost/debian:bookworm-slim"
 ROLES = ("airflow", "mlflow", "prefect", "shoal", "shoal_node")
 BUILD_DATE = 1735689600
-"""Time of all files in the images, in seconds since the epoch, so that the same input gives the same image."""
+"""Modification time of all files in the images, in seconds since the epoch. The time is fixed, so that the same input
+always gives the same image."""
 PATIENCE_S = 900
-"""Seconds for which `up` waits for one service. Slow machines need minutes for Airflow's first start."""
+"""Longest time in seconds for which `up` waits for one service. On slow machines, Airflow's first start takes
+minutes."""
 
 
 class StackError(Exception):
-    """The stack cannot be built or started; the message says why and what to do."""
+    """The services cannot be built or started. The message contains the reason and a solution."""
 
 
 def services(profiles: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the services of the compose file that the profiles select, each one after those it depends on."""
+    """Return the services of the compose file that the profiles select. Each service comes after the services that it
+    needs."""
     every = yaml.safe_load(COMPOSE.read_text())["services"]
     chosen = {name: each for name, each in every.items() if set(each.get("profiles", [])) <= profiles}
     ordered: dict[str, dict[str, Any]] = {}
@@ -59,20 +62,21 @@ def services(profiles: set[str]) -> dict[str, dict[str, Any]]:
 
 
 def expanded(text: str) -> str:
-    """Replace ``${NAME:-default}`` by a variable or the default, as the compose file is read."""
+    """Replace each ``${NAME:-default}`` in a text by the environment variable or, if the variable is not set, by the
+    default."""
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: os.environ.get(found[1]) or found[2], text)
 
 
 def secrets_folder() -> Path:
-    """Return the folder of the secrets: ``$SECRETS``, or ``docker/secrets``."""
+    """Return the folder of the secrets: ``$SECRETS`` if the variable is set, otherwise ``docker/secrets``."""
     return Path(os.environ.get("SECRETS") or FOLDER / "secrets").absolute()
 
 
 def write_secrets(folder: Path) -> None:
     """Write a file for each secret of the compose file, unless the folder exists.
 
-    The files can be read by all users, because the users in the containers have other ids than the one on the host; the
-    folder can be entered only by its owner.
+    The files can be read by all users, because the users in the containers have other ids than the user on the host.
+    Only the owner can enter the folder.
     """
     if folder.exists():
         return
@@ -99,7 +103,7 @@ def write_secrets(folder: Path) -> None:
         "s3_config": json.dumps({"identities": [identity]}),
         "s3_credentials": f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {key}\n",
     }
-    # The folder gets its name when it is complete, so that an interrupted call is repeated.
+    # The folder gets its final name only when all files are written. So the next call repeats an interrupted call.
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     for name, text in files.items():
         (partial / name).write_text(text)
@@ -111,7 +115,7 @@ def engine() -> str:
     """Return the command of the container engine: ``$ENGINE``, else the first of docker and podman that works.
 
     Raises:
-        StackError: There is none.
+        StackError: Neither docker nor podman works.
     """
     if chosen := os.environ.get("ENGINE"):
         return chosen
@@ -124,10 +128,10 @@ def engine() -> str:
 
 @contextlib.contextmanager
 def build_inputs(environment: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield options of a build that give it the caller's package index, certificates and folder of wheels.
+    """Yield build options that pass on the caller's package index, certificates and folder of wheels.
 
-    They are taken from the variables of uv and pip. The index may contain a password, so it is a secret of the build,
-    which does not get into the image.
+    The values come from the environment variables of uv and pip. The URL of the index may contain a password. So the
+    URL is passed as a build secret, which is not stored in the image.
     """
     index = environment.get("UV_DEFAULT_INDEX") or environment.get("PIP_INDEX_URL")
     extra = environment.get("UV_INDEX") or environment.get("PIP_EXTRA_INDEX_URL")
@@ -152,8 +156,8 @@ def build(profiles: set[str]) -> None:
     origin = os.environ.get("BASE") or BASE
     if not _works(command, "image", "inspect", origin) and not _works(command, "pull", "--quiet", origin):
         raise StackError(
-            f"the base image {origin} is not here, and {command} cannot pull it: set BASE to an image of Debian 12, or "
-            f"make one as root: `python docker/stack.py base`, then BASE={LOCAL_BASE}"
+            f"the base image {origin} is not on this machine, and {command} cannot pull it: set BASE to an image of "
+            f"Debian 12, or run `python docker/stack.py base` as root and set BASE={LOCAL_BASE}"
         )
     date = (
         ["--timestamp", str(BUILD_DATE)] if command == "podman" else ["--build-arg", f"SOURCE_DATE_EPOCH={BUILD_DATE}"]
@@ -172,7 +176,8 @@ def build(profiles: set[str]) -> None:
 
 
 def base(name: str) -> None:
-    """Make a base image of Debian 12 with debootstrap, for machines that reach Debian's packages and no image registry.
+    """Build a base image of Debian 12 with debootstrap, for machines that can reach Debian's packages but no image
+    registry.
 
     Args:
         name: Name of the image, such as ``localhost/debian:bookworm-slim``.
@@ -188,7 +193,7 @@ def base(name: str) -> None:
 
 
 def up(profiles: set[str]) -> None:
-    """Write the secrets, build the images, and start the services in their order.
+    """Write the secrets, build the images, and start each service after the services that it needs.
 
     Raises:
         StackError: A service ended or did not become healthy.
@@ -216,8 +221,8 @@ def down(profiles: set[str], *, everything: bool) -> None:
 
     Args:
         profiles: Profiles of the compose file.
-        everything: Whether to remove the volumes and the secrets, too. They belong together: a database keeps the
-            passwords with which it was made.
+        everything: Whether to remove the volumes and the secrets, too. Both are removed together, because a database
+            keeps the passwords with which it was created.
     """
     _run(*_compose(profiles), "down", *(["--volumes"] if everything else []))
     if everything and secrets_folder().is_dir():
@@ -225,7 +230,8 @@ def down(profiles: set[str], *, everything: bool) -> None:
 
 
 def containers(service: str) -> list[str]:
-    """Return the ids of the containers of a service, also of those that have ended (only with podman)."""
+    """Return the ids of a service's containers, including the containers that have ended. This function needs
+    podman."""
     project = os.environ.get("STACK_NAME", "shoal")
     labels = (f"com.docker.compose.project={project}", f"com.docker.compose.service={service}")
     filters = [option for label in labels for option in ("--filter", f"label={label}")]
@@ -237,7 +243,7 @@ def _wait(service: str, *, healthy: bool) -> None:
 
     Args:
         service: Name of the service.
-        healthy: Whether the service has a health check; otherwise it is a task that ends.
+        healthy: Whether the service has a health check. False: the service is a task that ends by itself.
     """
     deadline = time.monotonic() + PATIENCE_S
     waiting = containers(service)
@@ -250,17 +256,17 @@ def _wait(service: str, *, healthy: bool) -> None:
         else:
             done = state == "exited"
             if done and code != "0":
-                raise StackError(f"{service} failed:\n{_logs(waiting[0])}")
+                raise StackError(f"the service {service} failed:\n{_logs(waiting[0])}")
         if done:
             waiting.pop(0)
         elif time.monotonic() > deadline:
-            raise StackError(f"{service} is not healthy after {PATIENCE_S} s:\n{_logs(waiting[0])}")
+            raise StackError(f"the service {service} is not healthy after {PATIENCE_S} s:\n{_logs(waiting[0])}")
         else:
             time.sleep(2)
 
 
 def _compose(profiles: set[str]) -> list[object]:
-    """Return the beginning of a compose command."""
+    """Return the first words of a compose command: the program, the compose file and the profiles."""
     options: list[object] = ["--file", COMPOSE]
     for profile in sorted(profiles):
         options += ["--profile", profile]
@@ -270,15 +276,16 @@ def _compose(profiles: set[str]) -> list[object]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the commands."""
+    """Return the environment variables for the commands of the container engine."""
     environment = {**os.environ, "SECRETS": str(secrets_folder())}
     if not Path("/run/systemd/system").exists():
-        environment["DISABLE_HC_SYSTEMD"] = "true"  # Otherwise podman refuses to start containers with a health check.
+        environment["DISABLE_HC_SYSTEMD"] = "true"  # Without it, podman starts no containers with a health check.
     return environment
 
 
 def _run(*command: object, quiet: bool = False) -> None:
-    """Run a command, with its output on this process's, or only in the error if `quiet`."""
+    """Run a command, and print its output. If `quiet` is True, the output is only shown in the error of a failed
+    command."""
     pipe = subprocess.PIPE if quiet else None
     done = subprocess.run(
         [str(part) for part in command],
@@ -288,16 +295,18 @@ def _run(*command: object, quiet: bool = False) -> None:
         text=True,
     )
     if done.returncode:
-        raise StackError(f"{' '.join(map(str, command[:6]))} failed ({done.returncode})\n{done.stdout or ''}")
+        raise StackError(
+            f"{' '.join(map(str, command[:6]))} failed with exit code {done.returncode}\n{done.stdout or ''}"
+        )
 
 
 def _output(*command: str) -> str:
-    """Return what a command prints."""
+    """Return the standard output of a command."""
     return subprocess.run(command, env=_environment(), capture_output=True, text=True, check=True).stdout
 
 
 def _works(*command: str) -> bool:
-    """Return whether a command succeeds."""
+    """Return whether a command ends with exit code 0."""
     return subprocess.run(command, env=_environment(), capture_output=True).returncode == 0
 
 
@@ -308,12 +317,12 @@ def _logs(container: str) -> str:
 
 
 def _say(text: str, since: float) -> None:
-    """Print a line with the seconds that have passed."""
+    """Print a text after the number of seconds since a point in time."""
     print(f"{time.monotonic() - since:6.0f} s  {text}", flush=True)
 
 
 def main() -> None:
-    """Run the command of the shell."""
+    """Run the command that the user has given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["base", "build", "up", "down"])
     parser.add_argument("--name", default=LOCAL_BASE, help="with base: the name of the image")

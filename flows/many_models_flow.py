@@ -1,4 +1,4 @@
-"""Retrain one model per carrier every night, on a pool whose nodes are leased for the run, and report one line each.
+"""Retrain one model per carrier every night, on nodes that are leased for the run, and report one line per model.
 
 ``python flows/many_models_flow.py`` serves the flow with a nightly schedule. A run trains on the 90 days before the
 last week, and evaluates the models on the last seven complete days. All these days have ended before the run's date.
@@ -31,7 +31,7 @@ COLUMN = "carrier"
 
 
 def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
-    """Return the spec of the run of a night, with the rows of all carriers.
+    """Return the spec of one night's run, with the rows of all carriers.
 
     Args:
         day: Date of the run. No row of this day or of a later day is used.

@@ -49,7 +49,8 @@ _RUN = "prefect.flow-run"
 
 @task(cache_policy=NO_CACHE)
 def end_what_is_left() -> list[str]:
-    """Clean up after runs that have ended, and remove what no run needs any more; return and log the actions."""
+    """Clean up after ended flow runs, and remove nodes and processes that no run needs any more; return and log the
+    actions."""
     did = [*clean_up_ended_runs(), *sweep()]
     for sentence in did:
         get_run_logger().info(sentence)
@@ -58,7 +59,7 @@ def end_what_is_left() -> list[str]:
 
 @flow(name="pool-janitor")
 def pool_janitor() -> list[str]:
-    """Clean up on every pool of this host.
+    """Clean up after ended flow runs on every pool of this host.
 
     Returns:
         The actions that were taken, one sentence each.
@@ -94,9 +95,9 @@ def retention(
     """Delete old versions of registered models to which no alias points, and jobs that ended long ago.
 
     Args:
-        versions_older_than_days: Age in days from which model versions are deleted.
+        versions_older_than_days: Model versions of this age in days or more are deleted.
         keep_last: Number of newest versions of each model that are kept.
-        jobs_older_than_days: Days after the end of a job from which the job is deleted.
+        jobs_older_than_days: Jobs that ended this many days ago or earlier are deleted.
         tracking_uri: MLflow server or database; None: MLFLOW_TRACKING_URI, or the database in `$SHOAL_HOME`.
         dry_run: Delete nothing, only return and log what would be deleted.
 
@@ -140,9 +141,9 @@ def automate(deployment_id: UUID, silence: timedelta = SILENCE) -> list[Automati
     clean = Automation(
         name="shoal: clean up after a run that crashed",
         trigger=EventTrigger(
-            expect={f"{_RUN}.Crashed"},  # A run that ends in another state has cleaned up through its hooks.
+            expect={f"{_RUN}.Crashed"},  # A run in another final state was cleaned up by its hooks.
             match=ResourceSpecification({"prefect.resource.id": f"{_RUN}.*"}),
-            # The janitor is excluded, because a janitor that always crashes would start the next one forever.
+            # The janitor itself is excluded. Otherwise each crash of a janitor run would start another janitor run.
             match_related=ResourceSpecification(
                 {"prefect.resource.role": "flow", "prefect.resource.name": f"!{pool_janitor.name}"}
             ),

@@ -2,8 +2,9 @@
 
 ``python flows/scheduled_retraining_flow.py`` serves the flow with a monthly schedule; `make run-prefect` runs the flow
 once. A run trains on the six complete months before the last complete month, and evaluates the model on the last
-complete month. A run that finds the months, the holdout and the settings of the newest version trains nothing. With the
-parameter `month`, a run always trains on the months of 2013 before this month, and evaluates the model on this month.
+complete month. If the months, the holdout and the settings are the same as for the newest version of the model, a run
+trains nothing. With the parameter `month`, a run always trains on the months of 2013 before this month, and evaluates
+the model on this month.
 
 The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to the pool's URI in the
 environment of the process that serves the flow. If the pool's nodes are on other hosts, set ``SHOAL_RETRAIN_ARTIFACTS``
@@ -55,8 +56,8 @@ def spec_of_the_month(moment: datetime, rounds: int) -> JobSpec:
                 "objective": "reg:squarederror", "eval_metric": "rmse", "eta": 0.1, "max_depth": 8, "subsample": 0.9,
             },
             "n_estimators": rounds,
-            # This is another model than for the months of 2013, because the sample data has the same flights in every
-            # year.
+            # The model has another name than the model of 2013, because the two models must not be compared: the sample
+            # data has the same flights in every year.
             "register": {
                 "model": "recent-flight-delays",
                 "metric": "rmse",
@@ -77,9 +78,9 @@ def prepare(month: int | None, scheduled: datetime, rounds: int) -> JobSpec:
 
 @task(cache_policy=NO_CACHE)
 def report(result: dict[str, Any]) -> str:
-    """Log and return whether the new model was promoted; the job compared it with the champion on the holdout.
+    """Log and return the verdict of the training job: "promoted", "kept the champion" or "skipped".
 
-    If no model was trained, because rows and settings are those of the newest version, the verdict is "skipped".
+    The verdict is "skipped" if no model was trained, because rows and settings are the same as for the newest version.
     """
     verdict = "skipped" if result["skipped"] else "promoted" if result["promoted"] else "kept the champion"
     get_run_logger().info("%s: version %s, %s", verdict, result["model_version"], result["metrics"])
@@ -106,7 +107,7 @@ def retrain(month: int | None = None, rounds: int = 100, pool: str = POOL) -> di
     spec = prepare(month, flow_run.scheduled_start_time, rounds)
     with pool_lease(NODES, pool_name=pool) as leased:
         wait_for_nodes(NODES, pool_name=leased.name)
-        # A user has started the run for a month, so it trains even without new rows.
+        # A run that a user has started for a month always trains, even without new rows.
         result = distributed_train(spec, skip_if_unchanged=month is None, pool_name=leased.name)
     report(result)
     return result

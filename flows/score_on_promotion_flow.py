@@ -1,8 +1,8 @@
 """Predict the rows of the last complete month whenever a new version of the flight delay model becomes the champion.
 
 ``python flows/score_on_promotion_flow.py`` serves the flow with a trigger: the server starts a run when a training has
-sent the event ``shoal.model.promoted`` about the model. A run predicts with the version in the event, which need not be
-the current champion any more. So repeating a run gives the same predictions, in the same folder.
+sent the event ``shoal.model.promoted`` about the model. A run predicts with the model version in the event, even if
+another version is the champion by now. So a repeated run writes the same predictions to the same folder.
 """
 
 from __future__ import annotations

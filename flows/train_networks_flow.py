@@ -82,7 +82,7 @@ def train_networks(epochs: int = 15, month: int | None = None, pool: str = POOL)
     }
     specs = {name: state.result() for name, state in prepared.items() if state.is_completed()}
     with pool_lease(NODES, pool_name=pool) as leased:
-        # The leased nodes have room for one job: the other job waits in the pool's queue.
+        # The leased nodes can run only one job at a time, so the other job waits in the pool's queue.
         trainings = {name: distributed_train.submit(spec, pool_name=leased.name) for name, spec in specs.items()}
     ended = {name: trainings.get(name, state) for name, state in prepared.items()}
     return report(

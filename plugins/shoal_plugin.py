@@ -1,8 +1,9 @@
-"""shoal's two plugins for a folder of plugins: the page for pools, jobs and models, and the listener of failed runs.
+"""Load shoal's two Airflow plugins from a plugins folder: the page for pools, jobs and models, and the listener for
+failed runs.
 
-`pip install 'shoal[airflow,ui]'` needs no such file: Airflow finds the plugins through entry points. Copy this file
-into the folder if shoal is on the Python path and was not installed. Beside an installed shoal, the file does nothing,
-because Airflow reports a plugin that it finds twice as an import error.
+After `pip install 'shoal[airflow,ui]'`, this file is not needed, because Airflow finds the plugins through entry
+points. Copy this file into the plugins folder only if shoal is on the Python path without an installation. If shoal is
+installed, the file does nothing, because Airflow would report a plugin that is loaded twice as an import error.
 """
 
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""All exceptions that shoal raises. They derive from :class:`ShoalError`."""
+"""Define all exceptions that shoal raises. Each exception is a subclass of :class:`ShoalError`."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ class PoolStoppingError(PoolDownError):
 
 
 class ScaleError(ShoalError):
-    """A pool or lease did not reach the requested number of nodes; an unfinished change of its size is rolled back.
+    """A pool or lease did not reach the requested number of nodes. If the request was not complete, the request is
+    rolled back.
 
     Args:
         message: The reason, in one sentence.
@@ -154,7 +155,7 @@ class BudgetError(ShoalError):
 
 
 class CapacityError(ShoalError):
-    """The training requests more nodes, CPUs or GPUs than the pool has, or they did not become free in time."""
+    """The training requests more nodes, CPUs or GPUs than the pool has, or than became free in time."""
 
     permanent = True
 

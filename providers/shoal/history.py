@@ -1,4 +1,5 @@
-"""The record of actions: who scaled, released, altered, cancelled, swept or promoted what, when, with which outcome.
+"""Record and read the history of actions on pools, jobs and models: the actor, the action, the changed object, the time
+and the outcome.
 
 Each action adds a line to the record, in the same transaction as the change itself. So the record has a line about a
 change exactly if the change was committed. Lines are only added, and never changed or deleted.
@@ -34,7 +35,8 @@ MOST_READ = 100_000
 """Greatest number of lines of the record of actions that `read` returns."""
 
 _LONGEST = 2000
-"""Number of characters after which a text of a line is cut. The errors of nodes and jobs may be long."""
+"""Greatest length of a text in a line, in characters. Longer texts are cut. The errors of nodes and jobs may be
+long."""
 
 _LONGEST_NAME = 500
 """Greatest length of an actor's name. A holder contains Airflow's DAG id and run id, of up to 250 characters each."""
@@ -73,7 +75,7 @@ class Entry:
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Record the actions inside the ``with`` block under a name, such as that of the user who is logged in.
+    """Record the actions inside the ``with`` block under a name, such as the name of the user who is logged in.
 
     The name applies to this thread or asyncio task only. In nested blocks, the innermost name applies.
 
@@ -143,7 +145,7 @@ def record(
 
 
 def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
-    """Add a sweep of this host to the record of actions.
+    """Add a sweep (a clean-up of this host's nodes and jobs) to the record of actions.
 
     A sweep that found nothing to do is recorded only inside a block of `acting_as`, because then a user has asked for
     the sweep. Clean-up tasks and janitors sweep often, and would fill the record with such lines.
@@ -164,7 +166,8 @@ def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
 def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:
     """Add a line about the end of an operation to the record. The line names the actor who requested the operation.
 
-    If an older version of shoal has accepted the request, the record has no line about it. Then no line is added.
+    If an older version of shoal has accepted the request, the record has no line about the request. Then no line about
+    the end is added, either.
 
     Args:
         session: The write transaction.

@@ -1,4 +1,4 @@
-"""Build links to shoal's page and to the services around it: Airflow, Prefect, MLflow and Ray.
+"""Build links to shoal's page, and to pages of Airflow, Prefect, MLflow and Ray.
 
 Only addresses with http or https become links. This module needs no extra of shoal, because tasks build links to a page
 that another process serves.
@@ -55,13 +55,14 @@ def run_link(holder: str) -> Link | None:
 
 
 def mlflow_run_link(tracking_uri: str | None, run_id: str | None) -> Link | None:
-    """Return the link to an MLflow run, if the tracking server has a web address."""
+    """Return the link to an MLflow run; None if the tracking server has no web address."""
     base = web_address(tracking_uri)
     return Link("MLflow run", f"{base}/#/runs/{_part(run_id)}") if base and run_id else None
 
 
 def model_link(tracking_uri: str | None, model: str, version: str | None = None) -> Link | None:
-    """Return the link to a registered model, or to a version of it, if the tracking server has a web address."""
+    """Return the link to a registered model or to a version of the model; None if the tracking server has no web
+    address."""
     base = web_address(tracking_uri)
     if base is None:
         return None
@@ -72,7 +73,7 @@ def model_link(tracking_uri: str | None, model: str, version: str | None = None)
 
 
 def dashboard_link(address: str | None) -> Link | None:
-    """Return the link to the dashboard of a Ray cluster, if the dashboard has a web address."""
+    """Return the link to the dashboard of a Ray cluster; None if the dashboard has no web address."""
     base = web_address(address)
     return Link("Ray dashboard", base) if base else None
 

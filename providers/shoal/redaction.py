@@ -200,8 +200,8 @@ def redacted_errors(uri: str) -> Iterator[None]:
 
 
 class RedactedRepr:
-    """Mixin that removes credentials from `repr` and `str`. In a class definition, put it before the base class that
-    defines these two methods."""
+    """Mixin that removes credentials from `repr` and `str`. In a class definition, put the mixin before the base class
+    that defines these two methods."""
 
     def __repr__(self) -> str:
         return redact(super().__repr__())
@@ -228,8 +228,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # This secret overlaps the previous secret, which is already replaced. So it gets no replacement of its own, and
-        # the rest of it is left out of the text.
+        # This secret overlaps the previous secret, which is already replaced. So this secret needs no replacement of
+        # its own, and only the rest of this secret is removed from the text.
         if span.start < at:
             at = max(at, span.end)
             continue

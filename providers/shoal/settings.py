@@ -1,4 +1,4 @@
-"""Base class of all options and specs that users write. It reports wrong options as `InvalidArgumentError`."""
+"""Base class of all options and specs that users write. The class reports wrong options as `InvalidArgumentError`."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any
     for step in problem["loc"][:-1]:
         try:
             found = found[step]
-        # In the location of an error, pydantic inserts the name of each model of a union. Which of these models the
-        # user means depends on all values, so the error is certain only if all values are known.
+        # This location contains the name of a model: for a union of models, pydantic reports errors of each model. All
+        # values together decide which model the user means. So the error is certain only if all values are known.
         except (KeyError, IndexError, TypeError):
             return is_known(found)
-    # Missing and unknown options are errors in any case, because the name of an option contains no placeholder.
+    # Missing and unknown options are always errors, because the name of an option contains no placeholder.
     return problem["type"] in ("missing", "extra_forbidden") or is_known(problem["input"])
 
 

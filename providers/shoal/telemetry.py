@@ -1,7 +1,8 @@
-"""Report metrics of pools and jobs with OpenTelemetry, if the environment variable OTEL_METRICS_EXPORTER asks for them.
+"""Report metrics of pools and jobs with OpenTelemetry, if the environment variable OTEL_METRICS_EXPORTER names an
+exporter.
 
-The variables of OpenTelemetry's specification (``OTEL_...``) configure the exporter. Nothing of OpenTelemetry is
-imported while metrics are off. No error of an exporter reaches the caller. The attributes of the metrics contain the
+The variables of OpenTelemetry's specification (``OTEL_...``) configure the exporter. While metrics are off, no module
+of OpenTelemetry is imported. No error of an exporter reaches the caller. The attributes of the metrics contain the
 names of pools, and no other text that a user has written.
 """
 
@@ -36,7 +37,8 @@ _BUCKETS_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 
 """Upper limits, in seconds, of the buckets of all histograms of durations."""
 
 _EMBEDDED = "embedded"
-"""Value of the metrics' attribute `shoal.pool` for all embedded pools. The metrics do not show their own names."""
+"""Value of the metrics' attribute `shoal.pool` for all embedded pools. The metrics do not contain the name of an
+embedded pool."""
 
 NodeCounts = Mapping[tuple[str, str], int]
 """Number of nodes by pool and state."""
@@ -50,7 +52,8 @@ def job_submitted(pool: str, framework: str) -> None:
 
 
 def job_queued(pool: str, framework: str, seconds: float) -> None:
-    """Record how long an attempt has waited in the pool's queue. The attempt's driver calls this when it starts."""
+    """Record how long an attempt has waited in the pool's queue. The attempt's driver calls this function when the
+    driver starts."""
     if (found := _instruments()) is not None:
         found.queue.record(max(0.0, seconds), _attributes(pool, framework))
 
@@ -96,8 +99,8 @@ def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
 
 
 def settings() -> dict[str, str]:
-    """Return OpenTelemetry's environment variables for the processes of a pool: those of this process, without
-    variables that contain credentials.
+    """Return this process's OpenTelemetry environment variables for the processes of a pool, except variables that
+    contain credentials.
 
     Variables with HTTP headers are left out, because headers usually contain credentials.
     """
@@ -109,7 +112,7 @@ def settings() -> dict[str, str]:
 
 
 class _Instruments:
-    """The metrics of this process."""
+    """OpenTelemetry instruments with the metrics of this process."""
 
     def __init__(self, provider: MeterProvider) -> None:
         self.provider = provider
@@ -143,9 +146,9 @@ class _Instruments:
         self._meter.create_observable_gauge("shoal.nodes", [observe], "{node}", "Nodes of the pools of this host")
 
     def flush(self) -> None:
-        """Send the metrics now, and wait up to `_FLUSH_S` seconds for this."""
+        """Send the metrics now, and wait up to `_FLUSH_S` seconds until they are sent."""
         if self._sending is not None and self._sending.is_alive():
-            return  # the previous call still waits, because the receiver does not answer
+            return  # The thread of the previous call still runs, because the receiver does not answer.
         self._sending = threading.Thread(target=self.provider.force_flush, name="shoal-telemetry", daemon=True)
         self._sending.start()
         self._sending.join(_FLUSH_S)
@@ -169,14 +172,16 @@ def _started(exporter: str) -> _Instruments | None:
         from opentelemetry import metrics
         from opentelemetry.sdk.metrics import MeterProvider
     except ImportError:
-        log.warning("%s=%s, but OpenTelemetry's SDK is not installed: pip install 'shoal[otel]'", _EXPORTER, exporter)
+        log.warning(
+            "%s=%s, but OpenTelemetry's SDK is not installed: run pip install 'shoal[otel]'", _EXPORTER, exporter
+        )
         return None
-    # An application that has configured OpenTelemetry itself keeps its exporter.
+    # If the application has configured OpenTelemetry itself, the metrics go to the application's exporter.
     provider = metrics.get_meter_provider()
     if not isinstance(provider, MeterProvider):
         try:
             provider = _provider(exporter)
-        except Exception as error:  # each exporter raises exceptions of its own types
+        except Exception as error:  # Each exporter raises exceptions of its own types.
             log.warning("%s=%s: no metrics are sent: %s", _EXPORTER, exporter, error)
             return None
     return _Instruments(provider)
@@ -199,9 +204,9 @@ def _provider(exporter: str) -> MeterProvider:
     found = list(entry_points(group="opentelemetry_metrics_exporter", name=name))
     kind = found[0].load() if found else None
     if not isinstance(kind, type) or not issubclass(kind, MetricExporter):
-        raise ValueError("no exporter of this name that sends metrics is installed: use otlp (shoal[otel]) or console")
-    # Each process counts from 0. Because its counts have an id of their own, the receiver does not take them for those
-    # of an earlier process.
+        raise ValueError(f'no metrics exporter "{name}" is installed: use otlp (shoal[otel]) or console')
+    # Each process counts from 0. Because of the separate instance id, the receiver does not confuse the counts of this
+    # process with the counts of an earlier process.
     attributes = {"service.instance.id": str(uuid.uuid4())}
     if "OTEL_SERVICE_NAME" not in os.environ and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes["service.name"] = "shoal"

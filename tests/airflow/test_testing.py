@@ -83,8 +83,8 @@ def test_the_fixture_fails_a_test_with_the_problems():
     [
         ([], {}, "no path is given"),
         (["/no/such/folder"], {}, "/no/such/folder does not exist"),
-        ([FOLDER], {"ignore": ["no-leese"]}, "ignore='no-leese': there is no such rule: did you mean no-lease"),
-        ([FOLDER], {"ignore": ["tabs"]}, "there are import-error, wrong-argument"),
+        ([FOLDER], {"ignore": ["no-leese"]}, "ignore='no-leese' is not the name of a rule: did you mean no-lease"),
+        ([FOLDER], {"ignore": ["tabs"]}, "the rules are import-error, wrong-argument"),
     ],
 )
 def test_a_wrong_call_is_refused_before_anything_is_loaded(paths, options, said, monkeypatch):

@@ -1,4 +1,4 @@
-"""The Airflow provider: operators, sensors, hooks, ``@task.distributed`` and the context manager ``pool_for_run``."""
+"""Provide Airflow operators, sensors and hooks, ``@task.distributed`` and the context manager ``pool_for_run``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _pool_fields() -> dict[str, Any]:
         name: {
             "label": name.replace("_", " ").capitalize(),
             "description": field.description or "",
-            "schema": {"type": ["string", "null"]},  # A number is a string, too, because idle_timeout may be "none".
+            # All types are strings, because an option such as idle_timeout is either a number or "none".
+            "schema": {"type": ["string", "null"]},
         }
         for name, field in PoolSpec.model_fields.items()
         if name != "name"  # The pool's name is in the connection's host field.

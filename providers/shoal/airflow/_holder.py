@@ -11,8 +11,8 @@ ENGINE = "airflow"
 
 
 ONLY_LEASE = "lease_pool"
-"""Default id of the task that leases the nodes. The holder of this task's lease is named after the DAG run only,
-without the id of the task."""
+"""Default id of the task that leases the nodes. With this id, the name of the lease's holder contains only the DAG run,
+and not the id of the task."""
 
 
 def holder_of(context: Context, lease: str | None = None) -> str:
@@ -50,8 +50,8 @@ def task_key(ti: Any) -> str:
 
 
 def run_of(holder: str) -> str:
-    """Return a holder's name without the id of a lease at its end (``#<lease>``), so that only the name of the DAG run
-    is left."""
+    """Return a holder's name without the lease id at its end (``#<lease>``). The rest of the name identifies the DAG
+    run."""
     # Everything after the first "#" is the id of the lease. The name of the DAG run contains no "#", because Airflow's
     # default pattern for run ids does not allow this character.
     return holder.partition("#")[0]

@@ -1,4 +1,5 @@
-"""Airflow assets of registered models: a promotion updates the asset, and DAGs can be scheduled on it."""
+"""Airflow assets of registered models. A promotion of a model updates the model's asset, which can trigger other
+DAGs."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.register import Register
 
 CHAMPION = "champion"
-"""Alias of a champion if the options of a registration name no other alias. This constant repeats a default of the
-class `Register`, because DAG files do not load that class."""
+"""Default alias that a promotion moves to the new model version. The class `Register` has the same default, but DAG
+files do not load that class."""
 
 PROMOTIONS = AssetAlias("shoal-promotions")
 """Asset alias that is an outlet of every training task. A task whose model was promoted adds an event of the model's
@@ -41,7 +42,7 @@ def model_asset(model: str, alias: str = CHAMPION) -> Asset:
 
 
 def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[str, Any] | None:
-    """Return the promotion of the model that triggered this DAG run; None if the run was triggered in another way.
+    """Return the model promotion that triggered this DAG run; None if the run was triggered in another way.
 
     If several promotions have triggered the run together, the newest one is returned. A run that is cleared and runs
     again gets the same promotion, even if the model was promoted again since then.
@@ -54,7 +55,7 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     """
     try:
         events = context["triggering_asset_events"][model_asset(model, alias)]
-    # The DAG run was triggered by a user or by another asset, and not by a promotion of this model.
+    # A user, a schedule or another asset has triggered the DAG run, and not a promotion of this model.
     except KeyError:
         return None
     newest = max(events, key=lambda event: event.timestamp)

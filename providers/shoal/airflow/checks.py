@@ -60,8 +60,8 @@ def is_known(value: Any) -> bool:
         return all(map(is_known, value))
     if isinstance(value, os.PathLike):
         return is_known(str(value))
-    # By these attributes, Airflow itself recognises results of tasks (XComArg, MappedArgument), functions that return
-    # the value in the task, and objects with templates in their attributes.
+    # Three kinds of values are not known: results of tasks, functions that return the value in the task, and objects
+    # with templates in their attributes. Airflow itself recognises them by the following attributes.
     return value is not UNKNOWN and not (
         hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
     )
@@ -76,7 +76,7 @@ def check_slots(pool: Any) -> None:
     """
     if isinstance(pool, str) and is_uri(pool):
         raise InvalidArgumentError(
-            f"pool={shown(pool)}: the argument pool= is Airflow's pool of slots: use pool_name= for the compute pool"
+            f"pool={shown(pool)} is a compute pool, but pool= must be Airflow's pool of slots: use pool_name= instead"
         )
 
 
@@ -102,7 +102,7 @@ def check_pool(arguments: Arguments) -> PoolSpec | None:
 
 
 def check_waits(arguments: Arguments) -> None:
-    """Check the arguments that say how a task waits.
+    """Check the arguments `deferrable`, `wait_for_completion`, `is_async` and `poll_interval` of a task.
 
     Raises:
         InvalidArgumentError: `deferrable`, `wait_for_completion` or `is_async` is not a bool, or `poll_interval` is not

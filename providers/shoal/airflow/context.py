@@ -1,4 +1,4 @@
-"""`pool_for_run`: lease a pool for the tasks of a DAG run."""
+"""Provide `pool_for_run`, which leases nodes of a pool for the tasks of a DAG run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN_ARGUMENTS = {
     "trigger_rule": "Airflow decides when a setup and a teardown run",
     "lease": "pool_for_run sets it",
 }
-"""Arguments of operators that `pool_for_run` refuses, each with the advice that its error message gives."""
+"""Arguments of operators that `pool_for_run` rejects, each with the advice for the error message."""
 
 _RULES_REFUSED_AFTER_SETUP = frozenset(
     {
@@ -51,8 +51,9 @@ _Operator: TypeAlias = BaseOperator | MappedOperator
 
 @dataclass(frozen=True)
 class PoolTasks:
-    """The setup and the teardown task that `pool_for_run` creates, for ordering other tasks (``prepare >>
-    tasks.setup``)."""
+    """The setup task and the teardown task that `pool_for_run` creates.
+
+    Other tasks can be ordered relative to these tasks, as in ``prepare >> tasks.setup``."""
 
     setup: LeasePoolOperator
     """Task that brings the pool up and leases its nodes."""
@@ -157,8 +158,8 @@ def pool_for_run(
 
 
 def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
-    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before its
-    teardown task.
+    """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before the
+    block's teardown task.
 
     Airflow's own context manager for setup and teardown does not order the tasks correctly, for two reasons. First,
     Airflow orders only plain operators. Second, Airflow orders the teardown only after the last tasks of the block. In
@@ -190,8 +191,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether `task` has an upstream task that may end before the setup task of the ``pool_for_run`` block ends.
-    Such an upstream task is outside of the block and does not depend on the block."""
+    """Return whether `task` has an upstream task that may end before the setup task of the ``with pool_for_run(...)``
+    block. Such an upstream task is outside of the block and does not depend on the block."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list

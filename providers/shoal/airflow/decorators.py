@@ -1,4 +1,4 @@
-"""The decorators `@task.distributed` and `@task.ray_launch`: run a function on a compute pool.
+"""Provide the decorators `@task.distributed` and `@task.ray_launch`, which run a function on a compute pool.
 
 `@task.distributed` runs the function in each process of a group of workers that start and end together.
 `@task.ray_launch` runs the function once, in a process that is connected to Ray and may start Ray tasks and actors.
@@ -72,7 +72,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         gpus: int = 0,
         gpu_type: str | None = None,
     ) -> dict[str, Any]:
-        """Return the fields of the job's spec: the fields that the user gave, and the number and size of the workers.
+        """Return the fields of the job's spec: the user's fields, and the fields for the number and size of the
+        workers.
 
         :param spec: Further fields of a `FunctionJobSpec`.
         :param num_workers: Number of workers.
@@ -106,12 +107,13 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
 
     def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to the job of an earlier try, wait for its end, and return its value."""
+        """Submit the job or attach to the job of an earlier try, wait until the job ends, and return the task's
+        value."""
         return DistributedTrainOperator.execute(self, context)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments. A parameter of the function that has the name of a value
-        in Airflow's context, such as ``run_id``, gets this value.
+        """Build the job's spec from the operator's arguments. If the decorated function has a parameter with the name
+        of a value in Airflow's context, such as ``run_id``, the function is called with this value.
 
         :param context: Airflow's context of the task.
         """
@@ -143,7 +145,8 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
     """Operator that runs the decorated function once on a compute pool, in a process that is connected to Ray.
 
     The process of the function reserves no CPUs and no GPUs. The arguments say how many resources the Ray tasks and
-    actors of the function need. The job waits until the pool has room for all of these tasks and actors.
+    actors of the function need. The job waits until the pool has enough free resources for all of these tasks and
+    actors.
 
     :param num_workers: Number of the function's own Ray tasks and actors. By default, one per GPU, or one if `gpus` is
         0.
@@ -159,8 +162,8 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
 
     @classmethod
     def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
-        """Return the fields of the job's spec: one worker that reserves no resources, and the room that the function's
-        own Ray tasks and actors need.
+        """Return two fields of the job's spec. The first describes the worker that calls the function, which reserves
+        no resources. The second says how many resources the function's own Ray tasks and actors need.
 
         :param num_workers: Number of the function's own Ray tasks and actors.
         :param num_cpus: Number of CPUs per Ray task or actor.
@@ -195,7 +198,8 @@ def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs
     """
     if kwargs.pop("multiple_outputs", False):
         raise InvalidArgumentError(
-            "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove it"
+            "multiple_outputs=True is not allowed for @task.distributed, because the task returns a list: remove "
+            "multiple_outputs"
         )
     # For a function that returns a dict, Airflow would set `multiple_outputs`. But this task returns a list with the
     # dict of each worker, which Airflow could not split into several outputs.
@@ -220,8 +224,8 @@ def ray_launch_task(python_callable: Callable[..., Any] | None = None, **kwargs:
 def _decorated(
     operator: type[DistributedDecoratedOperator], function: Callable[..., Any] | None, **kwargs: Any
 ) -> TaskDecorator:
-    # Airflow creates the operators of a mapped task only when its instances run. The check here already finds wrong
-    # arguments while Airflow loads the DAG.
+    # Airflow creates the operators of a mapped task only when its instances run. So the arguments are also checked
+    # here, so that Airflow reports wrong arguments already when it loads the DAG.
     described = {name: value for name, value in kwargs.items() if name in inspect.signature(operator.fields).parameters}
     name = operator.custom_operator_name
     operator.check(

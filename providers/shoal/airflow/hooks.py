@@ -1,4 +1,4 @@
-"""Hook for compute pools: find a pool by Airflow connection, name or URI."""
+"""Provide the hook that finds a compute pool by an Airflow connection, a name or a URI."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ComputePoolHook(BaseHook):
         :param owner: Team whose quota limits the leases if the connection names no team. Operators pass the owner of
             their task.
         """
-        from shoal.pool.api import ComputePool  # DAG files import this module, and need no store
+        from shoal.pool.api import ComputePool  # Imported here, because DAG files load this module and need no store.
 
         return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
 
@@ -117,7 +117,7 @@ class ComputePoolHook(BaseHook):
 
 
 _DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-"""SQLAlchemy's name of dialect and driver, by Airflow's connection type. Types that are not in this dict have the same
+"""Name of SQLAlchemy's dialect and driver for each Airflow connection type. A type that is missing here has the same
 name in SQLAlchemy."""
 
 
@@ -199,7 +199,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
 
 def _check_token(spec: PoolSpec, conn_id: str) -> None:
-    """Check that the password of a connection may be used as the token of its pool."""
+    """Check that the password of a connection may be used as the token of the connection's pool."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
             f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '

@@ -33,20 +33,21 @@ def pool_janitor() -> None:
 
 
 @dag(
-    # With a start date, Airflow would start a run, which deletes, as soon as a user unpauses the DAG.
+    # There is no start date. With a start date, Airflow would start a run as soon as a user unpauses the DAG, and this
+    # run would delete versions and jobs.
     schedule=CronTriggerTimetable("@daily", timezone="UTC"),
     catchup=False,
     max_active_runs=1,
     default_args={"owner": "ml-platform", "retries": 1},
     params={
         "versions_older_than_days": Param(
-            90, type="integer", minimum=1, description="Age in days from which model versions are deleted."
+            90, type="integer", minimum=1, description="Model versions of this age in days or more are deleted."
         ),
         "keep_last": Param(
             10, type="integer", minimum=0, description="Number of newest versions of each model that are kept."
         ),
         "jobs_older_than_days": Param(
-            90, type="integer", minimum=1, description="Days after the end of a job from which the job is deleted."
+            90, type="integer", minimum=1, description="Jobs that ended this many days ago or earlier are deleted."
         ),
         "tracking_uri": Param(
             None,

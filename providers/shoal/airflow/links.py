@@ -23,8 +23,8 @@ class _Link(BaseOperatorLink):
     """Link whose address the operator has stored in its attribute `links`."""
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address of this link; empty if there is none. Airflow calls this method in the process of the
-        task, when the task has ended."""
+        """Return the address of this link; an empty string if the link has no address. Airflow calls this method in the
+        process of the task, when the task has ended."""
         address: str = getattr(operator, "links", {}).get(self.name, "")
         return address
 
@@ -58,7 +58,8 @@ LINKS = (JobPageLink(), MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
 
 
 def page_links(job_id: str) -> dict[str, str]:
-    """Return the address of a job's page by the name of its link. The result is empty if there is no page.
+    """Return the address of a job's page in a dict, with the name of the link as the key. The dict is empty if there is
+    no page.
 
     The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow.
 

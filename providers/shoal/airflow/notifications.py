@@ -24,7 +24,7 @@ Notifier: TypeAlias = "Callable[[Context], Any]"
 
 
 def model_message(notifier: Notifier) -> Callable[[Context], None]:
-    """Return a callback for a task that sends one message about the task's model.
+    """Return a task callback, which sends one message about the task's model.
 
     Use the callback as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
     ``DistributedTrainOperator``, mapped or not, and of a ``CheckModelsOperator``.
@@ -40,7 +40,7 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
 
 
 def run_message(notifier: Notifier) -> Callable[[Context], None]:
-    """Return a callback for a DAG that sends one message per DAG run, with a line for each model that the run trains.
+    """Return a DAG callback, which sends one message per DAG run, with a line for each model that the run trains.
 
     Use the callback as ``on_success_callback`` and ``on_failure_callback`` of the DAG. Airflow calls the callback in
     its DAG processor, so shoal and the notifier's packages must be installed there.
@@ -73,8 +73,8 @@ def _about_task(context: Context) -> Message:
 
 
 def _line_of_task(context: Context, error: object) -> ModelLine:
-    """Return the message line that the task has stored as an XCom. If the task was killed before it stored one, make a
-    line from the context."""
+    """Return the `ModelLine` that the task has stored as an XCom. If the task was killed before the line was stored,
+    build a `ModelLine` from Airflow's context."""
     from shoal.jobs.many.summary import one_line
 
     ti = context["ti"]
@@ -102,7 +102,7 @@ def _about_run(context: Context) -> Message:
 
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
-    """Yield one message line for each training task of a DAG run, in the order in which the DAG file creates them."""
+    """Yield a `ModelLine` for each training task of a DAG run, in the order in which the DAG file creates the tasks."""
     ti, tasks = context.get("ti"), context["dag"].tasks
     # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.
     if ti is None:
@@ -145,7 +145,7 @@ def _parsed(stored: Mapping[str, Any]) -> ModelLine:
 
 
 def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:
-    """Make the message line for a training task that has not stored a message line as an XCom."""
+    """Build the `ModelLine` of a training task that has stored no `ModelLine` as an XCom."""
     from shoal.jobs import ModelLine
 
     name = task_id if map_index < 0 else f"{task_id}[{map_index}]"

@@ -1,4 +1,4 @@
-"""Collect the results of trainings, and the causes if trainings failed or were skipped."""
+"""Collect the results of training tasks. For a task that failed or was skipped, collect the cause instead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from shoal.jobs import NoResult
 
 CAUSE = "shoal_cause"
-"""Key of the XCom in which a training task stores why the training failed or was skipped."""
+"""Key of the XCom in which a training task stores the reason if the training failed or was skipped."""
 
 _NOT_MAPPED = -1
 """Map index that Airflow gives to a task that is not mapped."""
 
 
 def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str, Any] | NoResult]:
-    """Return one entry for each training: its result, or the cause if the training failed or was skipped.
+    """Return one entry for each training: the training's result, or the cause if the training failed or was skipped.
 
     Call this function in a task with ``trigger_rule="all_done"`` after the trainings, and pass the list to
     `shoal.jobs.summary`.

@@ -1,5 +1,5 @@
-"""Prevent retries of tasks after permanent errors. Every retry would meet such an error again, for example a wrong
-argument."""
+"""Prevent retries of tasks after permanent errors, such as a wrong argument. Every retry would fail with the same
+error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_retry_of_permanent_errors() -> Iterator[None]:
-    """Fail the task without a retry if the ``with`` block, or the decorated method, raises a permanent error.
+    """Fail the task without a retry if the ``with`` block or the decorated method raises a permanent error.
 
     Permanent errors are a wrong argument, wrong data, and a request for more than the pool has. All other errors are
     raised unchanged, such as a lost worker, a pool that is down, or resources that did not become free in time.

@@ -78,8 +78,8 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()
         try:
             self._ready_or_deferred(context, time.time() + min(self.timeout, limit))
-        # With `soft_fail` or `never_fail`, an error skips the sensor. Airflow itself skips only a sensor that is not
-        # deferred, or that continues after a deferral.
+        # With `soft_fail` or `never_fail`, an error must mark the sensor as skipped. Airflow itself does this only in
+        # two cases: the sensor is not deferrable, or the error occurs after a deferral.
         except AirflowFailException as error:
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(str(error)) from error
@@ -87,10 +87,13 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         return None
 
     def execute_complete(self, context: Context, event: Mapping[str, Any], deadline: float) -> None:
-        """Continue after the deferral: return if the nodes are ready, raise an error if they cannot become ready, or
-        defer the sensor again."""
+        """Continue the task after its deferral: return if the nodes are ready, raise an error if they cannot become
+        ready, or defer the sensor again."""
         if event["timed_out"] and not self.poke(context):
-            raise AirflowSensorTimeout(f"the nodes were not ready after the timeout of {self.timeout:g} s")
+            raise AirflowSensorTimeout(
+                f"the pool had fewer than {self.expected_nodes} ready nodes after the sensor's timeout of "
+                f"{self.timeout:g} s: increase the timeout, or see `shoal pool describe` for the reason"
+            )
         self._ready_or_deferred(context, deadline)
 
     def _ready_or_deferred(self, context: Context, deadline: float) -> None:

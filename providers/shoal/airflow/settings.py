@@ -1,4 +1,4 @@
-"""The section ``[shoal]`` of Airflow's configuration: values of environment variables for all processes of Airflow.
+"""Set environment variables in all processes of Airflow from the section ``[shoal]`` of Airflow's configuration.
 
 An option sets its environment variable unless the variable is set already. shoal itself, with its command line and the
 processes of pools, reads only the variables and not Airflow's configuration.

@@ -63,7 +63,7 @@ class JobCall(Generic[T]):
     returns_model: bool = False
 
     def run(self) -> T:
-        """Submit the job, print its log in this process, and return the value of the call.
+        """Submit the job, print the job's log in this process, and return the value of the call.
 
         Raises:
             JobFailedError: The job failed. The message ends with the cause.
@@ -75,7 +75,7 @@ class JobCall(Generic[T]):
             try:
                 if self.returns_model:
                     # The model's library is imported while the job starts, because the import takes 1.6 s of CPU time.
-                    # If the library is missing, `read` reports this later.
+                    # If the library is missing, `read` raises an error later.
                     with suppress(ImportError):
                         importlib.import_module(self.framework)
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
@@ -89,7 +89,7 @@ class JobCall(Generic[T]):
                 raise
 
     def submit(self) -> SubmittedCall[T]:
-        """Submit the job, and return without waiting for it.
+        """Submit the job, and return without waiting for the job.
 
         The job goes on without a process that polls it, unless the caller has set `orphan_after`.
         """
@@ -104,7 +104,7 @@ class JobCall(Generic[T]):
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> JobCall[T]:
-    """Return the call that trains a boosting model as a job.
+    """Return the `JobCall` object that trains a boosting model as a job.
 
     Args:
         request: Description of the training.
@@ -140,7 +140,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 def function(
     request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
 ) -> JobCall[Any]:
-    """Return the call that runs a function on all ranks as a job.
+    """Return the `JobCall` object that runs a function on all ranks as a job.
 
     Args:
         request: Workers, datasets and settings of the run.
@@ -168,7 +168,7 @@ def function(
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
-    """Return the call that predicts the rows of a dataset as a job.
+    """Return the `JobCall` object that predicts the rows of a dataset as a job.
 
     Args:
         spec: Spec of the prediction. If the spec names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or

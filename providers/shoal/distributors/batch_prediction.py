@@ -83,7 +83,7 @@ def submit_predict(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> SubmittedCall[PredictResult]:
-    """Predict every row of a dataset as a job, and return without waiting for it.
+    """Predict every row of a dataset as a job, and return without waiting for the job.
 
     The job goes on when this process ends. The arguments are those of `predict`.
 

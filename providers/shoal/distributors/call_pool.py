@@ -1,4 +1,4 @@
-"""Find the pool of a call, and start an embedded pool if there is none that the call could use."""
+"""Find the pool on which a call runs, and start an embedded pool if the call cannot use another pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.xgboost.gpu import has_cuda
 
 _DIGEST_LENGTH = 8
-"""Hexadecimal digits of the hash in a pool's name, of at most 40 characters."""
+"""Number of hexadecimal digits of the hash that shortens a long pool name. A pool name has at most 40 characters."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def pool_for(
 def pool_for_job(
     spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses, as `pool_for` does. No nodes are leased for the job.
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
 
     Args:
         spec: Spec of the job.
@@ -117,15 +117,15 @@ def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
     if isinstance(spec, FunctionRequest):
         return ALL if gang.gpus or gang.per_gpu else 0
     # XGBoost uses GPUs by default if its wheel supports CUDA. Only an import of XGBoost, which takes a second, shows
-    # whether the wheel supports CUDA. The import is skipped on a machine without GPUs, where the answer makes no
-    # difference.
+    # whether the wheel supports CUDA. The import is skipped on a machine without GPUs, because XGBoost uses no GPU
+    # there anyway.
     if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
         return 0
     return ALL if gang.gpus else 0
 
 
 def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
-    """Return the smallest number of GPUs with which an embedded pool has room for a job that uses GPUs."""
+    """Return the smallest number of GPUs that an embedded pool must have to run a job that uses GPUs."""
     gang = Gang.of(spec)
     is_fixed = gang.workers > 0 and gang.gpus > 0 and not spec.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
@@ -205,7 +205,7 @@ def embedded_pool(
 
 
 def pool_of_job(job_id: str) -> str:
-    """Return the name of the embedded pool of a job. Two jobs never have the same name.
+    """Return the name of the embedded pool of a job. Two jobs never get the same name.
 
     If the job's id contains characters that a pool's name cannot have, or is too long, the name ends with a hash of the
     id.
@@ -256,8 +256,8 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId | None = None) -> Iterator[None]:
-    """Lease nodes for a job that the block submits. The lease ends when the job ends, even if this process has ended
-    before.
+    """Lease nodes for a job that the ``with`` block submits. The lease ends when the job ends, even if this process has
+    ended before.
 
     If the block raises and the job does not run, the lease is released at once. If this process is killed in the block,
     the lease expires a minute later.

@@ -44,7 +44,7 @@ class Response:
 
 
 def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) -> Callable[[JobResult], Any]:
-    """Return the function that reads the value of a call from the result of its job.
+    """Return the function that reads the value of a call from the result of the call's job.
 
     Args:
         spec: Spec of the job, from the store. The returned function holds no reference to the spec, so that data that
@@ -83,14 +83,14 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
     location = resolved(given)
     if stored is None or redact_value(location).rstrip("/") != stored.rstrip("/"):
         raise InvalidArgumentError(
-            f"artifact_location={redact_value(location)!r} is not that of job {job_id}, whose files are in "
+            f"artifact_location={redact_value(location)!r} is not the location of job {job_id}, whose files are in "
             f"{stored or 'the folder jobs of $SHOAL_HOME'}: give the location with which the job was submitted"
         )
     return location
 
 
 def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
-    """Read the value of a call from a URI. If this fails, add a note to the error that credentials may be missing."""
+    """Read the value of a call from a URI. After an error, add a note to the error: credentials may be missing."""
     try:
         return read(result)
     except Exception as error:
@@ -102,7 +102,7 @@ def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
 
 
 def prediction(result: JobResult, *, output_path: str) -> PredictResult:
-    """Convert the result of a prediction's job to the value of `predict`.
+    """Convert the result of a prediction job to the return value of `predict`.
 
     Args:
         result: Result of the job.
@@ -125,7 +125,7 @@ def prediction(result: JobResult, *, output_path: str) -> PredictResult:
 
 
 def function_value(result: JobResult, *, location: str | None, returns: Returns) -> Any:
-    """Read the value of the call of a function from the result of its job.
+    """Read the return value of a function from the result of the job that has run the function.
 
     Args:
         result: Result of the job.

@@ -88,7 +88,7 @@ class Site:
         return dispatch.function(request, program, pool=self._pool, returns=returns)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
-        """Return a context manager that yields the name of the pool of a call, with as many nodes as the call needs.
+        """Return a context manager that yields the name of a pool with as many nodes as the call needs.
 
         If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
         all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.
@@ -185,7 +185,7 @@ class DistributedFunction(_Decorated[P, T]):
         return results
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[list[T]]:
-        """Call the decorated function once in every worker as a job, and return without waiting for it.
+        """Call the decorated function once in every worker as a job, and return without waiting for the job.
 
         The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
 
@@ -234,7 +234,7 @@ class LaunchedFunction(_Decorated[P, T]):
         return result
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[T]:
-        """Call the decorated function once as a job, and return without waiting for it; see `distributed`.
+        """Call the decorated function once as a job (see `distributed`), and return without waiting for the job.
 
         The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
 
@@ -309,8 +309,8 @@ def ray_launch(
     Args:
         gpus: Number of GPUs that the function's own tasks and actors need together.
         num_workers: Number of the function's own tasks and actors, each with `num_cpus` CPUs and an equal share of
-            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have room for all these tasks and
-            actors.
+            `gpus`; by default one per GPU, or one if `gpus` is 0. The leased nodes have enough resources for all these
+            tasks and actors.
         num_cpus: Number of CPUs for each of the tasks and actors.
         gpu_type: Required type of the GPUs, by Ray's name for it, such as ``H100``.
         remote: Whether to run on a pool instead of on this node. The pool is the one in `run_config`, in

@@ -1,5 +1,5 @@
-"""Decide where a call runs: in the Ray cluster that this process is connected to; without a connection, as a job on a
-pool."""
+"""Decide where a call runs. If this process is connected to a Ray cluster, the call runs there. Otherwise the call runs
+as a job on a pool."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ _NO_JOB = (
 
 
 class Call(Protocol[T]):
-    """A call of an estimator, a distributor, a decorated function or `predict` that is ready to run."""
+    """Prepared call of an estimator, a distributor, a decorated function or `predict`. The call starts with `run` or
+    `submit`."""
 
     def run(self) -> T:
         """Run the call, and return its value."""
 
     def submit(self) -> SubmittedCall[T]:
-        """Submit the call as a job, and return without waiting for it."""
+        """Submit the call as a job, and return without waiting for the job."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _ClusterCall(Generic[T]):
 
 
 def check_submit() -> None:
-    """Check that calls of this process run as jobs, so that they can be submitted.
+    """Check that calls of this process run as jobs, because only jobs can be submitted.
 
     Raises:
         InvalidArgumentError: This process is connected to a Ray cluster.
@@ -73,7 +74,7 @@ def check_submit() -> None:
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:
-    """Return the call that trains a boosting model.
+    """Return the `Call` object that trains a boosting model.
 
     Args:
         request: Description of the training.
@@ -96,7 +97,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 def function(
     request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
 ) -> Call[Any]:
-    """Return the call that runs a function on all ranks.
+    """Return the `Call` object that runs a function on all ranks.
 
     Args:
         request: Workers, datasets and settings of the run.
@@ -123,7 +124,7 @@ def function(
 
 
 def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
-    """Return the call that predicts the rows of a dataset.
+    """Return the `Call` object that predicts the rows of a dataset.
 
     Args:
         spec: Spec of the prediction.

@@ -81,7 +81,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
     ) -> BoosterT:
-        """Train a model on all workers together, and return it. Every row of the dataset goes to exactly one worker.
+        """Train a model on all workers together, and return the model. Every row of the dataset goes to exactly one
+        worker.
 
         Args:
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
@@ -152,7 +153,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
     ) -> SubmittedCall[BoosterT]:
-        """Train a model as a job on all workers together, and return without waiting for it.
+        """Train a model as a job on all workers together, and return without waiting for the job.
 
         The job goes on when this process ends. The arguments are those of `fit`. A DataFrame is copied to files, which
         are kept until the job has ended.
@@ -211,8 +212,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         """
         if self._result is None:
             raise InvalidArgumentError(
-                "this estimator has no model yet: call fit() first; after submit(), call result() of the handle that "
-                "it returned"
+                "this estimator has no model yet: call fit(), or call result() of the handle that submit() returned"
             )
         return self._result
 
@@ -263,7 +263,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector],
         **options: Any,
     ) -> Call[BoosterT]:
-        """Return the call that trains a model.
+        """Return the `Call` object that trains a model.
 
         Args:
             dataset: Rows to train on.
@@ -301,7 +301,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
 
 def checked_rounds(n_estimators: int) -> int:
-    """Check that the number of boosting rounds is a positive whole number, and return it.
+    """Check that the number of boosting rounds is a positive whole number, and return the number.
 
     Raises:
         InvalidArgumentError: The number is not a positive whole number.

@@ -35,8 +35,8 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
         custom_metric: Function ``(preds, dataset) -> (name, value, higher_is_better)``, or a list of such functions,
             evaluated in addition to the metrics in `params`. A metric function may also return a list of tuples (name,
             value, higher_is_better). `preds` are predictions, or raw scores if the objective is a function. Every
-            worker calls the function with all rows of an eval set, and the function must return the same value in all
-            of them.
+            worker calls the function with all rows of an eval set, and the function must return the same value in every
+            worker.
 
     Raises:
         InvalidArgumentError: Arguments contradict one another.

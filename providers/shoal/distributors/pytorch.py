@@ -113,7 +113,7 @@ class PyTorchDistributor:
         artifact_stage_location: str | None = None,
         **kwargs: Any,
     ) -> SubmittedCall[Response]:
-        """Run the function or script on all ranks as a job, and return without waiting for it.
+        """Run the function or script on all ranks as a job, and return without waiting for the job.
 
         The job goes on when this process ends. The arguments are those of `run`.
 

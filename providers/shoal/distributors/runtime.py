@@ -1,4 +1,5 @@
-"""Provide the rank of this process and the sizes of its run, under the names of Databricks' `serverless_gpu.runtime`.
+"""Provide the ranks of this process and the number of processes of the run, with functions that have the same names as
+in Databricks' `serverless_gpu.runtime`.
 
 Outside a gang (the group of workers of one run), a process has rank 0, and the world size is 1.
 """

@@ -1,4 +1,4 @@
-"""Provide `SubmittedCall`, the handle of a call that does not wait, and `attach`, which gets this handle in any
+"""Provide `SubmittedCall`, the handle of a call that runs as a job, and `attach`, which returns such a handle in any
 process."""
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class TorchDistributor:
                 raise InvalidArgumentError(f"{name} must be a positive whole number, not {value!r}")
         if gpus_per_process > 1 and not use_gpu:
             raise InvalidArgumentError(
-                f"gpus_per_process={gpus_per_process} requires use_gpu=True: set it, or remove gpus_per_process"
+                f"gpus_per_process={gpus_per_process} requires use_gpu=True: pass use_gpu=True, or remove "
+                "gpus_per_process"
             )
         self.num_processes = num_processes
         self.local_mode = local_mode
@@ -92,7 +93,7 @@ class TorchDistributor:
     def submit(
         self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> SubmittedCall[Any]:
-        """Run a function or a script in all processes as a job, and return without waiting for it.
+        """Run a function or a script in all processes as a job, and return without waiting for the job.
 
         The job goes on when this process ends. The arguments are those of `run`.
 

@@ -71,14 +71,14 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
 
 
 def check_month(month: int) -> None:
-    """Raise an error if `month` is not from 2 to 12: the model is trained on the months of 2013 before `month`.
+    """Check that `month` is from 2 to 12, because the model is trained on the months of 2013 before `month`.
 
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
     if not 2 <= month <= 12:
         raise InvalidArgumentError(
-            f"the month must be from 2 to 12, not {month}: the model is trained on the months before it"
+            f"the month must be from 2 to 12, not {month}, because the model is trained on the months before this month"
         )
 
 
@@ -98,7 +98,7 @@ class Timeline:
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
     def look(self, status: PoolStatus) -> None:
-        """Record and print the number of active nodes, if it has changed."""
+        """Record and print the number of active nodes if the number has changed."""
         active = len(status.active)
         if not self.points or self.points[-1][1] != active:
             self.points.append((self.seconds(), active))

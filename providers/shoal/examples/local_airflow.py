@@ -1,4 +1,5 @@
-"""Provide `LocalAirflow`, which runs Airflow on loopback until the process that started Airflow stops it or ends.
+"""Provide `LocalAirflow`, which runs Airflow on loopback. Airflow ends when `LocalAirflow.stop` is called, or when the
+process that has started Airflow ends.
 
 ``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that uses
 `LocalAirflow`. The keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts
@@ -178,7 +179,7 @@ class LocalAirflow:
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()
         if self._keeper.wait() != 0:
-            # The keeper was killed before it could end Airflow's processes, so they are killed directly.
+            # The process that should end Airflow's processes was killed. So Airflow's processes are killed here.
             _end_session(self._keeper.pid, signal.SIGKILL)
 
     def _start(self) -> None:
@@ -324,7 +325,7 @@ def keep() -> None:
     A component that was killed by a signal is started again, as a process manager would do.
     """
     components = {command: _started(command) for command in _COMPONENTS}
-    # Standard input becomes readable only when it is closed, because nothing is ever written to it.
+    # Standard input becomes readable only when it is closed, because no process writes to it.
     while not select.select([sys.stdin], [], [], 0.5)[0]:
         ended = {command: code for command, process in components.items() if (code := process.poll()) is not None}
         if any(code >= 0 for code in ended.values()):

@@ -136,9 +136,9 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
 def _process(
     command: list[str], environment: Mapping[str, str], patience: float, log: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process, and end it at the end of the ``with`` block.
+    """Run a process, and end the process at the end of the ``with`` block.
 
-    The process runs in a new session, so that Ctrl-C in the terminal does not reach it directly.
+    The process runs in a new session, so that Ctrl-C in the terminal does not reach the process directly.
     """
     process = subprocess.Popen(
         [sys.executable, "-IS", "-c", _END_WITH_PARENT, *command],
@@ -168,7 +168,7 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # The pool does not exist before the flow brings it up, which is no error.
+    with suppress(PoolNotFoundError):  # The pool does not exist before the flow has brought the pool up.
         timeline.look(ComputePool(POOL).describe())
 
 

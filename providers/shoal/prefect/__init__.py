@@ -1,4 +1,4 @@
-"""The Prefect collection: the block `ComputePool`, tasks, the context manager `pool_lease` and clean-up hooks.
+"""Provide the Prefect block `ComputePool`, Prefect tasks, the context manager `pool_lease` and clean-up hooks.
 
 Each public name of this package is a thin wrapper around a function of shoal, such as `shoal.scale_cluster`,
 `shoal.jobs.submit` and `shoal.jobs.clean_up`.

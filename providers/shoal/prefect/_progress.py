@@ -1,4 +1,5 @@
-"""Show the progress of a task that waits: `NodeLog` for a pool's nodes, `TrainingProgress` for a training."""
+"""Show the progress of a Prefect task. `NodeLog` shows the number of a pool's nodes, `TrainingProgress` the progress of
+a training."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def show_page(job_id: str) -> None:
         return
     try:
         _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
-    except Exception as error:  # The job runs, so the task must not fail because of a link.
+    except Exception as error:  # The job runs, so the task must not fail because a link cannot be stored.
         get_run_logger().warning("the link to the job's page could not be stored: %s", error)
 
 

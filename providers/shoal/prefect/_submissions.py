@@ -1,4 +1,4 @@
-"""`Submissions`: record the task runs that a block of code submits, and wait for their end."""
+"""Record the task runs that a block of code submits, and wait until these task runs have ended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Submissions:
         with self._changed:
             if self._running:
                 get_run_logger().info(
-                    "pool_lease waits for %d submitted task runs, and releases the pool after them", len(self._running)
+                    "pool_lease waits for %d submitted task runs before it releases the nodes", len(self._running)
                 )
             self._changed.wait_for(lambda: self._interrupted or not self._running)
 

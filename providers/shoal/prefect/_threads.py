@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | None = None) -> T:
-    """Run `call` in a thread and return its result.
+    """Run the function `call` in a thread, and return the result of the function.
 
     If the async task is cancelled, this function calls `interrupt` and waits until `call` has ended. Otherwise `call`
     would go on in its thread after the task has ended.

@@ -1,4 +1,4 @@
-"""`Training`: submit a job from a Prefect task, copy the job's log to the run's log, and cancel the job if the run is
+"""Run a job from a Prefect task: submit the job, copy the job's log to the run's log, and cancel the job if the run is
 cancelled."""
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Training:
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
             raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
-        # Ctrl-C, and Prefect when it cancels the task, raise a BaseException that is not an Exception. After such an
-        # exception, the job is cancelled, too.
+        # If the user presses Ctrl-C, or if Prefect cancels the task, a BaseException is raised that is not an
+        # Exception. In both cases, the job is cancelled.
         except BaseException:
             self.cancel()
             raise
@@ -86,7 +86,8 @@ class TrainingTask(Task[..., Any]):
         return cls._from(task(cache_policy=NO_CACHE)(function))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
-        """Run the task, and return its result, or with `return_state` the final state of the task run."""
+        """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
+        instead."""
         found: Any = super().__call__(*args, return_state=return_state, **kwargs)
         if return_state:
             return found

@@ -85,8 +85,8 @@ class ComputePool(Block):
         """Return a client of the pool, with methods such as `up()`, `down()` and `scale()`.
 
         Args:
-            holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
-                default, a name made from user, host and process id.
+            holder: Name of the holder of the leases and jobs that are requested through this client. By default, a name
+                made from user, host and process id.
 
         Example:
             ```python
@@ -107,8 +107,8 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
     Args:
         source: Name, URI or block. None selects the pool that ``$SHOAL_POOL`` names or, if the variable is not set, the
             only pool that is up.
-        holder: Name of the holder to which the leases and jobs belong that are requested through this client. By
-            default, a name made from user, host and process id.
+        holder: Name of the holder of the leases and jobs that are requested through this client. By default, a name
+            made from user, host and process id.
 
     Raises:
         InvalidArgumentError: The URI is invalid; or neither `source` nor ``$SHOAL_POOL`` names a pool, and the pools in
@@ -134,7 +134,8 @@ def database_url(name: str) -> str | None:
 
 
 def defines(source: PoolSource) -> bool:
-    """Return whether `source` contains the pool's settings: a URI or a block contains them, a name does not.
+    """Return whether `source` contains the pool's settings. The result is True for a URI or a block, and False for a
+    name.
 
     A pool that is down can be brought up only with its settings, not with its name alone.
     """

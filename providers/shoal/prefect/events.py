@@ -18,13 +18,14 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
 
 _EVENT = "shoal.model."
-"""Prefix of the names of all events about models, before the outcome of a training, such as ``promoted``."""
+"""Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
+``promoted``."""
 
 _MODEL = "shoal.model."
-"""Prefix of the resource ids of models, before the name of the registered model."""
+"""Prefix of the resource ids of models. The rest of an id is the name of the registered model."""
 
 _JOB = "shoal.job."
-"""Prefix of the resource ids of jobs, before the id of the job."""
+"""Prefix of the resource ids of jobs. The rest of an id is the id of the job."""
 
 
 def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult | Exception) -> None:
@@ -92,7 +93,7 @@ def emit_alerts(
         One sentence for each event.
 
     Raises:
-        InvalidArgumentError: Both bounds are missing, or one is not a positive duration.
+        InvalidArgumentError: Both limits are missing, or a limit is not a positive duration.
     """
     if promoted_within is None and started_within is None:
         raise InvalidArgumentError("emit_alerts has nothing to check: give promoted_within, started_within or both")

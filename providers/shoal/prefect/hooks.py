@@ -1,4 +1,5 @@
-"""Clean up after flow runs: a hook that Prefect calls at the end of a run, and a function to call periodically.
+"""Clean up after flow runs with a hook, which Prefect calls at the end of a run, and with a function to call
+periodically.
 
 The function cleans up after runs for which Prefect did not call the hook, for example because a process was killed.
 """

@@ -1,4 +1,4 @@
-"""`pool_lease`: a context manager that leases nodes of a pool for a block of code."""
+"""Provide `pool_lease`, a context manager that leases nodes of a pool for a block of code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def pool_lease(
 
     At the start of the block, the context manager leases the nodes and waits until they are ready. If the pool is down
     and `pool_name` is a URI or block, the pool is brought up. If the nodes do not become ready, the lease is rolled
-    back, and a pool that was brought up for the lease goes down again. During the block, the lease is renewed.
+    back, and a pool that was brought up for the lease goes down again. During the block, the context manager renews the
+    lease.
 
     At the end of the block, the context manager waits for the task runs that the block started with ``.submit`` or
     ``.map``. Then the context manager cancels the jobs of the flow run that still run, releases the lease, and ends
@@ -76,7 +77,7 @@ def pool_lease(
 
 
 class PoolForTheDuration:
-    """Context manager that `pool_lease` returns: it leases nodes for a ``with`` or ``async with`` block."""
+    """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object."""
 
     def __init__(
         self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool

@@ -71,7 +71,8 @@ async def ascale_cluster(
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Set the number of nodes that a pool keeps, and wait for the nodes: the async version of `scale_cluster`."""
+    """Set the number of nodes that a pool keeps, and wait for the nodes. This task is the async version of
+    `scale_cluster`."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).scale(
@@ -102,7 +103,7 @@ def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 
 @task(cache_policy=NO_CACHE)
 async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
-    """Return the active nodes of a pool: the async version of `get_nodes`."""
+    """Return the active nodes of a pool. This task is the async version of `get_nodes`."""
     return await in_thread(lambda: pool_of(pool_name).get_nodes())
 
 
@@ -136,7 +137,7 @@ def wait_for_nodes(
 async def await_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
-    """Wait until a pool has the expected number of active nodes: the async version of `wait_for_nodes`."""
+    """Wait until a pool has the expected number of active nodes. This task is the async version of `wait_for_nodes`."""
     holder, log = current_holder(), NodeLog()
     return await in_thread(
         lambda: pool_of(pool_name, holder=holder).wait_for_nodes(
@@ -162,9 +163,9 @@ def distributed_train(
     If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
     new attempt of a failed job. Cancelling the run cancels the job.
 
-    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
+    If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
-    ``skipped`` of its result has the reason. A first run, and a run after a failed one, always train.
+    ``skipped`` of its result has the reason. A first run and a run after a failed run always train.
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
@@ -219,7 +220,7 @@ async def adistributed_train(
     skip_if_unchanged: bool | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Run a training as a job on a pool: the async version of `distributed_train`."""
+    """Run a training as a job on a pool. This task is the async version of `distributed_train`."""
     with failure_event(spec):
         job = await in_thread(
             lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
@@ -279,7 +280,7 @@ async def abatch_predict(
     spec: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
-    """Predict the rows of a dataset on a pool: the async version of `batch_predict`."""
+    """Predict the rows of a dataset on a pool. This task is the async version of `batch_predict`."""
     training = Training(_prediction(model, dataset, output_path, spec), pool_name)
     return (await in_thread(training.run, training.cancel)).model_dump(mode="json")
 
@@ -290,18 +291,19 @@ def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, A
 
 @task(cache_policy=NO_CACHE)
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and sweep this host.
+    """Cancel this flow run's jobs on a pool, release the run's lease, and end unneeded nodes on this host.
 
-    The sweep ends nodes that no lease and no base demand needs, and records the end of lost jobs. A flow that uses
-    `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. Running the task twice
-    does no harm.
+    A node is unneeded if no lease and no base demand requests it. The task also records the end of lost jobs. A flow
+    that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. A second
+    call does nothing.
 
     Args:
         pool_name: Name, URI or block of the pool.
 
     Returns:
         A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
-        released), ``swept`` (the actions of the sweep), and ``left`` (actions that another host takes by itself).
+        released), ``swept`` (actions on unneeded nodes and lost jobs of this host), and ``left`` (actions that another
+        host takes by itself).
 
     Example:
         >>> cleanup_pool("retrain")
@@ -311,6 +313,7 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
 
 @task(cache_policy=NO_CACHE)
 async def acleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool and release the run's lease: the async version of `cleanup_pool`."""
+    """Cancel this flow run's jobs on a pool and release the run's lease. This task is the async version of
+    `cleanup_pool`."""
     holder = str(current_holder())
     return await in_thread(lambda: clean_up(pool_of(pool_name).name, holder, reason=_CLEANED).to_dict())

@@ -1,2 +1,2 @@
-"""Base classes of shoal's Airflow operators: `CheckedOperator`, its subclass `PoolOperator`, and its subclass
-`WaitingOperator`."""
+"""Provide the base classes of shoal's Airflow operators: `CheckedOperator`, `PoolOperator` and `WaitingOperator`. Each
+class is a subclass of the previous class."""

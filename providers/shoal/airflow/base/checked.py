@@ -59,13 +59,13 @@ class CheckedOperator(BaseOperator):
         """
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
-        plain._expand_called = True  # Otherwise Airflow warns that `plain` was never expanded.
+        plain._expand_called = True  # Otherwise Airflow warns that the mapped task was never expanded.
         return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
 
 
 class _CheckedPartial(OperatorPartial):
-    """Airflow's object for a mapped task without the values to map over. `expand` and `expand_kwargs` take these
-    values, and check those that are known."""
+    """Mapped task that has not got its mapped values yet. `expand` and `expand_kwargs` take the values, and check those
+    that are known."""
 
     def expand(self, **mapped_kwargs: Any) -> MappedOperator:
         """Return the mapped task, with one instance for each combination of the values.
@@ -89,8 +89,9 @@ class _CheckedPartial(OperatorPartial):
 
 
 def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a pair for each instance of a mapped task, in the order of the map indexes: a text that names the mapped
-    values for error messages, and the arguments. The result of another task counts as a single unknown value."""
+    """Yield the description and the arguments of each instance of a mapped task, in the order of the map indexes. Error
+    messages contain the description, which names the mapped values. The result of another task counts as a single
+    unknown value."""
     values = [
         [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
         if isinstance(given, Sequence | Mapping)

@@ -97,8 +97,8 @@ class PoolOperator(CheckedOperator):
             )
 
     def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Raise TaskKilledError if Airflow has killed the task. Otherwise log the progress of the pool if it has
-        changed.
+        """Raise TaskKilledError if Airflow has killed the task. Otherwise log the progress of the pool if the progress
+        has changed.
 
         Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
 

@@ -31,7 +31,7 @@ def is_deferrable(given: bool | None) -> bool:
 
 
 def deadline_of_operation(rollback_after_s: float) -> float:
-    """Return the time until which a deferred task waits at most for the end of a request for nodes.
+    """Return the time at which a deferred task stops waiting for the end of a request for nodes.
 
     :param rollback_after_s: Seconds until the deadline of the request.
     :returns: Seconds since the epoch.
@@ -52,7 +52,7 @@ def end_if_worker_is_lost() -> None:
     """
     from airflow.sdk.execution_time import task_runner
 
-    # `dag.test()` runs tasks in its own process, so that there is no connection to a supervising process.
+    # In `dag.test()`, there is no supervising process, and so no connection to one.
     connection = getattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "socket", None)
     if connection is None:
         return

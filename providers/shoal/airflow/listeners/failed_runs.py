@@ -44,7 +44,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """Record in shoal's store that the job of a failed task, and the lease that the task has requested, have to end.
+    """Record in shoal's store that a failed task's job and the lease that the task has requested have to end.
 
     This function acts only on a task whose process or worker has died, and which is not retried. In all other cases,
     the task's own process ends the job and the lease, as the arguments of the operator say.
@@ -79,6 +79,6 @@ def _end(reason: str, **owned: Any) -> None:
 
             for line in end_in_store(reason=reason, **owned):
                 log.info(line)
-    # The janitor ends the jobs and leases that are left after an error.
+    # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
     except Exception:
         log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)

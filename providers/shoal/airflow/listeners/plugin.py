@@ -11,8 +11,8 @@ from shoal.airflow.settings import apply_settings
 
 
 class ShoalListeners(AirflowPlugin):
-    """Plugin that listens to failed runs. Airflow loads the plugin when one of its processes starts: scheduler, API
-    server, triggerer, DAG processor, and the process of each task, before the task's DAG file is loaded."""
+    """Plugin that listens to failed runs. Airflow loads the plugin at the start of each of its processes: scheduler,
+    API server, triggerer, DAG processor, and the process of each task."""
 
     name = "shoal_listeners"
     listeners = [failed_runs]  # noqa: RUF012 - Airflow's own shape

@@ -1,4 +1,4 @@
-"""Operators on compute pools: scale and lease nodes, train, predict, and clean up.
+"""Provide operators that scale compute pools, lease nodes, train, predict, and clean up.
 
 Each operator calls one function of shoal's API. The leases and jobs belong to the DAG run (the holder), so that a later
 task of the run can find and end them.

@@ -1,4 +1,5 @@
-"""Check the tasks of a `pool_for_run` block in the block's setup task, before nodes start.
+"""Check the arguments of the tasks in a ``with pool_for_run(...)`` block. The block's setup task runs the check before
+it requests nodes.
 
 The setup task can render those templates that have the same value in all tasks of a DAG run, and can read the results
 of earlier tasks.
@@ -48,7 +49,8 @@ _MAY_NEVER_RUN = frozenset({TriggerRule.ONE_FAILED, TriggerRule.ALL_FAILED, Trig
 
 
 def check_block(setup: BaseOperator, context: Context) -> None:
-    """Check the arguments of the block's tasks, as far as they are known in the setup task.
+    """Check the arguments of the tasks in the setup task's ``with pool_for_run(...)`` block, as far as the arguments
+    are known when the setup task runs.
 
     Two kinds of tasks are checked only when they run: tasks that other tasks may skip, and mapped tasks, because a
     wrong instance of a mapped task does not stop the other instances.
@@ -65,18 +67,18 @@ def check_block(setup: BaseOperator, context: Context) -> None:
 
 
 def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
-    """Return whether a task of the block runs if no task fails."""
+    """Return whether a task of a ``with pool_for_run(...)`` block certainly runs if no other task fails."""
     before = setup.get_flat_relative_ids(upstream=True)
     between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
-    # A task that is not one of shoal's may skip the tasks after it.
+    # A task without one of shoal's operators, such as a branch, may skip the tasks after it.
     return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and all(
         isinstance(one, CheckedOperator) for one in between
     )
 
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
-    """Render a value of a template field as its task will render it. A part that is not known yet is returned
-    unrendered.
+    """Render the value of a template field in the same way as Airflow will do for the task later. Parts that are not
+    known yet stay unrendered.
 
     :param value: The value.
     :param task: Task of the value.
@@ -95,7 +97,7 @@ def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Cont
         if isinstance(value, XComArg) and _has_ended(value, setup):
             found = value.resolve(context)
             return value if found is None else found
-    # The task itself reports the error when it renders the value.
+    # The error is only logged here: the task raises it when the task runs.
     except Exception:
         task.log.debug("a value of task %s cannot be rendered yet", task.task_id, exc_info=True)
     return value

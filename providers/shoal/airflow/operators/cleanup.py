@@ -1,4 +1,4 @@
-"""Operators that end remaining jobs and leases: those of one DAG run, or those of all DAG runs that have ended."""
+"""Operators that cancel the jobs and release the leases of one DAG run, or of all DAG runs that have ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ENDED = ("success", "failed")
 
 
 class CleanupPoolOperator(PoolOperator):
-    """Operator that cleans up after a DAG run on a pool: the teardown task of ``pool_for_run``.
+    """Operator that cancels the jobs and releases the lease of a DAG run on a pool.
 
-    The operator cancels the run's jobs and releases the run's lease. Then the operator sweeps this host: it ends nodes
-    that no demand needs, and records the end of lost jobs.
+    ``pool_for_run`` uses this operator as its teardown task. After the release, the operator ends nodes on this host
+    that no lease and no base demand needs, and records the end of lost jobs.
 
     :param holder: Name of the holder whose jobs and lease are ended: ``airflow:<dag_id>/<run_id>``. By default, the
         holder of this DAG run. (templated)
@@ -39,12 +39,12 @@ class CleanupPoolOperator(PoolOperator):
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). Calling `execute`
-        again does no harm."""
+        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). Airflow may repeat the
+        call, for example in a retry."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
-        self.log.info("cancelled %s, lease released: %s", list(report.cancelled) or "nothing", report.released)
+        self.log.info("cancelled jobs: %s; lease released: %s", list(report.cancelled) or "none", report.released)
         for line in (*report.swept, *report.left):
             self.log.info(line)
         return report.to_dict()
@@ -54,10 +54,10 @@ class SweepPoolsOperator(BaseOperator):
     """Operator that cleans up after all ended DAG runs, on every pool of this host. Use this operator in a DAG that
     runs periodically.
 
-    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then the operator sweeps this
-    host: it ends nodes that no demand needs, and records the end of lost jobs. A run that this Airflow does not know
-    may belong to another Airflow. So the jobs and leases of an unknown run are not changed. The leases of an unknown
-    run expire when they are no longer renewed.
+    The operator cancels the jobs and releases the leases of DAG runs that have ended. Then the operator ends nodes on
+    this host that no lease and no base demand needs, and records the end of lost jobs. A run that this Airflow does not
+    know may belong to another Airflow deployment. So the operator does not change the jobs and leases of an unknown
+    run. These leases expire when they are no longer renewed.
     """
 
     @no_retry_of_permanent_errors()

@@ -1,4 +1,4 @@
-"""Base class of operators that run a job, and a check that the DAG leases nodes for such an operator."""
+"""Base class of operators that run a job on a pool, and a check that the DAG leases nodes of this pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, TaskTry
 
 _JOB_ID = "shoal_job_id"
-"""Key of the id of the task's job in Airflow's task state."""
+"""Key under which the id of the task's job is stored in Airflow's task state."""
 
 _KILL_CHECK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
@@ -43,7 +43,7 @@ class JobOperator(WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
     :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
-        result if it has succeeded meanwhile. False: a retry ends the job of an earlier try and submits a new one.
+    result if the job has succeeded meanwhile. False: a retry ends the job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
@@ -101,8 +101,7 @@ class JobOperator(WaitingOperator):
         dict."""
         return self._execute(context)
 
-    # `execute_complete` calls this method instead of `execute`, because Airflow warns if another method calls
-    # `execute`.
+    # `execute_complete` calls `_execute` and not `execute`, because Airflow warns if another method calls `execute`.
     def _execute(self, context: Context) -> Any:
         with self._recording_failures(context):
             spec = self.job_spec(context)
@@ -115,7 +114,7 @@ class JobOperator(WaitingOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
-        """Continue after the deferral: return the result of the job as a dict, or raise the job's error."""
+        """Continue the task after its deferral: return the result of the job as a dict, or raise the job's error."""
         if self.is_resubmitted(event, job):
             return self._execute(context)
         with self._recording_failures(context):
@@ -154,7 +153,7 @@ class JobOperator(WaitingOperator):
         )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
-        # Airflow stores the links when the task has ended, even if the task has failed.
+        # The link is set before the job has ended, because Airflow stores the links even if the task fails.
         self.links = page_links(handle.job_id)
         return handle
 
@@ -167,19 +166,18 @@ class JobOperator(WaitingOperator):
         :param context: Airflow's context of the task.
         """
         handle = self.submit_job(spec, context)
-        # Airflow does not defer a task that it is ending. So a killed task waits for its job in this process, which
-        # cancels the job.
+        # Airflow does not defer a killed task. So a killed task goes on to `_wait_for`, which cancels the job.
         if self.deferrable and not self.is_killed:
-            # The triggerer has no credentials to send to the job's driver, and a queued job has no driver yet. When a
-            # driver waits for credentials, the trigger fires its event. The task then continues in a worker, which
-            # sends the credentials (`is_resubmitted`).
+            # Only a worker can send credentials to the job's driver, and a queued job has no driver yet. When the
+            # driver of a queued job has started, the trigger fires an event, and the task continues in a worker, which
+            # sends the credentials (see `is_resubmitted`).
             handle.deliver_credentials(while_queued=False)
         if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
         return self._wait_for(handle)
 
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-        """Return whether the task has to execute again, because the driver of its job waits for the credentials.
+        """Return whether the task has to repeat `execute`, because the driver of the task's job waits for credentials.
 
         The task then attaches to its job, even if `durable` is False, and sends the credentials.
 
@@ -195,10 +193,11 @@ class JobOperator(WaitingOperator):
     def resume_job(
         self, event: Mapping[str, Any], job: Mapping[str, Any], context: Context
     ) -> tuple[AnyJobSpec, JobResult]:
-        """Continue after the deferral: return the spec and the result of the job.
+        """Continue the task after its deferral: return the spec and the result of the job.
 
         The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
-        and SQLite gives its id to the next trigger. So if the job of this try goes on, the task is deferred again.
+        and SQLite gives the id of the deleted trigger to the next one. So if the job of this try goes on, the task is
+        deferred again.
 
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
@@ -209,7 +208,7 @@ class JobOperator(WaitingOperator):
 
         handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
         self.links = page_links(handle.job_id)
-        # An event that an earlier version of shoal has fired does not name its job.
+        # An event from an earlier version of shoal contains no job id, and counts as an event of this job.
         is_of_job = all(event.get(name, value) == value for name, value in job.items() if name != "deadline")
         timed_out = event["timed_out"] and is_of_job
         if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
@@ -238,8 +237,8 @@ class JobOperator(WaitingOperator):
         self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
     def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
-        # When Airflow ends a task, a signal raises an exception in the main thread. So the job is awaited in another
-        # thread, where the exception cannot interrupt a transaction.
+        # Airflow ends a task with a signal, which raises an exception in the main thread. So another thread waits for
+        # the job, because the exception must not interrupt a transaction.
         stop = Event()
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(handle.wait, on_log=self.log.info, stop=stop, log_position=log_position)
@@ -250,10 +249,9 @@ class JobOperator(WaitingOperator):
             except WorkerLostError:
                 stop.set()
                 raise
-            # The wait ends with an exception if Airflow kills the task, or if the task exceeds its execution_timeout.
-            # After such an exception, the job is cancelled, unless a newer try of the task has attached to the job. A
-            # newer try exists if Airflow had lost contact with this try's worker or scheduler for some time: Airflow
-            # then starts a new try first, and kills the old try later.
+            # Airflow has killed the task, or the task has exceeded its execution_timeout. The job is cancelled, unless
+            # a newer try of the task has attached to the job. There is a newer try if Airflow had lost contact with
+            # this try's worker or scheduler: Airflow then starts the new try first, and kills this try later.
             except BaseException as end:
                 try:
                     self._cancel(handle, str(end) or f"task {self.task_id} was ended")
@@ -270,7 +268,7 @@ class JobOperator(WaitingOperator):
 
         :param task_instance: The task instance.
         """
-        # This module imports classes of the OpenLineage provider, which may not be installed.
+        # Imported only here, because the module needs the OpenLineage provider, which may not be installed.
         from shoal.airflow.operators.lineage import lineage_of
 
         return None if self._done is None else lineage_of(*self._done)
@@ -280,16 +278,18 @@ class JobOperator(WaitingOperator):
 
         try:
             self.links = links_of(handle.spec, result, PoolSpec.parse(ComputePool(handle.pool).describe().uri))
-        # The job has succeeded, so the task must not fail because of its links.
+        # The job has succeeded, so the task must not fail because a link cannot be built.
         except Exception:
             self.log.warning("the links of the task could not be found", exc_info=True)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
-        """Cancel the job of this try, unless a newer try has attached to it or `cancel_on_kill` is False."""
+        """Cancel the job of this try, unless `cancel_on_kill` is False or a newer try has attached to the job."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
         elif not handle.cancel(reason, unless_resubmitted=True):
-            self.log.info("job %s had ended, or belongs to a newer try of the task", handle.job_id)
+            self.log.info(
+                "job %s is not cancelled: it has ended, or a newer try of the task has attached to it", handle.job_id
+            )
 
     def _task_try(self, context: Context) -> TaskTry:
         """Describe this try of the task: its number, and the number of the last try before a user cleared the task (0
@@ -299,7 +299,7 @@ class JobOperator(WaitingOperator):
         ti = context["ti"]
         # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow adds the number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
-        # If `retries` of the DAG was changed after the run began, the difference is not the number of a try.
+        # The difference is not the number of a try if the task's `retries` was changed after the run began.
         is_a_try = 0 < cleared < ti.try_number
         return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
 
@@ -311,7 +311,7 @@ class JobOperator(WaitingOperator):
             return
         try:
             state.set(_JOB_ID, handle.job_id)
-        # The job runs, so the task must not fail because its id cannot be shown.
+        # The job runs, so the task must not fail if the job's id cannot be stored.
         except Exception:
             self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
 
@@ -330,15 +330,16 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
         return None
     lessees = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
-    # If the name of a pool is missing or contains a template, it is not known yet which pool a task uses or leases.
+    # If the name of a pool is missing or contains a template, there is no warning, because the pool is not known before
+    # the run.
     if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in lessees)]):
         return None
     pool, leased = pool_of(arguments), [pool_of(vars(one)) or "" for one in lessees]
     if pool is None or pool in leased:
         return None
     near = difflib.get_close_matches(pool, leased, n=1)
-    return f"task {task.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of it: " + (
+    return f"task {task.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of this pool: " + (
         f"did you mean {near[0]}?"
         if near
-        else "use pool_for_run, or, if the pool is always up, only its name as pool_name"
+        else "use pool_for_run; if the pool is always up, pass only its name as pool_name instead"
     )

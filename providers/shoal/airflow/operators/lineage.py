@@ -1,4 +1,4 @@
-"""Data and models that a job has read and written, under their OpenLineage names
+"""List the data and models that a job has read and written, by their OpenLineage names
 (https://openlineage.io/docs/spec/naming)."""
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
 
 MODELS = "shoal://models"
-"""Namespace of registered models. Namespace and name of a model together are the URI of the model's asset in
-Airflow."""
+"""OpenLineage namespace of registered models. The namespace, a slash and the model's name are the URI of the model's
+asset in Airflow."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-"""Alternative URI schemes of a storage, and the scheme that OpenLineage uses for this storage."""
+"""Alternative URI schemes, each with the scheme that OpenLineage uses for the same storage."""
 
 _KEEPS_SLASH = ("hdfs", "webhdfs")
-"""Schemes of storages whose paths begin with a slash. In all other storages, a path is the key of an object."""
+"""URI schemes of file systems, where a path begins with a slash. In all other schemes, the path is the key of an
+object, without a slash at its beginning."""
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -55,7 +56,7 @@ def of_path(path: str) -> Named:
 
 def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
-    database, and copies of rows that were staged for the job, have no name and are left out.
+    database and staged copies of rows are left out, because they have no OpenLineage name.
 
     :param spec: Spec of the job, as it was submitted.
     :param result: Result of the job.
@@ -68,8 +69,8 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 
 def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
-    """Yield the OpenLineage names of a job's outputs: the registered version of its model and the model's file, or the
-    predictions.
+    """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
+    model version and the model's file.
 
     :param spec: Spec of the job, as it was submitted.
     :param result: Result of the job.

@@ -1,4 +1,4 @@
-"""Operator that checks how long ago models were promoted and how long jobs have waited, and the error that it
+"""Operator that checks how long ago models were promoted and how long jobs have waited, and the error that the operator
 raises."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModelAlertError(AirflowFailException):
-    """Raised by `CheckModelsOperator`: a model's last promotion is too long ago, or a job has waited too long.
+    """Raised by `CheckModelsOperator` if a model's last promotion is too long ago, or if a job has waited too long.
 
     :param alerts: One sentence for each model and each job.
     """

@@ -1,4 +1,5 @@
-"""Operators that set the size of a pool: with a lease, or with the base demand that stays after the run."""
+"""Operators that request nodes of a pool, either with a lease for the DAG run, or with the pool's base demand, which
+stays after the run."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ team."""
 
 
 class _NodesOperator(WaitingOperator):
-    """Base class of operators that request nodes of a pool, and wait for them in a worker or deferred.
+    """Base class of operators that request nodes of a pool, and wait until the nodes are ready.
 
     :param options: Options of the request. (templated)
     :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` and `pool_for_run` have
@@ -40,13 +41,13 @@ class _NodesOperator(WaitingOperator):
     def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options
-        # The two arguments are checked before they are combined, because the combination is a bool even if an argument
-        # is not.
+        # The two arguments are checked separately, because their combination may be a bool even if one argument is not
+        # a bool.
         self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
         self.wait_for_completion = self.wait_for_completion and not is_async
 
     def _defer_to_nodes(self, pool: ComputePool) -> None:
-        """Defer the task until its request for nodes has ended, or has enough nodes.
+        """Defer the task until enough of the requested nodes are ready, or until the request has ended.
 
         :param pool: Client of the pool, with which the task has requested the nodes.
         :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
@@ -54,7 +55,7 @@ class _NodesOperator(WaitingOperator):
         from shoal.airflow.triggers.pools import PoolTrigger
 
         assert pool.operation_id is not None
-        # Airflow does not defer a task that it is ending.
+        # A killed task cannot be deferred. So the request for nodes is rolled back here.
         if self.is_killed:
             pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
             self.end_if_killed()
@@ -83,7 +84,7 @@ class _NodesOperator(WaitingOperator):
         request: Mapping[str, Any],
         on_progress: Callable[[PoolStatus], None],
     ) -> None:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request.
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request.
 
         :param pool: The pool.
         :param event: Event of the trigger.
@@ -148,16 +149,16 @@ class ScaleClusterOperator(_NodesOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.look)
         return True
 
 
 class LeasePoolOperator(_NodesOperator):
-    """Operator that leases nodes for the DAG run: the setup task of ``pool_for_run``.
+    """Operator that leases nodes for the DAG run. ``pool_for_run`` uses this operator as its setup task.
 
-    If the pool is down and a connection or URI defines it, the lease brings the pool up. The pool then goes down when
-    its last lease is released.
+    If the pool is down and is defined by a connection or URI, the lease brings the pool up. The pool then goes down
+    when its last lease is released.
 
     :param size: Number of nodes, including the head node. (templated)
     :param exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would
@@ -217,7 +218,7 @@ class LeasePoolOperator(_NodesOperator):
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
-        """Continue after the deferral: return when the nodes are ready, or raise the error of the request."""
+        """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
         self._finish_request(pool, event, request, partial(self.look, holder=pool.holder))
         return pool.name

@@ -1,4 +1,5 @@
-"""Record the outcome of a training task: as an XCom, from which messages are made, and as an asset event."""
+"""Store the outcome of a training task as an XCom for notifications, and add an asset event if the model was
+promoted."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINE = "shoal_line"
-"""Key of the XCom in which a training task stores the message line about its model: the fields of a `ModelLine` as a
-dict."""
+"""Key of the XCom in which a training task stores a line about its model for notifications: the fields of a `ModelLine`
+as a dict."""
 
 
 def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-    """Store a message line about a training as an XCom. If the model was promoted, also add an asset event.
+    """Store a line about a training as an XCom, for notifications. If the model was promoted, also add an asset event.
 
     An error is logged and not raised, because the training has succeeded.
 
@@ -38,9 +39,9 @@ def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> Non
 
 
 def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None, error: Exception) -> None:
-    """Store a message line about a failed training as an XCom.
+    """Store a line about a failed training as an XCom, for notifications.
 
-    An error is logged and not raised, so that the task fails with its own cause.
+    If the XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
     :param context: Airflow's context of the training task.
     :param spec: Spec of the job, or its fields if they could not be parsed.

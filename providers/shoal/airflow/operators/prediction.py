@@ -1,4 +1,4 @@
-"""Operator that runs a batch prediction as a job: it writes a model's predictions for the rows of a dataset."""
+"""Operator that runs a batch prediction as a job. The job writes a model's predictions for the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREDICTION = ("model", "dataset", "output_path")
 
 
 class BatchPredictOperator(JobOperator):
-    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes them as Parquet.
+    """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes Parquet files.
 
     The prediction is a job that belongs to this task. A retry of the task attaches to the job if the job still runs. If
     `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as
@@ -77,7 +77,7 @@ class BatchPredictOperator(JobOperator):
 
             PredictJobSpec.check(fields, is_known)
         elif is_known(spec):
-            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict of further fields of a PredictJobSpec")
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a PredictJobSpec")
 
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.

@@ -1,4 +1,5 @@
-"""Operator that runs a training as a job: a boosting model, or a training function in every worker."""
+"""Operator that runs a training as a job. The job trains a boosting model, or runs a training function in every
+worker."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ class DistributedTrainOperator(JobOperator):
     starts a new attempt. The new try finds its job even if templates in `spec` have other values in each try. If the
     task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
-    If the job registers a boosting model, and its rows, holdout and settings are those of the newest registered
-    version, then nothing is trained, and Airflow marks the task as skipped. A first run, and a run after a failed one,
+    If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
+    version, then nothing is trained, and Airflow marks the task as skipped. A first run and a run after a failed run
     always train.
 
-    If the job promotes its model, the task adds an event of the model's asset, on which other DAGs can be scheduled
-    (see `shoal.airflow.assets`).
+    If the job promotes its model, the task adds an event of the model's asset, which can trigger other DAGs (see
+    `shoal.airflow.assets`).
 
     :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
         file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
@@ -102,11 +103,12 @@ class DistributedTrainOperator(JobOperator):
         """Check arguments that are known at parse time: pool, spec, training function and its arguments."""
         super().check_arguments(arguments)
         train_func = arguments["train_func"]
-        # Which fields the spec must have depends on the training function.
+        # The required fields of the spec depend on the training function. So the spec cannot be checked without the
+        # function.
         if train_func is UNKNOWN:
             return
         spec = arguments["spec"]
-        # `prepare_template` reads a spec file and checks the spec in the file, when the DAG is complete.
+        # `prepare_template` checks the spec in a file later, when the DAG is complete.
         if _is_spec_file(spec):
             spec = UNKNOWN
         # If some fields of a dict contain templates, the other fields are checked.
@@ -160,7 +162,7 @@ class DistributedTrainOperator(JobOperator):
         return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store the outcome as an XCom, from which messages are made (see `shoal.airflow.notifications`).
+        """Store the outcome of the job as an XCom, for notifications (see `shoal.airflow.notifications`).
 
         If the job has skipped its training, the cause is stored, too, so that a later task can report the cause (see
         `training_results`).
@@ -176,7 +178,7 @@ class DistributedTrainOperator(JobOperator):
             raise AirflowSkipException(result.skipped)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store two XComs about the failure: a message line for notifications, and the cause for later tasks.
+        """Store two XComs about the failure: a line for notifications, and the cause for later tasks.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.
@@ -189,7 +191,7 @@ class DistributedTrainOperator(JobOperator):
             context["ti"].xcom_push(key=CAUSE, value=cause)
         # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
         except Exception:
-            self.log.warning("the cause could not be stored as an XCom", exc_info=True)
+            self.log.warning("the cause of the failure or skip could not be stored as an XCom", exc_info=True)
 
 
 def _is_spec_file(spec: Any) -> bool:

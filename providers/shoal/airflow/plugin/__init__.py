@@ -24,7 +24,8 @@ def page_path() -> str:
 
 
 def _views() -> list[dict[str, Any]]:
-    """Return the entries of Airflow's menu: the page in a frame, and the page in a tab of its own.
+    """Return two entries for Airflow's menu: one shows the page in a frame, the other in a browser tab of its own.
+    Return no entries if the extra ``ui`` is not installed.
 
     Airflow's frame allows no new windows, so links to other services work only in the tab.
     """

@@ -1,4 +1,4 @@
-"""Decide by Airflow's permissions which users may see the page, and which users may change pools and jobs there.
+"""Check with Airflow's permissions whether a user may see shoal's page, and may change pools and jobs there.
 
 Airflow serves the applications of plugins to everybody. So each request is checked here. If the check itself fails, the
 request is refused.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class AirflowAccess:
-    """Permissions of Airflow's users on the page.
+    """Permissions of Airflow's users on shoal's page.
 
     To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
     To change pools and jobs, a user needs the permission to edit connections, because a connection contains the options
@@ -36,7 +36,7 @@ class AirflowAccess:
         """Return the user who is logged in to Airflow.
 
         Raises:
-            HTTPException: Nobody is logged in (401). The user may not see the page, or the permissions cannot be
+            HTTPException: No user is logged in (401). The user may not see the page, or the permissions cannot be
                 checked (403).
         """
         try:

@@ -1,4 +1,4 @@
-"""ASGI application that builds the page when it gets its first request."""
+"""ASGI application that builds shoal's page at the first request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message
 
 
 def has_extra() -> bool:
-    """Return whether the extra ``ui`` is installed. Airflow itself brings the extra's other packages."""
+    """Return whether the extra ``ui`` is installed. Only plotly is looked up, because Airflow itself needs the extra's
+    other packages."""
     return find_spec("plotly") is not None
 
 
@@ -53,7 +54,7 @@ class LazyApp:
         receive: Callable[[], Awaitable[_Message]],
         send: Callable[[_Message], Awaitable[None]],
     ) -> None:
-        """Handle a request."""
+        """Build the other application if necessary, and pass the request to that application."""
         if self._app is None:
             try:
                 # Building the page opens the store and loads modules, which would block the server's event loop.

@@ -1,4 +1,4 @@
-"""Sample DAGs, and the function that copies them to a folder of DAGs: `shoal init airflow FOLDER`.
+"""Provide the sample DAGs, and copy them to a folder of DAGs for the command `shoal init airflow FOLDER`.
 
 The samples are the files in the top-level folder ``dags`` of the source code. The wheel contains the samples beside
 this file.
@@ -28,8 +28,8 @@ def write_samples(folder: Path) -> list[Path]:
         other = [str(path) for path in texts.keys() - missing.keys() if path.read_text() != texts[path]]
         if other:
             raise InvalidArgumentError(
-                f"{' and '.join(sorted(other))} would be overwritten: rename or remove what is there, or give another "
-                "folder"
+                f"{' and '.join(sorted(other))} would be overwritten: rename or remove the existing files, or give "
+                "another folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in missing.items():
@@ -40,6 +40,6 @@ def write_samples(folder: Path) -> list[Path]:
 
 
 def _source() -> Path:
-    """Return the folder of the samples: beside this file if shoal was installed from a wheel."""
+    """Return the folder of the samples. If shoal was installed from a wheel, this is the folder of this module."""
     installed = Path(__file__).parent
     return installed if (installed / SAMPLES[0]).exists() else Path(__file__).parents[4] / "dags"

@@ -1,4 +1,4 @@
-"""Check DAG files before they are deployed: by pytest fixtures, by ``shoal check-dags``, or by `check_dags`.
+"""Check DAG files before they are deployed, with pytest fixtures, the command ``shoal check-dags`` or `check_dags`.
 
 The pytest plugin is loaded in every test session of an environment with shoal. So importing this package loads neither
 Airflow nor anything else that takes long.

@@ -1,4 +1,4 @@
-"""`check_dags`: check DAG files in a new process, where nothing is imported yet."""
+"""Check DAG files in a new Python process, in which no library is imported yet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_dags(
     connections: Collection[str] = (),
     ignore: Collection[str] = (),
 ) -> DagReport:
-    """Check DAG files as Airflow's DAG processor loads them: each one in a process of its own.
+    """Check DAG files. Each file is loaded in a process of its own, as in Airflow's DAG processor.
 
     The check runs no task and contacts no pool. Connections are looked up where Airflow stores them: in environment
     variables ``AIRFLOW_CONN_...``, in the configured secrets backend and in Airflow's database, if there is one.
@@ -52,8 +52,8 @@ def check_dags(
     for name in ignore:
         if name not in list(Rule):
             near = difflib.get_close_matches(str(name), list(Rule), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(Rule)}"
-            raise InvalidArgumentError(f"ignore={shown(name)}: there is no such rule: {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"the rules are {', '.join(Rule)}"
+            raise InvalidArgumentError(f"ignore={shown(name)} is not the name of a rule: {hint}")
     if not paths:
         raise InvalidArgumentError("no path is given: pass a DAG file or a folder with DAG files")
     for path in paths:

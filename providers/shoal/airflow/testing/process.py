@@ -1,4 +1,4 @@
-"""Process in which DAG files are checked: it imports Airflow, and loads each file in a fork of itself.
+"""Process in which DAG files are checked. The process imports Airflow once, and loads each file in a fork of itself.
 
 Airflow's DAG processor also loads each DAG file in a fork. Because of the fork, the measured time and imports of a file
 do not depend on other files, and a file that ends its process does not end the check. The process reads its request
@@ -46,7 +46,7 @@ _Facts = dict[str, Any]
 
 
 def main() -> None:
-    """Read the request, check the files, and write the answer."""
+    """Read the request from stdin, check the DAG files, and write the answer to stdout."""
     request = json.load(sys.stdin)
     # Airflow and the DAG files may print to stdout. Such output is sent to stderr, so that stdout has only the answer.
     with os.fdopen(os.dup(1), "w") as answer:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def check(request: Mapping[str, Any]) -> _Facts:
-    """Check the DAG files of a request.
+    """Check the DAG files that a request names.
 
     Args:
         request: Arguments of `check_dags`, with absolute paths.
@@ -207,7 +207,7 @@ def _import_error(file: str, text: str) -> _Facts:
 
 
 class _Lines:
-    """Line numbers in a file, found by names."""
+    """Line numbers in a Python file, which are looked up by the names of DAGs, tasks and modules."""
 
     def __init__(self, file: str) -> None:
         self._nodes: list[ast.AST] = []
@@ -215,8 +215,8 @@ class _Lines:
             self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
 
     def of_name(self, name: str) -> int | None:
-        """Return the line of the first function or string with the name of a DAG or task. A task group in the name is
-        ignored."""
+        """Return the line of the first function or string whose text is the name of a DAG or task. A task group at the
+        beginning of the name is ignored."""
         plain = name.rpartition(".")[2]
         for node in self._nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:

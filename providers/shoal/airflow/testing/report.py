@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rule(StrEnum):
-    """Rules against which DAG files are checked. The argument `ignore` takes the values of this enum."""
+    """Rules that `check_dags` applies to DAG files. The argument `ignore` of `check_dags` takes values of this enum."""
 
     IMPORT_ERROR = "import-error"
     """Airflow cannot load the file."""
@@ -57,7 +57,8 @@ class Finding:
         return f"{place}: {self.rule}: {self.message}"
 
     def annotation(self) -> str:
-        """Return the finding as a command of GitHub Actions, which shows it beside the line of the file."""
+        """Return the finding as a workflow command of GitHub Actions. GitHub then shows the message beside the line of
+        the file."""
         where = {"file": self.file, "line": str(self.line or 1), "title": f"shoal {self.rule}"}
         properties = ",".join(f"{name}={_escaped(value, in_property=True)}" for name, value in where.items())
         return f"::error {properties}::{_escaped(self.message)}"
@@ -92,7 +93,7 @@ class DagReport:
         return json.dumps(self.to_dict(), indent=2)
 
     def annotations(self) -> str:
-        """Return the findings as commands of GitHub Actions, one per line."""
+        """Return the findings as workflow commands of GitHub Actions, one per line."""
         return "\n".join(finding.annotation() for finding in self.findings)
 
 

@@ -1,5 +1,5 @@
-"""Check a loaded DAG: its leases, its clean-up, its specs, its retries, and which connections it uses. Here is also
-the list of the libraries that a DAG file should not import."""
+"""Check the leases, clean-up, arguments, retries and connections of a loaded DAG. The module also lists the libraries
+that a DAG file should not import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _RAISES_PERMANENT_ERRORS = ("shoal.airflow.hooks", "shoal.data", "shoal.distribu
 
 @dataclass(frozen=True)
 class Problem:
-    """A rule that a DAG breaks.
+    """Violation of a rule by a task of a DAG.
 
     Attributes:
         rule: The rule.
@@ -100,7 +100,8 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
 
 
 def _may_share_pool(one: _Operator, other: _Operator) -> bool:
-    """Return whether two tasks use the same pool, as far as this is known while Airflow loads the DAG."""
+    """Return whether two tasks may use the same pool. The result is False only if both pools are known while Airflow
+    loads the DAG, and differ."""
     pools = [pool_of(arguments_of(task)) for task in (one, other)]
     return pools[0] == pools[1] or not all(pool is not None and is_known(pool) for pool in pools)
 
@@ -136,13 +137,14 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
     if arguments.get("compute_pool_conn_id"):
         where = f"the pool of the connection {name}"
     return (
-        f"task {task.task_id} runs on {where}, and no task before it leases nodes of it: use pool_for_run, or name the "
-        "pool with --always-up (always_up=) if it is always up"
+        f"task {task.task_id} runs on {where}, and no earlier task leases nodes of this pool: use pool_for_run; if the "
+        "pool is always up, name it with --always-up (always_up=) instead"
     )
 
 
 def _pool_in_spec(spec: Any) -> str | None:
-    """Return the name of the pool in a spec; None if the spec names no pool, or the name is not known."""
+    """Return the name of the pool in a spec; None if the spec names no pool, or if the name is known only in a DAG
+    run."""
     document = spec.document() if hasattr(spec, "document") else spec
     config = document.get("run_config") if isinstance(document, Mapping) else None
     name = config.get("pool_name") if isinstance(config, Mapping) else None
@@ -150,8 +152,8 @@ def _pool_in_spec(spec: Any) -> str | None:
 
 
 def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
-    """Check the tasks of a `pool_for_run` block as the block's setup task does, in a run with the default values of the
-    params. Return the error, or None if the tasks have no error."""
+    """Return the error that the setup task of a ``with pool_for_run(...)`` block would raise in a run with the default
+    params; None if there is no error."""
     if not isinstance(setup, LeasePoolOperator):
         return None
     try:
@@ -162,8 +164,8 @@ def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
 
 
 class _NotKnown:
-    """Placeholder for a value that is known only during a DAG run. A template that uses the placeholder raises an
-    error, so that the template stays unrendered."""
+    """Placeholder for a value that is known only during a DAG run. Rendering a template that uses the placeholder
+    raises an error, so that the template stays unrendered."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(f"{name} is not known before the run")
@@ -178,8 +180,8 @@ class _NotKnown:
 
 
 def _sample_context(dag: DAG) -> Any:
-    """Return the part of Airflow's context that can be given before a run: a sample date, and the default values of the
-    params."""
+    """Return a sample of Airflow's context for checks before a DAG run, with a sample date and the default values of
+    the params."""
     import pendulum
 
     date = pendulum.datetime(*_SAMPLE_DATE)
@@ -194,9 +196,10 @@ def _sample_context(dag: DAG) -> Any:
         "ts": date.isoformat(),
         "ts_nodash": date.format("YYYYMMDD[T]HHmmss"),
     }
-    # A user starts a DAG without a schedule, and may have to give the params then.
+    # A DAG without a schedule is started by a user, who may have to enter the params. So its default params are not
+    # used.
     if dag.schedule is not None:
-        with suppress(Exception):  # A param has no default value.
+        with suppress(Exception):  # `dump` fails if a param has no default value.
             known["params"] = dag.params.dump()
     return {**{name: _NotKnown() for name in OF_THE_RUN}, **known}
 
@@ -250,14 +253,14 @@ def _is_decorated(function: Callable[..., Any]) -> bool:
 
 
 def _contents(cell: Any) -> Any:
-    with suppress(ValueError):  # The closure's variable was never assigned.
+    with suppress(ValueError):  # Python raises ValueError if the closure's variable was never assigned.
         return cell.cell_contents
     return None
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Yield each name that a code object or a function inside it uses, and whether it is the name of an imported
-    module."""
+    """Yield the names that a code object and its nested functions use. Each name comes with a bool: whether the name is
+    that of an imported module."""
     for step in dis.get_instructions(code):
         if isinstance(step.argval, str) and step.opname in ("IMPORT_NAME", "LOAD_GLOBAL", "LOAD_NAME", "IMPORT_FROM"):
             yield step.argval, step.opname == "IMPORT_NAME"

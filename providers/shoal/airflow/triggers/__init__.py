@@ -1,1 +1,1 @@
-"""Triggers: waits of deferred tasks, which run in Airflow's triggerer and take no slot of a worker."""
+"""Provide the triggers with which deferred tasks wait in Airflow's triggerer, without a slot of a worker."""

@@ -24,7 +24,7 @@ _STORE_RETRY_S = 5.0
 
 
 class WaitTrigger(BaseTrigger):
-    """Trigger that waits for something in shoal's store, until a deadline.
+    """Base class of triggers that wait for a change in shoal's store, at most until a deadline.
 
     The trigger fires one event, a dict with ``timed_out``. The task then continues in a worker, which reads the result
     from the store. If the triggerer is killed, another triggerer continues the wait with the same deadline.
@@ -50,14 +50,14 @@ class WaitTrigger(BaseTrigger):
 
     @abstractmethod
     def new_wait(self) -> Wait:
-        """Create the wait that the poller of this process checks."""
+        """Create the `Wait` object that this process's poller checks."""
 
     @abstractmethod
     async def end(self) -> None:
         """Cancel the job or the request for nodes that the task waits for, because a user has ended the task."""
 
     def event(self, wait: Any, *, timed_out: bool) -> dict[str, Any]:
-        """Return the payload of the event.
+        """Return the payload of the event that the trigger fires.
 
         :param wait: The wait, as `new_wait` has returned it.
         :param timed_out: Whether the deadline has passed.
@@ -105,7 +105,7 @@ class WaitTrigger(BaseTrigger):
         triggerer has taken the trigger over, because this triggerer did not answer for some time. The task is still
         deferred when another triggerer takes the trigger over.
         """
-        # Airflow cancels this method after 30 s. The shielded future then goes on.
+        # Airflow cancels `on_kill` after 30 s. Because of the shield, the call of `_end_unless_deferred` still goes on.
         self._ending = asyncio.ensure_future(self._end_unless_deferred())
         await asyncio.shield(self._ending)
 
@@ -114,8 +114,8 @@ class WaitTrigger(BaseTrigger):
             # Airflow 3.2.0 needs the event loop of this thread to ask for the task's state, and finds the loop only if
             # the call is made through `sync_to_async`.
             state = await sync_to_async(self._task_state)()
-        # If Airflow does not answer, the job is not cancelled. A job for which no task waits ends itself after its
-        # `orphan_after`.
+        # If Airflow does not answer, the job is not cancelled here. A job that no task waits for ends by itself after
+        # the time `orphan_after`.
         except Exception:
             self.log.warning("Airflow did not report the task's state, so nothing is cancelled", exc_info=True)
             return
@@ -137,7 +137,8 @@ class WaitTrigger(BaseTrigger):
 
 
 async def _poller() -> Poller:
-    """Return the poller that all waits of this process share. While the store cannot be reached, try again."""
+    """Return the poller that all waits of this process share. If the store cannot be reached, wait until it can be
+    reached."""
     while True:
         try:
             return await asyncio.to_thread(poller)

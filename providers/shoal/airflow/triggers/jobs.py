@@ -19,15 +19,15 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 _SILENT_S = 15.0
-"""Seconds without a sign of life of a job's driver, after which the pool's head is asked whether the driver still runs.
-A driver gives a sign of life every few seconds, so no request is sent while it runs."""
+"""Seconds without a heartbeat of a job's driver after which the trigger asks the pool's head node whether the driver
+still runs. A running driver writes a heartbeat every few seconds."""
 
 _COPY_S = 30.0
 """Seconds between two reads of a log that is on another machine. Ray's API returns the whole log each time."""
 
 _MARK_S = 30.0
-"""Longest time in seconds between two records of the position in a job's log. If the triggerer is killed, the next
-triggerer repeats the log lines since the last record."""
+"""Longest time in seconds between two writes of the current position in a job's log to the store. If the triggerer is
+killed, the next triggerer repeats the log lines since the last write."""
 
 _MOST_LOG_BYTES = 256 * 1024
 """Largest number of bytes that are read from a log at a time, so that a long log does not delay the other waits."""
@@ -39,7 +39,7 @@ are few of them and all triggers need them."""
 
 
 class JobWait(Wait):
-    """Wait for the end of an attempt of a job.
+    """Object that waits for the end of an attempt of a job.
 
     Args:
         key: Key of the attempt.
@@ -64,7 +64,8 @@ class JobWait(Wait):
 
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[JobWait]) -> None:
-        """Read the rows of all waits with one query, send their updates, and record that a process polls the jobs."""
+        """Read the jobs of all waits with one query, send each wait its update, and record in the store that a process
+        polls these jobs."""
         jobs = attempts.look_at(store, {wait.key for wait in waits})
         marks = []
         for wait in waits:
@@ -126,7 +127,8 @@ class JobWait(Wait):
             self.send(Update(lines, follower.position))
 
     def _settle(self, handle: JobHandle) -> None:
-        """Start the job if it waits and its pool has room, or record its end if its driver was lost."""
+        """Start the job if it is queued and its pool has enough free resources, or record the job's end if its driver
+        was lost."""
         handle.settle()
         place = str(handle.place or "")
         if place and place != self._shown_place:
@@ -169,7 +171,7 @@ class JobTrigger(WaitTrigger):
         self.cancel_on_kill = cancel_on_kill
 
     def new_wait(self) -> JobWait:
-        """Create the wait that the poller of this process checks."""
+        """Create the `Wait` object that this process's poller checks."""
         return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
@@ -179,7 +181,8 @@ class JobTrigger(WaitTrigger):
         :param wait: The wait.
         :param timed_out: Whether the deadline has passed.
         """
-        # The triggerer has no credentials, so the task continues in a worker, which sends them, and is deferred again.
+        # The triggerer has no credentials. So the task continues in a worker, which sends the credentials and defers
+        # the task again.
         wants = {"wants_credentials": True} if wait.wants_credentials else {}
         job = {"job_id": self.job_id, "attempt": self.attempt, "submissions": self.submissions}
         return {**job, "timed_out": timed_out, "log_position": wait.log_position, **wants}
@@ -194,11 +197,13 @@ class JobTrigger(WaitTrigger):
             wait.log_position = update.log_position
 
     async def end(self) -> None:
-        """Cancel the job, unless a newer try of the task has attached to it."""
+        """Cancel the job, unless a newer try of the task has attached to the job."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", self.job_id)
         elif not await asyncio.get_running_loop().run_in_executor(_CANCELLING, self._cancel):
-            self.log.info("job %s had ended, or belongs to a newer try of the task", self.job_id)
+            self.log.info(
+                "job %s is not cancelled: it has ended, or a newer try of the task has attached to it", self.job_id
+            )
 
     def _cancel(self) -> bool:
         store = Store()

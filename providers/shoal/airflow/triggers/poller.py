@@ -1,7 +1,7 @@
-"""Read the store for all waits of deferred tasks in a process, with one thread.
+"""Read the store in one thread for all deferred tasks of a triggerer process.
 
-The triggerer runs hundreds of waits in one event loop, which must not block. So no wait reads the store itself: a
-poller reads the rows of all waits with few queries, and sends each wait what has changed.
+The triggerer runs hundreds of waits in one event loop, which must not block. So no wait reads the store itself. One
+poller reads the rows of all waits with few queries, and sends each wait its changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACTORS = 4
 
 @dataclass(frozen=True)
 class Update:
-    """Change that a poller reports to a wait.
+    """Message from the poller to a wait, with new log lines or with the end of the wait.
 
     Attributes:
         lines: Lines for the task's log.
@@ -66,11 +66,11 @@ def isolated(what: str) -> Iterator[None]:
 
 
 Act = Callable[[], Any]
-"""Slow function, which is called in another thread than the poller's."""
+"""Type of a slow function, which is called in a thread of its own and not in the poller's thread."""
 
 
 class Wait(ABC):
-    """One wait of a trigger. The wait has to be created in the trigger's event loop.
+    """Base class of the waits of triggers. A wait has to be created in the event loop of its trigger.
 
     Args:
         poll_interval: Seconds between two checks.
@@ -97,7 +97,7 @@ class Wait(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an earlier slow call of this wait (`wanted`) still runs."""
+        """Return whether a slow call that this wait has requested (`wanted`) still runs."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:
@@ -134,7 +134,7 @@ class Poller:
         self._actors = ThreadPoolExecutor(_ACTORS, "shoal-poller")
 
     def add(self, wait: Wait) -> None:
-        """Begin to read the rows of a wait."""
+        """Start polling the store for a wait."""
         # A new triggerer gets all waits at once. The first checks are spread over the interval, so that updates keep
         # the event loop busy for a short time only: updates for 1,000 waits at once took 1 s.
         wait.next_look = time.monotonic() + random.random() * wait.poll_interval
@@ -145,7 +145,7 @@ class Poller:
                 self._thread.start()
 
     def remove(self, wait: Wait) -> None:
-        """Stop reading the rows of a wait."""
+        """Stop polling the store for a wait."""
         with self._lock:
             self._waits.discard(wait)
 
@@ -168,7 +168,7 @@ class Poller:
             # The jobs and nodes do not depend on this process. So the error is only logged, and the poller reads the
             # store again later.
             log.warning("the store could not be read for %d deferred tasks: %s", len(waits), error)
-        # One bad row must not end the thread, on which all other waits depend.
+        # An error in one row must not end this thread, because all other waits depend on this thread.
         except Exception:
             log.exception("reading the store for %d deferred tasks failed", len(waits))
         now = time.monotonic()
@@ -193,7 +193,8 @@ _opening = threading.Lock()
 
 
 def poller() -> Poller:
-    """Return this process's poller for the store of this environment. The call may open the store, and so block."""
+    """Return this process's poller for the store at the default URL. The call may block, because it may open the
+    store."""
     url = default_url()
     with _opening:
         if url not in _pollers:

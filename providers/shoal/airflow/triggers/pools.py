@@ -23,7 +23,7 @@ _RENEW_S = 60.0
 
 
 class PoolWait(Wait):
-    """Wait for nodes of a pool, or for the end of an operation (a request to change the pool's size).
+    """Object that waits for nodes of a pool, or for the end of an operation (a request to change the pool's size).
 
     Args:
         pool: Name of the pool.
@@ -47,7 +47,7 @@ class PoolWait(Wait):
 
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
-        """Read the rows of each pool once, and send the waits for this pool their updates."""
+        """Read the rows of each pool once, and send an update to each wait for this pool."""
         operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
         with store.reading(snapshot=False) as session:
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
@@ -80,7 +80,7 @@ class PoolWait(Wait):
         if not is_over and self.nodes is not None:
             try:
                 is_over = self._client.has_nodes(self.nodes, snapshot=snapshot)
-            except ScaleError:  # The task raises the same error in its worker.
+            except ScaleError:  # The task itself raises the same error when it continues in a worker.
                 is_over = True
         if lines or is_over:
             self.send(Update(lines, is_over=is_over))
@@ -117,11 +117,11 @@ class PoolTrigger(WaitTrigger):
         self.operation_id = operation_id
 
     def new_wait(self) -> PoolWait:
-        """Create the wait that the poller of this process checks."""
+        """Create the `Wait` object that this process's poller checks."""
         return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
 
     async def end(self) -> None:
-        """Roll back the operation that the task waits for, unless it has ended."""
+        """Roll back the operation that the task waits for, unless the operation has ended."""
         if self.operation_id is not None:
             await asyncio.to_thread(self._withdraw, self.operation_id)
 
