@@ -443,12 +443,14 @@ def main() -> int:
         return Driver(store, job, spec, secrets).run()
 
 
-def run_and_exit() -> NoReturn:
-    """Run the attempt that the command-line arguments name, and end this process."""
+def run() -> int:
+    """Run the attempt that the command-line arguments name, write all output, and return the exit code.
+
+    The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
+    MLflow. The workers have ended already, so nothing is lost.
+    """
     code = main()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # `os._exit` ends the process at once. A normal exit could hang, because it waits for threads of Ray and MLflow. The
-    # workers have ended already, so nothing is lost.
-    os._exit(code)
+    return code
