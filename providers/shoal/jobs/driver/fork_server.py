@@ -46,10 +46,12 @@ _VARIABLES_OF_IMPORTS = {
     "OPENBLAS_NUM_THREADS": "1",
     # Arrow's jemalloc would start a thread that frees memory.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # The workers, which may be forks of a driver, return freed memory to the operating system. Only malloc does that.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
     # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Environment variables that are set while the server imports modules, so that the modules start no threads."""
+"""Environment variables that are set while the server imports modules."""
 
 _PAUSE_S = 0.2
 """Seconds without a request after which the server imports a module. Imports wait, so that they delay no answer."""
