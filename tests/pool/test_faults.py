@@ -82,7 +82,7 @@ def test_a_read_only_home(up):
     before = standing()
     home = os.environ["SHOAL_HOME"]
     said = in_namespaces(f"mount --bind {home} {home}\nmount -o remount,bind,ro {home}", "--mount")
-    assert said == f"StoreError SHOAL_HOME {home} is not writable. Set SHOAL_HOME to a folder you can write\n"
+    assert said == f"StoreError SHOAL_HOME {home} is not writable. Set SHOAL_HOME to a folder to which you can write\n"
     unchanged(up, before)
 
 

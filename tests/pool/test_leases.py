@@ -72,7 +72,7 @@ def test_asking_again_renews_under_a_new_epoch_and_fences_the_older_one(up):
     second = up.lease(3)
     assert (first.id, second.epoch) == (second.id, first.epoch + 1)
     second.renew()
-    with pytest.raises(FencedError, match="only the newest handle may renew it"):
+    with pytest.raises(FencedError, match="renew the lease with the newest handle"):
         first.renew()
     assert up.renew() is True
 

@@ -91,7 +91,7 @@ def test_rays_dashboard_is_an_option_of_local_pools(given):
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
     with pytest.raises(
-        InvalidArgumentError, match=f"{option}=True: true and false are not allowed as values of pool options"
+        InvalidArgumentError, match=f"{option}=True: true and false are not allowed as values of this option"
     ):
         PoolSpec.parse({"name": "x", option: True})
 

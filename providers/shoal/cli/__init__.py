@@ -19,15 +19,15 @@ from shoal.cli.exits import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
 
-# Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain a
-# copy of it. So the class is looked up by its name among the base classes of `typer.BadParameter`.
+# Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain
+# their own copy. So the class is found by its name among the base classes of `typer.BadParameter`.
 _UsageError: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
 
 def _other_commands() -> dict[str, EntryPoint]:
-    """Return the commands that adapters add to `shoal`, by name, such as ``check-dags`` of the Airflow provider.
+    """Return the commands that other packages add to `shoal`, by name, such as ``check-dags`` of the Airflow provider.
 
     An entry point of the group ``shoal.commands`` names a `typer.Typer` with one command.
     """
@@ -59,8 +59,8 @@ class _ShoalGroup(TyperGroup):
             sys.exit(ExitCode.WRONG_ARGUMENT)
         except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
             sys.exit(ExitCode.INTERRUPTED)
-        # An exception that no clause above handles is a bug in shoal. Such an exception is raised again, because the
-        # user needs the traceback for a bug report.
+        # Any other exception is a bug in shoal. The exception is raised again, because the user needs the traceback for
+        # a bug report.
         except Exception as error:
             if as_json:
                 print_error(error, as_json=True)
@@ -71,8 +71,8 @@ class _ShoalGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        # Entry points are read only for the help and for the commands of adapters, because reading them takes as long
-        # as importing all of shoal's own commands.
+        # Entry points are read only for the help and for commands of adapters, because this takes as long as importing
+        # all of shoal's own commands.
         if command is None and (entry := _other_commands().get(cmd_name)) is not None:
             command = typer.main.get_command(entry.load())
             command.name = cmd_name

@@ -22,18 +22,18 @@ def doctor(
         str | None, typer.Option("--pool", help="Check the nodes of this ray:// pool instead of this machine.")
     ] = None,
     artifact_location: Annotated[
-        str | None, typer.Option(help="With --pool: URI or path that the nodes have to be able to write to.")
+        str | None, typer.Option(help="With --pool: URI or path to which the nodes must be able to write.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine, or the nodes of a ray:// pool, and say how to fix each problem. Exit code 1 means that
-    pools, or jobs on this pool, cannot work."""
+    """Check this machine, or the nodes of a ray:// pool, and print how to fix each problem. The exit code is 1 if local
+    pools, or jobs on the ray:// pool, cannot work."""
     from shoal.cli.doctor_checks import Check, all_checks
     from shoal.pool.api import ComputePool
 
     if pool is None and artifact_location is not None:
         raise InvalidArgumentError(
-            "--artifact-location is checked only on the nodes of a pool: add --pool, or leave out --artifact-location"
+            "--artifact-location is checked only on the nodes of a pool: add --pool, or remove --artifact-location"
         )
     checks: list[Check] | list[Finding] = (
         list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)

@@ -1,6 +1,6 @@
 """The checks of `shoal doctor`.
 
-A check does not import an optional package, because such imports are slow. A check does not start or end a process.
+The checks do not import optional packages, because these imports are slow. The checks do not start or end processes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _MB = 1024**2
 _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
-"""Free bytes that a disk needs for a node's logs and the store. With less, Ray fails at once, so the check fails."""
+"""Smallest number of free bytes on a disk, for a node's logs and the store. With fewer free bytes, Ray fails at once,
+so the check fails."""
 _DISK_WANTED = 5 * _GB
-"""Free bytes that a small training needs for its local copy of the data, its checkpoints, and the objects that Ray
-moves from memory to disk. With less, the check gives a note."""
+"""Number of free bytes that a small training needs for its local copy of the data, its checkpoints, and the objects
+that Ray moves from memory to disk. With fewer free bytes, the check gives a note."""
 _RAY_DISK_LIMIT = 0.95
-"""Used share of a disk (0 to 1) above which Ray considers the disk full. Ray then no longer moves objects from memory
-to disk, so a training may run out of memory."""
+"""Used share of a disk (0 to 1) above which Ray considers the disk full. Ray does not move objects from memory to a
+full disk, so a training may run out of memory."""
 
 _FILES_NEEDED = 1024
 _FILES_WANTED = 4096
@@ -53,8 +54,8 @@ _PACKAGES = (
     ("prefect", ("prefect",), ("prefect",), "the Prefect collection"),
     ("ui", ("fastapi", "jinja2", "plotly", "uvicorn"), ("plotly",), "the page of `shoal ui` and of Airflow's plugin"),
 )
-"""Optional packages, one tuple per extra of shoal: name of the extra, modules that the extra installs, PyPI names of
-the package whose version is shown, and the part of shoal that needs the extra."""
+"""Optional packages, one tuple for each extra of shoal. A tuple contains the name of the extra, the modules that the
+extra installs, the PyPI names of the package whose version is shown, and the part of shoal that needs the extra."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Check:
         name: Name of the check.
         status: ``ok``; ``note`` if shoal works in spite of the finding; ``broken`` if local pools cannot work.
         found: Description of what the check found, for the user.
-        advice: Instruction how to fix the problem. None if there is no problem.
+        advice: Text about how to fix the problem. None if there is no problem.
     """
 
     name: str
@@ -75,8 +76,7 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Run all checks of `shoal doctor`, and yield their results. Each check runs after the checks on which it
-    depends."""
+    """Run all checks of `shoal doctor`, and yield their results."""
     yield _python()
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
@@ -277,7 +277,7 @@ def _chosen_pool(pools: list[PoolStatus]) -> Check:
 def reconciler(pools: list[PoolStatus]) -> Check:
     """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
 
-    Reconcilers of other folders `$SHOAL_HOME` are ignored.
+    Reconcilers of other `$SHOAL_HOME` folders are ignored.
 
     Args:
         pools: All pools in the store.
@@ -302,8 +302,8 @@ def _reconciler_process() -> tuple[int, bool] | None:
     """Return the pid of this `$SHOAL_HOME`'s reconciler and whether the reconciler is suspended, or None if no
     reconciler runs.
 
-    The function searches all processes. The reconciler's lock is not tested, because a reconciler that starts at this
-    moment would find the lock taken, and exit.
+    The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts during
+    the test would find the lock taken, and exit.
     """
     import psutil
 

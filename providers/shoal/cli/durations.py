@@ -19,5 +19,7 @@ def duration(text: str) -> timedelta:
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgumentError(f"{shown(text)} is no duration: write hours, days or weeks, such as 36h, 90d or 4w")
+        raise InvalidArgumentError(
+            f"{shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
+        )
     return timedelta(hours=int(found[1]) * _HOURS[found[2]])

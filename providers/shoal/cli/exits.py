@@ -43,8 +43,8 @@ class InterruptedCommandError(Exception):
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code with which the `shoal` command ends after an error: FAILED unless a special code is defined
-    for the type of the error."""
+    """Return the exit code of the `shoal` command after an error. The code is FAILED unless the type of the error has
+    its own code."""
     match error:
         case InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT

@@ -30,8 +30,8 @@ def history(
     oldest = None if since is None else time.time() - duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
     if pool_name and not found:
-        # No action was found, so the name of the pool may be mistyped. The pool is checked only in this case, because
-        # actions on a deleted pool are still listed.
+        # No action was found, so the pool's name may be wrong. Check only now that the pool exists, because actions on
+        # a deleted pool are also listed.
         from shoal.pool.selection import which_pool
         from shoal.state import Store
 

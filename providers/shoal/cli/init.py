@@ -13,8 +13,9 @@ from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
 
 _GROUP = "shoal.init"
-"""Group of entry points. Each entry point is a function that writes the samples of one workflow engine to a folder, and
-returns the paths of the files. The CLI uses entry points because it must not import the modules for the engines."""
+"""Group of entry points. Each entry point is a function that writes the samples for one workflow engine to a folder,
+and returns the paths of the files. Entry points are used because the modules of the CLI must not import the modules for
+workflow engines."""
 
 
 def init(

@@ -1,7 +1,7 @@
 """Handle Ctrl-C and SIGTERM while a command runs.
 
-Ctrl-C and SIGTERM raise `KeyboardInterrupt`. One line is printed at once, because undoing the operation may take long.
-A second line is printed when the operation was undone, and says how the command ended.
+Ctrl-C and SIGTERM raise `KeyboardInterrupt`. A first line is printed at once, because undoing the operation may take
+long. A second line is printed when the operation was undone. It says how the command ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _UNFINISHED = "interrupted before everything was undone: see what is left with `
 
 
 class _Interrupts:
-    """Global state of the signal handler, because Python passes only the signal and the frame to a handler.
+    """State of the signal handler. The state is global, because Python passes only the signal and the frame to a
+    handler.
 
     Attributes:
         notice: Text to print at the first signal; None outside of `on_interrupt`.
@@ -33,8 +34,8 @@ class _Interrupts:
 def install() -> None:
     """Install the signal handler for SIGTERM and SIGINT (Ctrl-C). The console script calls this function once."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # If a shell script starts a command with `&`, the command ignores SIGINT. In this case no handler is installed for
-    # SIGINT, so that the command still ignores the signal.
+    # A command that a shell script has started with `&` ignores SIGINT. For such a command no handler is installed, so
+    # that it still ignores SIGINT.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
 
@@ -46,7 +47,7 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
     Args:
         notice: Text that is printed at once, because undoing the operation may take long.
         outcome: Message of the raised error, which is printed after the operation was undone. If a second signal
-            interrupts the undoing, another message is used.
+            interrupts this, a different message is used.
 
     Raises:
         InterruptedCommandError: The block was interrupted. The InterruptedCommandError replaces the
@@ -66,7 +67,7 @@ def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _Interrupts.seen += 1
     if _Interrupts.notice and _Interrupts.seen == 1:
-        # The signal may have interrupted a write to sys.stderr. During such a write, a second write to sys.stderr would
-        # fail. So the text is written to the file descriptor.
+        # The signal may have interrupted a write to sys.stderr, and a second write to sys.stderr would then fail. So
+        # the text is written directly to the file descriptor.
         os.write(_STDERR, f"\ninterrupted: {_Interrupts.notice}\n".encode())
     raise KeyboardInterrupt

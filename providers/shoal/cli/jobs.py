@@ -38,8 +38,8 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and none is up,
-    a pool is started for the job."""
+    """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
+    up, start a pool for the job."""
     job = _parse(_read(spec), pool_name=pool_name, job_id=job_id, detach=detach)
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
@@ -68,8 +68,8 @@ def list_(
 
     found = list_jobs(pool_name, limit=limit)
     if pool_name and not found:
-        # No job was found, so check that the pool exists: its name may be mistyped. The check is made only in this
-        # case, because the jobs of a deleted pool are still listed.
+        # No job was found, so the pool's name may be wrong. Check only now that the pool exists, because the jobs of a
+        # deleted pool are also listed.
         _require_pool(pool_name)
     if as_json:
         print_json({"jobs": found})
@@ -185,7 +185,7 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
     the job.
 
     Raises:
-        NoPoolError: The command does not wait for the job, and there is no pool that stays until the job ends.
+        NoPoolError: The command does not wait for the job (`detach`), and no existing pool can run the job.
     """
     from shoal.distributors.call_pool import pool_for_job
     from shoal.pool.selection import which_pool
@@ -204,13 +204,13 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
 def _follow(handle: JobHandle) -> JobResult:
     try:
         say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
-        # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already contains lines
-        # about the progress, so `first_line_s=inf` turns the display's own lines off.
+        # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
+        # such lines, so `first_line_s=inf` turns them off here.
         with ProgressDisplay(first_line_s=math.inf) as display:
             return handle.wait(on_log=_log, on_progress=display.show)
     except KeyboardInterrupt:
-        # If Ctrl-C interrupts `wait`, `wait` cancels the job. But Ctrl-C may have come before `wait` began. So the job
-        # is always cancelled here, which does no harm the second time.
+        # `wait` cancels the job on Ctrl-C. But Ctrl-C may have been pressed before `wait` began, so the job is
+        # cancelled here as well. Cancelling a job twice does no harm.
         handle.cancel("the process that waited for the job was interrupted")
         raise
 
@@ -236,7 +236,7 @@ def _read(source: str) -> dict[str, Any]:
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text()
-    # ValueError means that the path contains a NUL character, or that the text is not UTF-8.
+    # ValueError is raised if the path contains a NUL character, or if the text is not UTF-8.
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
     return fields_of(text, what, source)

@@ -1,4 +1,5 @@
-"""Commands `shoal models …`: list and show the registered models that jobs have trained, and delete old versions."""
+"""Define the commands `shoal models …`, which list and show the registered models that jobs have trained, and delete
+old versions."""
 
 from __future__ import annotations
 
@@ -160,7 +161,7 @@ def prune(
 
 
 def _age(since: float | None) -> str | None:
-    """Return the time since a moment as text, such as `12 d` or `5 h`."""
+    """Return the time that has passed since a given time as text, such as `12 d` or `5 h`."""
     if since is None:
         return None
     seconds = max(0.0, time.time() - since)

@@ -1,5 +1,4 @@
-"""Print results on stdout, and messages and errors on stderr. With ``--json``, errors are printed on stdout instead of
-stderr."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, print errors on stdout."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from shoal.redaction import redact
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
 
 _PIPE_WIDTH = 200
-"""Width in characters of the output to a file or a pipe. Without this constant, rich would cut tables at 80
-characters."""
+"""Width in characters of the output to a file or a pipe. By default, rich would cut tables at 80 characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -54,8 +52,8 @@ def print_json(document: Any) -> None:
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
     """Print an error as ``error: …`` on stderr, or with `as_json` as ``{"error": {…}}`` on stdout."""
     text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
-    # If a command line argument is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Streams
-    # refuse to write lone surrogates, so these characters are escaped.
+    # Python represents invalid UTF-8 bytes in a command line argument as lone surrogates. Lone surrogates cannot be
+    # written to a stream, so they are escaped.
     text = text.encode(errors="backslashreplace").decode()
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "
@@ -91,7 +89,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def when(seconds: float | None) -> str | None:
-    """Format a time in the local time zone. The time is given in seconds since the epoch; for None, return None."""
+    """Format a time (in seconds since the epoch) in the local time zone. Return None for None."""
     return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,5 +1,5 @@
-"""Commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes that no pool needs, and
-record the end of jobs whose process has died)."""
+"""Define the commands `shoal pool …` (start, scale, show and stop pools) and `shoal sweep` (end nodes that no pool
+needs, and record the end of jobs whose process has died)."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def scale(
     size: Annotated[int, typer.Argument(metavar="SIZE", help="Number of nodes, including the head.")],
     pool_name: PoolOption = None,
     is_async: Annotated[
-        bool, typer.Option("--async", help="Return when the request is stored. The reconciler carries it out.")
+        bool, typer.Option("--async", help="Return when the request is stored, without waiting for the nodes.")
     ] = False,
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
     block_until_min_cluster_size: Annotated[
@@ -160,7 +160,7 @@ def alter(
 ) -> None:
     """Change the smallest and the greatest number of nodes of a pool."""
     if min_nodes is None and max_nodes is None:
-        raise InvalidArgumentError("nothing to change: give --min-nodes, --max-nodes or both")
+        raise InvalidArgumentError("no new limit is given: add --min-nodes, --max-nodes or both")
     pool = _pool(name)
     pool.alter(min_nodes=min_nodes, max_nodes=max_nodes)
     _show(pool.describe(), as_json)
@@ -173,7 +173,7 @@ def retire(
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
     as_json: Json = False,
 ) -> None:
-    """Announce that a node will end soon (spot notice), so that the pool starts a replacement before."""
+    """Announce that a node will end soon, so that the pool starts a replacement before the node ends."""
     pool = _pool(pool_name)
     pool.retire_node(node, within_s=within)
     _show(pool.describe(), as_json)
@@ -191,7 +191,7 @@ def quota(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Limit the nodes and node-hours of a team on a pool. Without a limit, remove the team's quota."""
+    """Limit the nodes and node-hours of a team on a pool. If no limit is given, remove the team's quota."""
     pool = _pool(name)
     pool.set_quota(team, max_nodes=max_nodes, node_hours=node_hours)
     _show(pool.describe(), as_json)
@@ -201,7 +201,7 @@ def quota(
 def down(
     name: Name = None,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Do not contact a ray:// pool's cluster: it is gone for good.")
+        bool, typer.Option("--abandon", help="Do not contact the cluster of a ray:// pool, which is gone for good.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class PoolProgress:
-    """An `on_progress` callback that shows how many nodes of a pool are ready: as a progress bar on a terminal, else as
-    printed lines.
+    """A callback for `on_progress` that shows how many nodes of a pool are ready. On a terminal, it shows a progress
+    bar. Otherwise, it prints lines.
 
     Without a terminal, a line is printed each time the number of nodes in a state changes.
 
@@ -77,7 +77,7 @@ class PoolProgress:
             (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
 
     def _done(self, status: PoolStatus) -> tuple[int, int]:
-        """Return the filled length and the full length of the progress bar, both as numbers of nodes.
+        """Return the filled length and the full length of the progress bar, in nodes.
 
         While the pool grows, the lengths are the numbers of active and of wanted nodes. While the pool shrinks, the
         lengths are the numbers of nodes that have ended and of nodes that have to end.

@@ -13,7 +13,7 @@ def ui(
     ] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the link; open no browser.")] = False,
 ) -> None:
-    """Show pools, jobs and models on a web page of this machine, until Ctrl-C.
+    """Show pools, jobs and models on a web page of this machine, until Ctrl-C is pressed.
 
     The page listens on 127.0.0.1 only, and needs the token in the printed link.
     """

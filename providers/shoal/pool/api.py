@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.pool")
 
 _ASKED_AT_ONCE = 16
-"""Largest number of pools whose heads `report_pools` asks for their state at the same time."""
+"""Largest number of pools whose status `report_pools` reads at the same time."""
 
 
 class ComputePool:
@@ -65,12 +65,11 @@ class ComputePool:
         team: Team to whose quota this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no
             team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-        clock: Function that returns seconds since the epoch. Tests pass another function, to simulate hours in an
-            instant.
+        clock: Function that returns seconds since the epoch. Tests pass a simulated clock.
 
     Raises:
         InvalidArgumentError: The URI or spec is invalid.
-        NoPoolError: No pool was named, and the pools in the store do not determine which one to use.
+        NoPoolError: No pool was named, and the store contains no pool or several possible pools.
         PoolNotFoundError: No pool has this name.
 
     Example:
@@ -117,8 +116,8 @@ class ComputePool:
         for each problem.
 
         Args:
-            rollback_after_seconds: Seconds until the deadline. If MIN_NODES nodes are not ready then, all started nodes
-                are ended.
+            rollback_after_seconds: Seconds until the deadline. If fewer than MIN_NODES nodes are ready at the deadline,
+                all started nodes are ended.
             on_progress: Function called with the pool's status while waiting.
             owner: Process to which the pool belongs (an embedded pool). The pool is removed when this process ends.
                 Default: the pool belongs to no process and stays.
@@ -147,14 +146,14 @@ class ComputePool:
         return self
 
     def down(self, *, abandon: bool = False, on_progress: OnProgress | None = None) -> None:
-        """End every node of the pool and wait until all their processes are gone.
+        """End all nodes of the pool, and wait until the processes of these nodes have ended.
 
         The jobs on the pool end, too. If the pool is already down, the method does nothing.
 
         Args:
             abandon: Mark a `ray://` pool as down without contacting its Ray cluster. Use this only for a cluster that
-                never answers again. If the cluster does come back, its autoscaler keeps the nodes that this pool
-                requested, because nothing has withdrawn the request.
+                never answers again. If the cluster answers again later, its autoscaler keeps the nodes that this pool
+                has requested, because the request was not withdrawn.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
@@ -179,8 +178,8 @@ class ComputePool:
         of jobs.
 
         Args:
-            abandon: Delete a pool whose host or Ray cluster never returns. If the host does return, the pool's nodes on
-                it end themselves, because they find no row in the database.
+            abandon: Delete the pool although its host or Ray cluster cannot be reached. If the host is reachable again
+                later, the pool's nodes on this host end, because their rows in the database are missing.
 
         Raises:
             PoolInUseError: The pool is not down, or has unfinished jobs, and `abandon` is False. Nothing was deleted.
@@ -244,9 +243,10 @@ class ComputePool:
     ) -> PoolLease:
         """Request nodes for this holder (the name under which this object makes requests) until the lease is released.
 
-        Shared leases use the same nodes, and the nodes of exclusive leases are added to them. The pool gets as many
-        nodes as the largest shared lease and all exclusive leases need together, or as many as its base demand if the
-        base demand is larger. No node is reserved: a lease makes the pool large enough, and Ray places the work.
+        All shared leases use the same nodes. An exclusive lease adds its own nodes to the pool. The number of nodes is
+        the size of the largest shared lease plus the sizes of all exclusive leases, or the base demand (the size that
+        `up` or `scale` has set) if this is larger. A lease does not reserve particular nodes, because Ray decides where
+        work runs.
 
         Leases are granted in the order of their requests. A lease that does not fit into MAX_NODES beside the earlier
         leases waits, and takes no nodes until it is granted. While this method waits, it renews the lease.
@@ -257,7 +257,7 @@ class ComputePool:
 
         Args:
             size: Number of nodes, including the head.
-            exclusive: Add these nodes to those of all other leases, instead of sharing them.
+            exclusive: Add these nodes to the nodes of all other leases, instead of sharing the nodes of shared leases.
             ttl: Seconds after which a lease that is not renewed expires.
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
                 `scale_cluster` or `up` has set a base demand in the meantime.
@@ -300,8 +300,8 @@ class ComputePool:
         @contextmanager
         def renewed() -> Iterator[None]:
             if leases[-1].waiting:
-                # If the store does not answer, only this log line about the place in the queue is left out. The wait
-                # below tries again until the store answers.
+                # If the store does not answer, this log line is left out. The wait below tries again until the store
+                # answers.
                 with suppress(StoreError):
                     note = self.describe().queue_note(self.holder)
                     log.info('pool "%s": the lease of %s is %s', self.name, self.holder, note or "granted")
@@ -398,7 +398,8 @@ class ComputePool:
         block_until_min_cluster_size: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Wait until an operation that was requested with `is_async` has ended, and raise its error if it failed.
+        """Wait until an operation that was requested with `is_async` has ended. If the operation failed, raise its
+        error.
 
         If the wait is interrupted, the operation is rolled back.
 
@@ -513,11 +514,11 @@ class ComputePool:
         return status_of(self._snapshot(), self._clock())
 
     def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
-        """Announce that a node of a local pool will end soon, for example because the cloud provider ends the machine.
+        """Announce that a node of a local pool will end soon, for example because the cloud provider stops the machine.
 
-        A replacement node is started beside the node. When the replacement is ready, the node gets no new work, and is
-        ended when it is idle or `within_s` seconds are over. If the pool has MAX_NODES nodes, the replacement is
-        started only after the node has ended.
+        The pool starts a replacement node. When the replacement is ready, the announced node gets no new work. The
+        announced node is ended when it is idle, or after `within_s` seconds. If the pool has MAX_NODES nodes, the
+        replacement starts only after the announced node has ended.
 
         Args:
             node: Name of the node, as `get_nodes` returns it. It must not be the head.
@@ -538,8 +539,8 @@ class ComputePool:
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
-        """Set the quota of a team: limits of the nodes and node-hours that the team's leases may take. If both limits
-        are None, remove the quota.
+        """Set the quota of a team: how many nodes and node-hours the team's leases may use. If both limits are None,
+        remove the quota.
 
         A lease that would exceed `max_nodes` together with the team's other leases waits in the queue. A lease of a
         team that has used up `node_hours` is refused. Leases that are already granted are not affected.
@@ -569,7 +570,7 @@ class ComputePool:
             ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
-        """Return how many node-seconds the leases and the jobs of each holder have used, the largest number first.
+        """Return the node-seconds that the leases and jobs of each holder have used, sorted from most to least.
 
         Args:
             days: Number of past days whose use is counted.
@@ -600,7 +601,7 @@ class ComputePool:
         The check runs a small job on the cluster, which takes some seconds.
 
         Args:
-            artifact_location: URI or path. The job checks, too, whether the nodes can read and write there.
+            artifact_location: URI or path at which the nodes must be able to read and write. None: not checked.
 
         Returns:
             The findings about the head and about one other node.
@@ -611,20 +612,25 @@ class ComputePool:
         """
         spec = self._known_spec()
         if spec.backend != "ray":
-            raise InvalidArgumentError(f'the nodes of pool "{self.name}" are on its host: run `shoal doctor` there')
-        # Imported only when it is needed, because it imports an HTTP client that local pools do not use.
+            raise InvalidArgumentError(
+                f'pool "{self.name}" is a local pool, and this check is only for ray:// pools: run `shoal doctor` on '
+                "the pool's host"
+            )
+        # Import the module only for `ray://` pools, because the import also loads an HTTP client, which local pools do
+        # not need.
         from shoal.pool.backends.ray.preflight import preflight
 
         return preflight(spec, artifact_location)
 
     def check_nodes(self) -> list[Finding]:
-        """Run :meth:`preflight`, unless an earlier run has shown that jobs of this environment can run on this pool.
+        """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
+        pool.
 
         Problems are logged as warnings. Pools that are not `ray://` pools are not checked, and neither is a cluster
         that does not answer.
 
         Returns:
-            The problems because of which no job can run on the pool.
+            The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self._known_spec()
         if spec.backend != "ray":
@@ -640,7 +646,7 @@ class ComputePool:
             return PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
 
     def sweep(self) -> list[str]:
-        """End the nodes on this host that no pool needs any more, not only the nodes of this pool. Return one sentence
+        """End all nodes on this host that no pool needs any more, including nodes of other pools. Return one sentence
         for each action."""
         did = _sweep.sweep(self._store, clock=self._clock)
         history.record_sweep(self._store, did, holder=self.holder)
@@ -737,8 +743,8 @@ class ComputePool:
         )
 
     def _give_up(self, operation_id: str, error: BaseException) -> None:
-        """Roll an operation back because an error has interrupted the wait for it. If the store cannot be used, add a
-        note to the error instead."""
+        """Roll back an operation after an error has interrupted the wait for its end. If the store cannot be used, add
+        a note to the error instead."""
         try:
             with transaction(self._store, JournalStep.WITHDRAW) as session:
                 withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
@@ -760,7 +766,7 @@ class ComputePool:
         return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Raise an error if the pool's backend can never reach a size, such as more nodes than a Ray cluster can have.
+        """Raise an error if the pool can never have this many nodes, for example because its Ray cluster is too small.
 
         A pool that is bound to another machine is not checked here. `shoal.pool.journal.commands` makes all other
         checks when the request is written.
@@ -882,7 +888,7 @@ def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[
         snapshots = rows.load_all(session)
     listed = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
     now = time.time()
-    # Asking the head of a remote pool may take seconds, so the pools are asked at the same time.
+    # The head of a remote pool may take seconds to answer, so several pools are queried at the same time.
     with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
         return list(threads.map(lambda snapshot: report_of(snapshot, now), listed))
 
@@ -898,7 +904,7 @@ def sweep(store: Store | None = None) -> list[str]:
 
 def sweep_nodes(store: Store) -> list[str]:
     """End the nodes on this host that no pool needs any more, and return one sentence for each action. Unlike `sweep`,
-    add no line to the record of actions."""
+    this function adds no line to the record of actions."""
     did = _sweep.sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))

@@ -13,12 +13,11 @@ from shoal.errors import InvalidArgumentError, PoolDownError
 from shoal.pool.spec import is_loopback
 
 NO_GCS = ""
-"""Value of `Endpoint.gcs`, the address of the GCS (Ray's control service), for a head without Ray."""
+"""Value of `Endpoint.gcs` (the address of Ray's control service) for a head that runs without Ray."""
 
 _DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
-"""Command for `sh` on the head that runs the driver. The Python interpreter is that of the variable SHOAL_PYTHON if it
-is set on the head, else the path of the submitter's Python. If the head has no such file, the command uses the `python`
-on the head's PATH."""
+"""Shell command that runs a job's driver on the head. The Python interpreter is `$SHOAL_PYTHON` if the variable is set
+on the head, else the submitter's Python path. If this path does not exist on the head, the command runs `python`."""
 
 
 def driver_command(python: str, *arguments: str) -> list[str]:
@@ -53,8 +52,7 @@ class Endpoint:
         gcs: ``host:port`` to which drivers connect; `NO_GCS` if the head runs without Ray.
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
-        ca_path: File with the certificates of the authorities that are trusted for an https URL; None: the authorities
-            that this machine trusts.
+        ca_path: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
     """
 
     api: str
@@ -79,7 +77,10 @@ class Endpoint:
         try:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
-            raise PoolDownError(f"the token file {self.token_path} was deleted when the pool went down") from None
+            raise PoolDownError(
+                f"the token file {self.token_path} was deleted when the pool went down: start the pool with "
+                "`shoal pool up`"
+            ) from None
 
     def driver_environment(self) -> Mapping[str, str]:
         """Return the environment variables with which a Ray driver on the pool's host connects to the pool.
@@ -113,20 +114,20 @@ def ray_environment(token: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         # Without this setting, Ray replaces 127.0.0.1 in `ray.init("127.0.0.1:…")` by the host's own address. The
-        # connection would fail, because the head listens only on 127.0.0.1.
+        # connection would then fail, because the head listens only on 127.0.0.1.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Anybody could read Ray's metrics, because the metrics ports need no token. The next two settings turn these
-        # ports off. Ray has no switch for the dashboard's metrics port, but an invalid number turns it off.
+        # Ray's metrics ports need no token, so any user could read the metrics. The next two settings turn these ports
+        # off. Ray has no switch for the dashboard's metrics port, but an invalid number turns it off.
         "RAY_enable_metrics_collection": "0",
         "DASHBOARD_METRIC_PORT": "-1",
-        # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of
-        # 60 s. A shorter time matters because other nodes of this host wait until the start has ended.
+        # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of 60
+        # s. The shorter time helps the other nodes of this host, because they wait until this start has ended.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
         # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
         # killed raylet is declared dead after 5 s instead of 15 s.
         "RAY_health_check_period_ms": "1000",
-        # If a raylet (a node's main process) does not answer a check, the check ends after this time. So an unreachable
-        # raylet is declared dead after 20 s instead of 55 s.
+        # Time limit for one check of a raylet (a node's main process). With this limit, an unreachable raylet is
+        # declared dead after 20 s instead of 55 s.
         "RAY_health_check_timeout_ms": "3000",
     }

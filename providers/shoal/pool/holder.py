@@ -1,5 +1,5 @@
-"""Build the names of holders (the users, processes and runs that own operations, leases and jobs), and bind pools to
-hosts.
+"""Build the names of holders (the users, processes and runs that own operations, leases and jobs), and record to which
+host a pool is bound.
 
 A local pool is bound to the host on which it was started: only that host can start and end its nodes.
 """
@@ -34,7 +34,8 @@ def bind_here(pool: Pool) -> None:
 
 
 def is_bound_here(pool: Pool) -> bool:
-    """Return whether a pool's row has this machine's hostname and host id, or is not bound to any host."""
+    """Return whether a pool's row contains this machine's current hostname and host id. Return True, too, if the pool
+    is bound to no host."""
     return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())
 
 

@@ -64,11 +64,10 @@ class PoolLease:
             commands.renew(session, self.id, self.epoch, self._clock())
 
     def leave_to_job(self) -> None:
-        """Let the lease of a submitted job (`shoal.pool.holder.job_holder`) end together with the job. From now on,
-        this process does not renew the lease.
+        """Stop renewing the lease of a submitted job, and let the lease end together with the job.
 
-        If the same job was submitted again in the meantime, this method does nothing, because the newest submission
-        calls it, too.
+        If the same job was submitted again in the meantime, this method does nothing. The newest submission calls the
+        method, too.
         """
         try:
             with transaction(self._store, JournalStep.REQUEST) as session:

@@ -53,7 +53,8 @@ def quota_of(snapshot: Snapshot, team: str | None) -> int | None:
 
 
 def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
-    """Return a text about the team's quota because of which a lease waits; None if it does not wait for a quota."""
+    """Return a text that says that a lease waits because of its team's quota; None if the quota does not hold the lease
+    back."""
     granted = _granted(snapshot)
     if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
         return None
@@ -69,8 +70,8 @@ def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     """Return whether the size of a granted lease may be changed to `size` now.
 
-    The change is allowed if all leases together then take no more nodes than before, or if they fit into MAX_NODES and
-    no lease waits. A larger size also has to fit into the quota of the lease's team.
+    The change is allowed if, after the change, all leases together take no more nodes than before. It is also allowed
+    if all leases fit into MAX_NODES and no lease waits. A larger size must also fit into the quota of the lease's team.
     """
     rest = [one for one in _granted(snapshot) if one.id != lease.id]
     resized = (size, lease.exclusive)
@@ -105,7 +106,7 @@ def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
     Args:
         ahead: Number of waiting leases that are granted before this one.
         taken: Nodes that the granted leases take.
-        max_nodes: Most nodes that the pool may have.
+        max_nodes: Largest number of nodes that the pool may have.
     """
     place = f"for {ahead} lease{'s' * (ahead > 1)} ahead" if ahead else "as the next in the queue"
     return f"waiting {place}, {taken} of {max_nodes} nodes are taken"

@@ -38,19 +38,19 @@ from shoal.state.schema import Node, Pool, PoolState
 log = logging.getLogger("shoal.reconciler")
 
 _SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
-"""Command that asks the heads about jobs that may be lost, and records the end of lost jobs. The command is a separate
-process because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
+"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. The command runs in
+a separate process, because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
 
 _SILENCE_PERIOD_S = 10.0
-"""Seconds between two checks for jobs that give no sign of life."""
+"""Seconds between two checks for jobs whose rows in the database no longer change."""
 
 _SETTLE_PERIOD_S = 60.0
-"""Shortest time in seconds between two starts of the command `_SETTLE`. A head that does not answer may need a while to
-recover, so asking the head more often would be useless."""
+"""Shortest time in seconds between two starts of the command `_SETTLE`. A head that does not answer needs some time to
+recover, so more frequent requests would be useless."""
 
 _MOST_AT_ONCE = 32
-"""Number of pools that are reconciled at the same time, each in its own thread. So a cluster that does not answer does
-not delay the other pools."""
+"""Largest number of pools that are reconciled at the same time. Each pool has its own thread, so that a cluster that
+does not answer does not delay the other pools."""
 
 
 def ensure_running() -> None:
@@ -81,8 +81,8 @@ def run() -> None:
     """Reconcile this host's pools (start their missing nodes and end their surplus nodes) until no pool needs a
     reconciler."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
-        # $SHOAL_HOME was removed while this process started. So this process ends, because opening the store would
-        # create the folder again.
+        # The folder $SHOAL_HOME was removed while this process started. The process ends here, because opening the
+        # store would create the folder again.
         return
     store = Store(migrate=False)
     while True:
@@ -104,7 +104,7 @@ def run() -> None:
 
 
 class _Ended(Exception):
-    """Raised if this reconciler has to end although pools may still need a reconciler. The message is the reason."""
+    """Signal that this reconciler has to end, although pools may still need a reconciler. The message is the reason."""
 
 
 def _reconcile_all(store: Store, lock: Path) -> None:
@@ -127,9 +127,9 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
         while store.exists() and (names := _active_pools(store)) != []:
             if not _is_file(lock, locked):
-                # Usually, a user has removed $SHOAL_HOME. This process still holds the lock of the removed file, but
-                # this lock no longer keeps another reconciler from starting. So this reconciler ends.
-                raise _Ended(f"{lock} was removed")
+                # Usually, a user has removed $SHOAL_HOME. The lock on a removed file does not stop other reconcilers
+                # from starting, so this reconciler ends.
+                raise _Ended(f"the lock file {lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at > STORE_PATIENCE:
@@ -228,7 +228,7 @@ def _node_counts(store: Store) -> dict[tuple[str, str], int]:
 
 
 def _is_file(path: Path, file: os.stat_result) -> bool:
-    """Return whether a path still leads to the given file, which means that the file was not removed or replaced."""
+    """Return whether the file at a path is still the given file, and was not removed or replaced."""
     try:
         return os.path.samestat(path.stat(), file)
     except OSError:

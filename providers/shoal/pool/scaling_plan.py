@@ -29,15 +29,14 @@ _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision to end one operation (a request to change the pool's size): the operation's final state, and the
-    reason that the user sees."""
+    """A decision to end one operation (a request to change the pool's size), with the operation's final state and the
+    reason for the user."""
 
     operation_id: str
     state: OperationState
     reason: str | None = None
     settle_at: int | None = None
-    """Number of nodes to which the demand is set if the operation reached its minimum size but not its full size. None
-    otherwise."""
+    """New base demand if the operation reached its minimum size but not its full size. None otherwise."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,10 @@ class NodePlan:
 def wanted(snapshot: Snapshot) -> int:
     """Return how many nodes, including the head, the pool should have.
 
-    The result is the base demand or the nodes of the granted leases, whichever is larger, limited to MIN_NODES and
-    MAX_NODES. It is 0 for a pool that is not up, and for a pool that has no base demand, no lease and no job. A pool
-    without a base demand was started by a lease, so it goes down after its last lease and job.
+    The result is the base demand (the size that `up` or `scale` has set) or the number of nodes of the granted leases,
+    whichever is larger, limited to MIN_NODES and MAX_NODES. It is 0 for a pool that is not up, and for a pool that has
+    no base demand, no lease and no job. A pool without a base demand was started by a lease, so it goes down after its
+    last lease and job.
     """
     pool, demand = snapshot.pool, snapshot.demand
     if pool.state is not PoolState.UP or not (demand or snapshot.leases or snapshot.works):
@@ -138,7 +138,8 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
             keep.append(node)
     leaving = [node for node in keep if node.leaving_at is not None]
     staying = [node for node in keep if node.leaving_at is None]
-    # A node whose end was announced is ended as soon as enough other nodes are ready, or at its announced end.
+    # A node whose end was announced is ended as soon as enough other nodes are ready, at the latest at the announced
+    # time.
     replaced = sum(node.state is NodeState.READY for node in staying) >= target
     gone = [node for node in leaving if replaced or now >= (node.leaving_at or 0.0)]
     drain: list[str] = []
@@ -152,11 +153,11 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     leaving = [node for node in leaving if node.id not in going]
     may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
     draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
-    # If a node is about to end, its replacement is already started. At MAX_NODES there is no room for both nodes, so
-    # the replacement is started when the node has ended.
+    # The replacement of a node whose end was announced starts before the node ends. In a pool with MAX_NODES nodes
+    # there is no room for both nodes, so the replacement starts after the node has ended.
     room = pool.max_nodes - len(have) - len(leaving) - len(draining)
     missing = min(target - len(have), room) if may_start else 0
-    # An old head that is still being ended keeps its files and its row. So a new head is started only after the old
+    # While an old head is being ended, its files and its row still exist. So a new head is started only after the old
     # head's row is deleted.
     head_gone = not any(node.is_head for node in snapshot.nodes)
     head_ready = head is not None and head.id not in going and head.state is NodeState.READY
@@ -169,7 +170,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
 
 
 def idle_timeout(pool: Pool) -> float | None:
-    """Return after how many seconds without use a pool goes down, or None if an unused pool stays up."""
+    """Return the number of seconds without use after which a pool goes down, or None if an unused pool stays up."""
     return PoolSpec.model_validate(pool.spec).idle_timeout
 
 
@@ -179,7 +180,7 @@ def in_use(snapshot: Snapshot) -> bool:
 
 
 def why_down(snapshot: Snapshot, now: float) -> str | None:
-    """Return the reason why a pool that is up has to go down, or None while it may stay up."""
+    """Return the reason why a pool that is up has to go down, or None if the pool may stay up."""
     pool = snapshot.pool
     if pool.state is not PoolState.UP:
         return None
@@ -192,8 +193,8 @@ def why_down(snapshot: Snapshot, now: float) -> str | None:
 
 
 def should_touch(snapshot: Snapshot, now: float) -> bool:
-    """Return whether `touched_at` (the time of last use) in the pool's row must be updated: the pool is in use, and the
-    stored time is older than a tenth of the idle timeout.
+    """Return whether to update `touched_at` (the time of last use) in the pool's row, because the pool is in use and
+    the stored time is older than a tenth of the idle timeout.
 
     Each update costs a write transaction, so the result is True at most ten times per idle timeout.
     """
@@ -202,13 +203,13 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
-    """Return whether the pool's count of failed nodes must be set to 0: nodes have failed, but now all wanted nodes are
-    ready and were planned at least START_TIMEOUT seconds ago."""
+    """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready now, and were
+    planned at least START_TIMEOUT seconds ago."""
     return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
 
 
 def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
-    """Return the planned nodes that need a supervisor process.
+    """Return the planned nodes for which a supervisor process must be spawned.
 
     For such a node no supervisor was spawned yet, or the spawned supervisor did not write itself to the node's row
     within SPAWN_GRACE seconds.
@@ -245,8 +246,8 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 def cooldown(failures: int) -> float:
     """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
     each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
-    # The cooldown is doubled at most 30 times, because thousands of doublings would overflow the float. 30 doublings
-    # already exceed REPLACE_COOLDOWN_MOST.
+    # The exponent is limited to 30, because an exponent of some thousands would overflow the float. A cooldown after 30
+    # doublings is already longer than REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
@@ -254,7 +255,7 @@ def cooldown(failures: int) -> float:
 def has_settled(snapshot: Snapshot, now: float) -> bool:
     """Return whether all wanted nodes are ready, and were planned at least START_TIMEOUT seconds ago.
 
-    If they are, earlier failed starts no longer count, because nodes evidently start and keep running.
+    In this case, earlier failed starts no longer count, because nodes can evidently start and keep running.
     """
     old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
     return len(old) >= wanted(snapshot)

@@ -30,11 +30,11 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) 
     Args:
         store: The state store.
         name: Name given by the caller, if any.
-        only_up: Whether the pool must be up if neither `name` nor ``$SHOAL_POOL`` names one.
+        only_up: Whether to select only a pool that is up if neither `name` nor ``$SHOAL_POOL`` names a pool.
 
     Raises:
         PoolNotFoundError: No pool has this name.
-        NoPoolError: No pool was named, and the pools in the store do not determine which one to use. The message lists
+        NoPoolError: No pool was named, and the store contains no pool or several possible pools. The message lists
             these pools.
     """
     given = name or os.environ.get(POOL_VARIABLE)

@@ -11,7 +11,7 @@ from shoal.state.schema import Demand, Lease, Node, Operation, Pool
 class Snapshot:
     """The database rows of a pool at one instant.
 
-    Every lease in a snapshot counts, even an expired one. A lease ends only when `journal.advance` deletes its row.
+    An expired lease still counts until `journal.advance` deletes the lease's row.
     """
 
     pool: Pool

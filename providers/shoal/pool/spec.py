@@ -25,8 +25,8 @@ from shoal.redaction import has_credentials, redact_value
 from shoal.settings import Settings, unknown_value, without_defaults
 
 _NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
-"""Options that did not exist in earlier versions of shoal. A process of such a version refuses a stored spec that has
-one of these options."""
+"""Options that earlier versions of shoal do not know. A process of an earlier version rejects a stored spec that
+contains one of these options."""
 
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
@@ -75,7 +75,7 @@ class PoolSpec(Settings):
             description="Seconds without a job, lease or request after which the pool goes down. "
             "With `none`, an idle pool stays up.",
         ),
-    ] = 24 * 3600.0  # one day: the pool of a daily pipeline stays up, but a forgotten pool goes down over a weekend
+    ] = 24 * 3600.0  # one day: a pool that is used every day stays up, but a forgotten pool goes down
 
     ray: Annotated[
         bool,
@@ -120,9 +120,9 @@ class PoolSpec(Settings):
     ca_file: Annotated[
         str | None,
         Field(
-            description="Path of a file with the certificates (PEM) of the authorities that are trusted for an "
-            "https:// `address`. A relative path is relative to $SHOAL_HOME. Default: the authorities that this "
-            "machine trusts. Allowed only for ray:// pools."
+            description="Path of a PEM file with the CA certificates to trust for an https:// `address`. "
+            "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
+            "Allowed only for ray:// pools."
         ),
     ] = None
     token_over_http: Annotated[
@@ -153,7 +153,7 @@ class PoolSpec(Settings):
     @classmethod
     def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and info.field_name not in ("ray", "ray_dashboard"):
-            raise ValueError("true and false are not allowed as values of pool options")
+            raise ValueError("true and false are not allowed as values of this option")
         return value
 
     @field_validator("idle_timeout", *_RAY_FIELDS, mode="before")
@@ -171,7 +171,7 @@ class PoolSpec(Settings):
         if not is_pool_name(self.name):
             raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
-            raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}")
+            raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
             raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
@@ -179,7 +179,7 @@ class PoolSpec(Settings):
             self._check_without_ray()
         if self.backend == "ray":
             if self.ray_dashboard:
-                raise ValueError("ray_dashboard is allowed only for local:// pools: remove it")
+                raise ValueError("ray_dashboard is allowed only for local:// pools: remove the option")
             if self.gpus_per_node < 0:
                 raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
             if has_credentials(self.address or ""):
@@ -194,9 +194,14 @@ class PoolSpec(Settings):
                     f"for example ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
-                raise ValueError(f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path")
+                raise ValueError(
+                    f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
+                )
             if self.ca_file is not None and parts.scheme != "https":
-                raise ValueError(f"ca_file is only for an https:// address, and address={self.address!r}")
+                raise ValueError(
+                    f"ca_file is allowed only with an https:// address, not with address={self.address!r}: remove "
+                    "ca_file, or use an https:// address"
+                )
             if parts.query:
                 raise ValueError(
                     f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
@@ -204,15 +209,21 @@ class PoolSpec(Settings):
         return self
 
     def _check_without_ray(self) -> None:
-        """Refuse options that are not possible for a pool without Ray."""
+        """Raise an error if the spec has options that a pool without Ray cannot have."""
         if self.backend == "ray":
-            raise ValueError("ray=false is allowed only for local:// pools: remove it")
+            raise ValueError("ray=false is allowed only for local:// pools: remove the option")
         if self.max_nodes > 1:
-            raise ValueError(f"ray=false needs max_nodes=1, not {self.max_nodes}: the nodes of larger pools run Ray")
+            raise ValueError(
+                f"max_nodes={self.max_nodes} is not allowed with ray=false, because several nodes need Ray: set "
+                "max_nodes=1, or remove ray=false"
+            )
         if self.gpus_per_node:
-            raise ValueError("ray=false needs gpus_per_node=0: only Ray divides the GPUs of a node among workers")
+            raise ValueError(
+                f"gpus_per_node={self.gpus_per_node} is not allowed with ray=false, because only Ray divides GPUs "
+                "among workers: remove one of the two options"
+            )
         if self.ray_dashboard:
-            raise ValueError("ray_dashboard needs ray=true")
+            raise ValueError("ray_dashboard=true is not allowed with ray=false: remove one of the two options")
 
     @classmethod
     def parse(cls, source: str | PoolSpec | Mapping[str, Any]) -> PoolSpec:
@@ -226,7 +237,7 @@ class PoolSpec(Settings):
         return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
 
     def check_size(self, size: int, name: str) -> None:
-        """Check that the pool can have a number of nodes.
+        """Raise an error if a requested number of nodes is above the pool's `max_nodes`.
 
         The limits of an existing pool may differ from this spec, because `shoal pool alter` changes them. The actual
         limits are checked when the nodes are requested.
@@ -249,19 +260,21 @@ class PoolSpec(Settings):
         return [folder.strip() for folder in (self.shared_folders or "").split(",") if folder.strip()]
 
     def check_token_is_private(self) -> None:
-        """Refuse to send a token without encryption to another host, unless `token_over_http` allows it.
+        """Raise an error if the pool would send its token without encryption to another host, unless `token_over_http`
+        allows this.
 
         Raises:
-            InvalidArgumentError: Other users of the network could read the token, and run any code with it.
+            InvalidArgumentError: The token would be sent without encryption, so other users of the network could read
+                the token and use it to run code.
         """
         parts = _url_parts(self.address or "")
         if self.token_file is None or self.token_over_http == "allow" or parts is None or parts.scheme != "http":
             return
         if not is_loopback(parts.hostname or ""):
             raise InvalidArgumentError(
-                f'pool "{self.name}" would send its token to {self.address} without encryption, where others on the '
-                "network can read it: give an https:// address (and ca_file, if the certificate is from an authority "
-                "of your own), or set token_over_http=allow on a network that you trust"
+                f'pool "{self.name}" would send its token to {self.address} without encryption, so other users of the '
+                "network could read the token: use an https:// address (with ca_file for a private certificate "
+                "authority), or set token_over_http=allow if you trust the network"
             )
 
     @property
@@ -273,7 +286,7 @@ class PoolSpec(Settings):
 
 
 def _in_uri(value: Any) -> str:
-    """Return the text of an option's value in a URI."""
+    """Return an option's value as text for a URI."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return quote(str(value), safe="/:")
@@ -310,7 +323,7 @@ class ScaleOptions(Settings):
 
 
 class LeaseOptions(ScaleOptions):
-    """The `options` of a lease: those of `scale_cluster`, and limits of the lease's lifetime and node-hours."""
+    """The `options` of a lease: the options of `scale_cluster`, and limits for the lease's lifetime and node-hours."""
 
     max_lifetime: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     budget_node_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -335,7 +348,7 @@ class LeaseOptions(ScaleOptions):
 
 
 def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
-    """Check that a value is a legal number of nodes, and return the value.
+    """Check that a value is a valid number of nodes, and return the value.
 
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.
@@ -373,7 +386,7 @@ def _url_parts(url: str) -> SplitResult | None:
 def _fields_of_uri(uri: str) -> dict[str, Any]:
     parts = _url_parts(uri)
     if parts is None or not parts.scheme or "://" not in uri:
-        raise InvalidArgumentError(f'"{uri}" is not a pool URI; an example is local://retrain?max_nodes=4')
+        raise InvalidArgumentError(f'"{uri}" is not a pool URI: write, for example, local://retrain?max_nodes=4')
     backends = get_args(BackendName)
     if parts.scheme not in backends:
         raise InvalidArgumentError(
@@ -390,6 +403,6 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
         raise InvalidArgumentError(f'"{uri}": the options after "?" cannot be read: {error}') from None
     for key, value in options:
         if key in fields:
-            raise InvalidArgumentError(f'"{uri}" contains the option {key} twice')
+            raise InvalidArgumentError(f'"{uri}" contains the option {key} twice: remove one of the two')
         fields[key] = value
     return fields

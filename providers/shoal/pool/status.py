@@ -106,8 +106,8 @@ class PoolStatus:
         is_here: Whether this machine can start and end the pool's nodes.
         min_nodes: Smallest number of nodes while the pool is up.
         max_nodes: Largest number of nodes.
-        target: Number of nodes that the pool should have now: the base demand or `leased`, whichever is larger, limited
-            to `min_nodes` and `max_nodes`. 0 if the pool is not up.
+        target: Number of nodes that the pool should have now: the base demand (the size that `up` or `scale` has set)
+            or `leased`, whichever is larger, limited to `min_nodes` and `max_nodes`. 0 if the pool is not up.
         active: Ready nodes, the head first.
         pending: Nodes that are planned or starting.
         failed: Nodes that failed and are not yet removed.
@@ -174,7 +174,7 @@ class PoolReport:
 
     Attributes:
         status: The pool's status.
-        operations: The requests to change the pool's size, the newest first. The store deletes old ones.
+        operations: The requests to change the pool's size, the newest first. Old requests are deleted from the store.
         dashboard: Address of the Ray dashboard if a browser can open it without a token; None for local pools.
     """
 
@@ -272,8 +272,8 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
 
 
 def _look(snapshot: Snapshot) -> Seen:
-    """Check which nodes of a pool have been lost since their rows were last written, and which requested nodes have
-    joined the Ray cluster.
+    """Check which nodes of a pool were lost after their rows were last written, and which requested nodes have joined
+    the Ray cluster.
 
     If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
     """
@@ -284,7 +284,7 @@ def _look(snapshot: Snapshot) -> Seen:
 
 
 def _state_seen(node: Node, seen: Seen) -> NodeState:
-    """Return a node's state, or FAILED for a node that should be running but is lost.
+    """Return the node state from the database, or FAILED if the node should run but is lost.
 
     A node is lost if `Backend.look` did not find it, or if its Ray cluster does not answer (`Seen.silence`).
     """

@@ -50,10 +50,10 @@ class Member(Protocol):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """The node's addresses, as a dict of name to address. The supervisor writes this dict to the node's row."""
+        """Return the node's addresses by name. The supervisor writes this dict to the node's row."""
 
     def dead(self) -> str | None:
-        """Return the reason why the node cannot be used any more, or None while it can."""
+        """Return the reason why the node cannot be used any more, or None if the node works."""
 
     def busy(self) -> bool:
         """Return whether work is running on the node."""
@@ -71,16 +71,17 @@ class Member(Protocol):
 
 
 Start = Callable[[Node, PoolSpec, str | None, Path], Member]
-"""Function that starts a node. Arguments: node row, pool spec, address of the head (None for the head), node folder."""
+"""Function that starts a node. Its arguments are the node's row, the pool's spec, the address of the head (None if the
+node is the head), and the node's folder."""
 
 Load = Callable[[PoolSpec], Start]
-"""Function that imports everything needed to start a node of a pool, and returns the function that starts the node.
+"""Function that imports all modules needed to start a node of a pool, and returns the function that starts the node.
 Importing and starting are separate, because any number of nodes may import at the same time, but the number of
 concurrent starts is limited (`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
-    """Exception that ends the node and its supervisor. The message is the reason."""
+    """Signal that the node and its supervisor have to end. The message is the reason."""
 
 
 class Supervisor:
@@ -207,8 +208,8 @@ class Supervisor:
                 draining = True
                 member.drain(DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
-                # If the store cannot be reached, `_report` fails, and `busy` stays unchanged. So the next round reports
-                # the new value again.
+                # If the store cannot be reached, `_report` fails and `busy` stays unchanged, so the next round of this
+                # loop reports the new value again.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
@@ -245,8 +246,8 @@ class Supervisor:
             raise _Ended("the node's row belongs to another supervisor")
         if node.state is NodeState.ENDING:
             raise _Ended(node.error or "the node's row says that the node has to end")
-        # After a jump of the wall clock, the reconciler adds the jump to `start_deadline` and to `created_at`. So their
-        # difference is still the time that the start may take, and can be compared with the monotonic clock.
+        # After a jump of the wall clock, the reconciler adds the jump to both `start_deadline` and `created_at`. So
+        # their difference is always the time that the start may take.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
             raise _Ended("the node was not ready at its start deadline")
@@ -301,7 +302,7 @@ class Supervisor:
 
 
 def load_node(spec: PoolSpec) -> Start:
-    """Import what a pool's nodes need, such as Ray, and return a function that starts a node."""
+    """Import the modules that a pool's nodes need, such as Ray, and return a function that starts a node."""
     from shoal.pool.backends.local.heads import HeadWithoutRay, RayHead
     from shoal.pool.backends.local.job_server import JobServer
 
@@ -331,7 +332,7 @@ def main(load: Load = load_node) -> None:
     node_id, epoch = sys.argv[1:3]
     code = Supervisor(node_id, int(epoch), load).run()
     logging.shutdown()
-    # End this process at once. A normal exit may hang in Ray's threads, and nothing is left to clean up.
+    # End this process without Python's normal exit, which may hang in Ray's threads. All clean-up is already done.
     os._exit(code)
 
 

@@ -13,21 +13,22 @@ LEASE_TTL = 900.0
 lease several times within this time. A run that has died keeps its nodes for at most this time."""
 
 JOB_LEASE_TTL = 60.0
-"""Time after which the lease of a job expires if the process that submits the job dies before the submission. This
-process renews the lease every 20 s until the job is submitted. A write to a busy SQLite store may take 30 s, so a
-shorter time would not be safe."""
+"""Time after which the lease of a job expires if the submitting process dies before the job is submitted. The
+submitting process renews the lease every 20 s. A write to a busy SQLite store may take 30 s, so a shorter time would
+not be safe."""
 
 START_TIMEOUT = 120.0
 """Time that a local node may take to start. After this time its start counts as failed. On the test machine, a single
-node starts in 3 to 9 s. A node may have to wait before that, because only a few nodes may start at the same time."""
+node starts in 3 to 9 s. Before its start, a node may have to wait, because only a few nodes may start at the same
+time."""
 
 SPAWN_GRACE = 20.0
 """Time within which a spawned supervisor process has to write its identity to its node's row. After this time another
 supervisor is spawned. On an idle host a supervisor needs about 1 s."""
 
 MAX_START_FAILURES = 3
-"""Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be
-chance. Three point to a cause that persists, so further starts would fail too."""
+"""Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be a
+coincidence. After three failures the cause is probably permanent, so further starts would fail, too."""
 
 REPLACE_COOLDOWN = 30.0
 """Pause before the next start of a node, after two nodes in a row have failed while no operation was open. The pause
@@ -35,8 +36,8 @@ doubles with each further failure, so that a broken host does not start nodes in
 replaced without a pause, because a single failure is normal."""
 
 REPLACE_COOLDOWN_MOST = 900.0
-"""Longest pause between starts after failures. After a person has fixed the cause, the next start is tried within this
-time."""
+"""Longest pause between starts after failures. When the cause of the failures is fixed, the next start is tried within
+this time."""
 
 KEEP_OPERATIONS = 100
 """Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
@@ -55,10 +56,10 @@ RETENTION_PERIOD = 3600.0
 """Interval at which the reconciler removes old logs and operations."""
 
 RETIRE_WITHIN = 120.0
-"""Default time until the announced end of a node. AWS announces the end of a spot machine 120 s before."""
+"""Default time until the announced end of a node. AWS announces the end of a spot machine 120 s in advance."""
 
 DRAIN_GRACE = 30.0
-"""Time that a busy node has to finish its work when the pool shrinks. After this time the node is ended."""
+"""Time in which a busy node may finish its work when the pool shrinks. After this time the node is ended."""
 
 DOWN_PATIENCE = 60.0
 """Time that `down()` waits for the pool's nodes to end, before it raises an error. On the test machine, each node takes
@@ -69,23 +70,23 @@ SUPERVISOR_PERIOD = 1.0
 raylet (Ray's main process on a node) still runs."""
 
 HEAD_PATIENCE = 15.0
-"""Time for which a worker node keeps running after its head has left a request unanswered for 5 s. The sum is 20 s. The
-head also declares a node that does not answer dead after 20 s, so both sides give up at about the same time."""
+"""Time for which a worker node keeps running after a request to its head has timed out after 5 s. Together these are 20
+s. The head also waits 20 s before it declares a silent node dead, so head and worker give up at about the same time."""
 
 REVIVE_PERIOD = 5.0
-"""Interval at which a supervisor checks whether the host's reconciler runs, and starts it if not. So a reconciler that
-died is replaced within seconds."""
+"""Interval at which a supervisor checks whether the host's reconciler runs. If the reconciler has died, the supervisor
+starts a new one."""
 
 STORE_PATIENCE = 3600.0
-"""Time for which a supervisor keeps its node running while the store cannot be reached. A fail-over of the database is
-shorter, so it ends no nodes."""
+"""Time for which a supervisor keeps its node running while the store cannot be reached. A failover of the database
+takes less time, so it does not end nodes."""
 
 STORE_PERIOD = 2.0
 """Interval at which a blocking call, such as `scale_cluster`, tries again while the store cannot be reached."""
 
 TERMINATE_PATIENCE = 5.0
-"""Time that a node has to leave the cluster and end by itself. After this time it is killed. Measured times are 0.3 to
-2 s."""
+"""Time within which a node should leave the cluster and end by itself. After this time the node is killed. Nodes were
+measured to need 0.3 to 2 s."""
 
 KILL_PATIENCE = 10.0
 """Time within which a process has to end after SIGKILL. A process that takes longer hangs in the kernel and cannot be
@@ -100,16 +101,17 @@ RECONCILE_PERIOD = 1.0
 sensors promise to show changes within seconds."""
 
 WAIT_PERIOD = 0.25
-"""Interval at which a blocking call checks at first whether its operation has ended. Later the interval grows."""
+"""Shortest interval at which a blocking call checks whether its operation has ended. The interval grows with the time
+waited."""
 
 WAIT_PERIOD_MOST = 2.0
 """Longest interval at which a blocking call checks whether its operation has ended. The interval reaches this value
 after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `shoal jobs list`."""
 
 TURN_PATIENCE = 1.0
-"""Time after which a waiting process takes over the reconciling of a pool from another waiting process that was killed,
-is paused or is slow (see `shoal.pool.reconcile.election`). While nothing changes, all processes of one host that wait
-for one pool together write only once per second."""
+"""If several processes of a host wait for the same pool, only one of them reconciles it (see
+`shoal.pool.reconcile.election`). If this process has not reconciled the pool for this time, because it was killed or
+paused or is slow, another process takes over."""
 
 CLUSTER_PATIENCE = 5.0
 """Timeout of one request to the head of an existing Ray cluster. The head normally answers in milliseconds. The timeout
@@ -125,4 +127,4 @@ machine and pull its image. By default, a lease expires after the same time."""
 
 STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
 """Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
-one core busy with the imports of its agents, but sometimes waits, and then another node can use the core."""
+one core busy with the imports of its agents. When the node has to wait, another node can use the core."""

@@ -26,7 +26,7 @@ OnProgress = Callable[[PoolStatus], None]
 
 
 class Waiting:
-    """Methods that wait for one pool: until an operation has ended, until the pool is down, or until a rollback has
+    """Methods that wait until an operation of a pool has ended, until the pool is down, or until a rollback has
     completed.
 
     Args:
@@ -151,8 +151,8 @@ class Waiting:
 
     @contextmanager
     def _turns(self) -> Iterator[None]:
-        """Give up the turn to reconcile the pool when the ``with`` block ends, so that another waiting process can take
-        it; see `reconcile.election`."""
+        """Give up the turn to reconcile the pool when the ``with`` block ends, so that another waiting process can
+        reconcile the pool; see `reconcile.election`."""
         try:
             yield
         finally:

@@ -16,8 +16,8 @@ from typing import Any
 _TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _LIKE_TAG = re.compile(r"\$+float")
-"""Keys that look like the tag. If a user's own document contains such a key, one more ``$`` is added to the key when it
-is written, so that the user's ``{"$float": "nan"}`` is not read as NaN."""
+"""Pattern of the keys that look like the tag ``$float``. If a user's document contains such a key, one more ``$`` is
+written before the key, so that the user's ``{"$float": "nan"}`` is not read as NaN."""
 
 
 def dumps(document: Any) -> str:
@@ -26,7 +26,8 @@ def dumps(document: Any) -> str:
 
 
 def loads(written: str | bytes) -> Any:
-    """Decode a document that `dumps` has written, or that shoal 0.1 wrote to SQLite with plain NaN and Infinity."""
+    """Decode a document that `dumps` has written. Documents of shoal 0.1 with plain NaN and Infinity are decoded,
+    too."""
     return json.loads(written, object_hook=_untagged)
 
 
@@ -59,8 +60,8 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the only key of a dict if it could be mistaken for ``$float``, the tag under which NaN and infinity are
-    stored. Return None for all other dicts."""
+    """Return the only key of a dict if the key looks like ``$float``, the tag under which NaN and infinity are stored.
+    Return None for all other dicts."""
     if len(value) != 1:
         return None
     [key] = value

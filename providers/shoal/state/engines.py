@@ -40,23 +40,23 @@ from shoal.errors import MissingExtraError, StoreError
 from shoal.state import codec
 
 LOCK_WAIT_S = 30
-"""Seconds after which a write transaction on SQLite fails if it does not get the lock, and no other process has changed
-the database meanwhile. The limit is much longer than any transaction of shoal takes, and much shorter than the deadline
-of an operation."""
+"""Seconds after which a write transaction on SQLite fails if it cannot get the lock and no other process changes the
+database. All transactions of shoal are much shorter, and deadlines of operations are much longer."""
 
 _TRY_S = 5
-"""Seconds for which SQLite tries to get the lock before shoal checks whether the database has changed. In the first
-0.2 s, SQLite tries 12 times, and then 10 times per second. A shorter time means more tries: with 0.25 s, 200 waiting
-processes used a quarter of two cores for their tries."""
+"""Seconds for which SQLite tries to get the lock before shoal checks whether the database has changed. SQLite tries 12
+times in the first 0.2 s, and then 10 times per second. With only 0.25 s here, 200 waiting processes used a quarter of
+the CPU time of two cores."""
 
 _QUEUE_WAIT_S = 120
 """Seconds after which a write transaction on PostgreSQL fails if it does not get the lock. Transactions wait for the
 lock in a queue. If 200 processes write at once, each transaction may take 0.6 s."""
 
 _PAUSED_WRITER_S = 15
-"""Seconds without a statement after which PostgreSQL ends a write transaction. The process of such a transaction is
-paused, or its host is gone. The limit is shorter than _QUEUE_WAIT_S, so that waiting transactions get the lock before
-they fail. SQLite cannot end such a transaction, because the file lock belongs to the paused process."""
+"""Seconds without a statement after which PostgreSQL ends a write transaction. Without statements for so long, the
+transaction's process is probably paused, or its host is gone. The limit is shorter than _QUEUE_WAIT_S, so that waiting
+transactions get the lock before they fail. SQLite cannot end the transaction of a paused process, because the file lock
+belongs to this process."""
 
 _WRITERS_LOCK = int.from_bytes(b"shoal")
 """Key of the advisory lock: a number that other programs in the same database are unlikely to use."""
@@ -85,8 +85,8 @@ _JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": co
 _READ_ONLY = "shoal_reads"
 
 _TO_BEGIN = "shoal_begins"
-"""Key in the dict `info` of a connection. The value is a function that begins the transaction before its first
-statement, or None."""
+"""Key in the dict `info` of a connection. The value is the function that begins the transaction before its first
+statement."""
 
 _Begin = Callable[[Connection], object]
 
@@ -104,11 +104,11 @@ def parsed(url: str) -> URL:
         backend = found.get_backend_name() if found.drivername != "postgres" else "postgresql"
     except (ArgumentError, ValueError):  # the messages of these errors may contain a password, so they are not shown
         raise StoreError(
-            "SHOAL_STATE_URL is not a valid URL (is the port a number, and the password percent-encoded?): write "
-            "postgresql+psycopg://USER@HOST:5432/DATABASE or sqlite:////FOLDER/state.db"
+            "SHOAL_STATE_URL is not a valid URL: write postgresql+psycopg://USER@HOST:5432/DATABASE or "
+            "sqlite:////FOLDER/state.db, with a number as the port, and percent-encode special characters in a password"
         ) from None
-    # If the password contains an "@", the URL parser takes the rest of the password for the host. The driver's error
-    # message would then show this rest as an unknown host. So such a URL is refused.
+    # If the password contains an "@", the URL parser treats the part of the password after the "@" as the host. The
+    # driver's error message would then show this part. So such a URL is rejected.
     if "@" in (found.host or ""):
         raise StoreError('the password in SHOAL_STATE_URL contains an "@": write %40 for the "@"')
     if backend == "postgresql":
@@ -141,14 +141,15 @@ def engine(url: str) -> Engine:
 
 
 def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
-    """Return a copy of a SQLAlchemy engine for read transactions. The copy uses the same connections as the original.
+    """Return a copy of a SQLAlchemy engine that opens read transactions. The copy uses the same connections as the
+    original engine.
 
     A read transaction sees the database at one instant, and does not wait for writers. On PostgreSQL it cannot write.
 
     Args:
         writing: The engine for write transactions.
-        snapshot: Whether several SELECTs have to see the same instant, which needs a transaction. False for a single
-            SELECT: without a transaction, PostgreSQL needs two round trips instead of four.
+        snapshot: Whether all SELECTs have to see the database at the same instant, which needs a transaction. Pass
+            False for a single SELECT, because without a transaction PostgreSQL needs two round trips instead of four.
     """
     options: dict[str, Any] = {_READ_ONLY: True}
     if writing.dialect.name == "postgresql":
@@ -157,8 +158,8 @@ def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
 
 
 def _sqlite(url: URL) -> Engine:
-    # NullPool opens the file again for each transaction. A connection that stays open would keep reading the old
-    # database after its file was removed or replaced.
+    # NullPool opens the database file again for each transaction. A connection that stays open would still read the old
+    # file after the file was removed or replaced.
     made = create_engine(url, poolclass=NullPool, connect_args={"timeout": float(LOCK_WAIT_S)}, **_JSON)
 
     @event.listens_for(made, "connect")
@@ -175,7 +176,7 @@ def _sqlite(url: URL) -> Engine:
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Switch a SQLite file to WAL (write-ahead log), if the file was not switched before.
 
-    While one connection switches a new file, SQLite fails in all others at once, regardless of the busy timeout. So
+    While one connection switches a new file, all other connections fail at once, regardless of the busy timeout. So
     this function tries again.
 
     Raises:
@@ -189,18 +190,18 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if not _is_busy(error) or time.monotonic() > end:
                 raise
-        time.sleep(random.uniform(0.005, 0.02))  # random, so that two connections do not try at the same time again
+        time.sleep(random.uniform(0.005, 0.02))  # a random time, so that two connections do not collide again
 
 
 def _is_busy(error: BaseException | None) -> bool:
     """Return whether SQLite failed because another connection has locked the file."""
-    # The lowest byte of SQLite's error code is the kind of error. The higher bytes say more about it:
-    # SQLITE_BUSY_RECOVERY, for example, is of the kind SQLITE_BUSY.
+    # The lowest byte of SQLite's error code is the kind of error, and the higher bytes contain details. For example,
+    # the lowest byte of SQLITE_BUSY_RECOVERY is SQLITE_BUSY.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _begin_writing_sqlite(connection: Connection) -> None:
-    """Begin a write transaction; wait for the lock as long as other processes go on changing the database.
+    """Begin a write transaction. Wait for the lock as long as other processes keep changing the database.
 
     Raises:
         OperationalError: The lock was not free, and no process has changed the database, for `LOCK_WAIT_S` seconds.
@@ -214,8 +215,8 @@ def _begin_writing_sqlite(connection: Connection) -> None:
         except OperationalError as error:
             if not _is_busy(error.orig):
                 raise
-            # The limit is a number of tries, and not a time. If this process and the process that holds the lock were
-            # both paused, a time limit could be over before the other process has released the lock.
+            # The limit is a number of tries instead of a time. If this process and the process with the lock were both
+            # paused, a time limit could expire before the other process has released the lock.
             before, version = version, _run(connection, "PRAGMA data_version").scalar()
             tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
             if not tries_left:
@@ -251,12 +252,12 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None) -> None:
-    """Let an engine begin each transaction only right before it sends the transaction's first statement.
+    """Configure an engine so that each transaction begins right before the transaction's first statement is sent.
 
     Args:
         made: The engine.
         writing: Function that begins a write transaction.
-        reading: Function that begins a read transaction; None if the driver does it.
+        reading: Function that begins a read transaction; None if the driver begins read transactions.
     """
 
     @event.listens_for(made, "begin")
@@ -270,8 +271,8 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
         try:
             begin(connection)
         except BaseException:
-            # If beginning the transaction failed, the next statement tries again. Otherwise it would be executed
-            # without a transaction.
+            # If beginning the transaction failed, the next statement tries again. Otherwise the next statement would be
+            # executed without a transaction.
             connection.info[_TO_BEGIN] = begin
             raise
 
@@ -286,7 +287,8 @@ def _reads(connection: Connection) -> bool:
 
 
 def _forked() -> None:
-    """Make a forked child process forget the connections that it inherited, so that it opens its own.
+    """Discard the database connections that a forked child process has inherited, so that the child opens its own
+    connections.
 
     The inherited connections are not closed on the server, because the parent process still uses them.
     """

@@ -29,8 +29,8 @@ _AWAY = {
     "server closed the connection": "the server closed the connection: try again when it runs again",
     "connection is closed": "the server closed the connection: try again when it runs again",
 }
-"""Advice for errors that may go away without help of the user. Each key is a part of the database's message, and each
-value is the advice to the user. If several keys match, the first one is used."""
+"""Advice for errors that may be temporary. Each key is a part of the database's message, and each value is the advice
+to the user. If several keys match, the first key counts."""
 
 _WRONG = {
     # SQLite
@@ -56,7 +56,7 @@ _WRONG = {
     "does not exist": "create the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
 }
 """Advice for errors that last until the user fixes the cause. Each key is a part of the database's message, and each
-value is the advice to the user. If several keys match, the first one is used."""
+value is the advice to the user. If several keys match, the first key counts."""
 
 _SQLSTATES = {
     "25P03": "this process was paused during a write transaction, and nothing was written: try again",

@@ -16,17 +16,17 @@ def home() -> Path:
     """Return ``$SHOAL_HOME`` (default: ``~/.shoal``). Create the folder if needed, and set its mode to 0700.
 
     Raises:
-        StoreError: The folder cannot be created or written, or other users may have changed files in it.
+        StoreError: The folder cannot be created or written, or other users may have changed files in the folder.
     """
     path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"SHOAL_HOME {path} cannot be created: {error}. Set SHOAL_HOME to a folder you can write"
+            f"SHOAL_HOME {path} cannot be created: {error}. Set SHOAL_HOME to a folder to which you can write"
         ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise StoreError(f"SHOAL_HOME {path} is not writable. Set SHOAL_HOME to a folder you can write")
+        raise StoreError(f"SHOAL_HOME {path} is not writable. Set SHOAL_HOME to a folder to which you can write")
     keep_home_private(path)
     return path
 
@@ -51,7 +51,8 @@ def subfolder(*parts: str) -> Path:
 
 
 def lock_file(name: str) -> Path:
-    """Return the path, in the home folder, of a lock file for the processes that run on this host with this store."""
+    """Return the path of a lock file in the home folder. The processes of this host that use this store share the lock
+    file."""
     return per_host(name, "lock")
 
 

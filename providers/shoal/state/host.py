@@ -1,4 +1,4 @@
-"""Identify this host: by its name in messages, and by an id that stays the same when the host is renamed."""
+"""Return this host's name for messages, and an id that stays the same if the host is renamed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def host_id() -> str:
-    """Return the id of the host to which this process's pid belongs, as 16 hexadecimal digits.
+    """Return the id of this host, or of the container in which this process runs, as 16 hexadecimal digits.
 
     The id is computed from the machine-id, or from the hostname if there is no machine-id. Containers of one image may
     have the same machine-id and the same hostname, but they have different pid namespaces. So in a container, the pid

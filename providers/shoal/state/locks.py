@@ -23,10 +23,10 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Try to lock a file, and yield True if this process now holds the lock, else False.
+    """Try to lock a file. Yield True if this process now holds the lock, else False.
 
-    The lock ends with this process at the latest, because programs that this process starts do not inherit the file
-    descriptor.
+    The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
+    lock.
 
     Args:
         path: The file, which is created if needed.

@@ -1,4 +1,4 @@
-"""Upgrade the store's tables to this version's schema with Alembic's migrations, and refuse a newer schema."""
+"""Upgrade the store's tables to the schema of this shoal version with Alembic, and reject a newer schema."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SCRIPTS = Path(__file__).with_name("migrations")
 def upgrade(connection: Connection) -> None:
     """Upgrade the database to the newest schema.
 
-    All changes are made in the caller's transaction. So if one of them fails, nothing is changed.
+    All changes are made in the caller's transaction. If one change fails, no change is made.
     """
-    # Alembic is imported only here: the import takes 0.3 s, and a store with the newest schema does not need it.
+    # Import Alembic only here, because the import takes 0.3 s, and a store with the newest schema needs no migration.
     from alembic import command
     from alembic.config import Config
 

@@ -1,4 +1,4 @@
-"""Check that other users of the machine can neither enter nor replace a folder, and remove folders safely."""
+"""Check that other users of the machine cannot enter or replace a folder, and remove folders safely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("shoal.home")
 
 
 def keep_home_private(path: Path) -> None:
-    """Close ``$SHOAL_HOME`` to other users: set its mode to 0700 if other users can enter it.
+    """Set the mode of ``$SHOAL_HOME`` to 0700 if other users can enter the folder.
 
     Args:
         path: The folder's absolute path.
@@ -22,8 +22,8 @@ def keep_home_private(path: Path) -> None:
     Raises:
         StoreError: The folder belongs to another user, any user can write to it, or its mode cannot be changed.
     """
-    # If the path is a symlink, both the link and its target are checked, because the owner of the link could later let
-    # it point to another folder.
+    # If the path is a symlink, both the link and its target are checked, because the link's owner could later change
+    # the link to another folder.
     for found in (path.lstat(), path.stat()):
         if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
             raise StoreError(

@@ -1,4 +1,4 @@
-"""Database tables of the store, and the states of their rows.
+"""Define the database tables of the store, and the states of the tables' rows.
 
 All times are in seconds since the epoch (UTC). A column with the stamp of a time contains a reading of the monotonic
 clock, from which the age of that time can be computed even after the wall clock has jumped (`shoal.state.stamps`).
@@ -31,9 +31,9 @@ class NodeState(StrEnum):
     """State of a node. The node's row is written before the node starts, and deleted after the node has ended."""
 
     PLANNED = "planned"
-    """The row exists. A supervisor process may have been spawned, but none has written itself to the row yet."""
+    """The row exists. A supervisor process may have been spawned, but has not yet written its identity to the row."""
     STARTING = "starting"
-    """A supervisor process has written itself to the row, and is starting the node."""
+    """A supervisor process has written its identity to the row, and is starting the node."""
     READY = "ready"
     """The node has joined the pool and can take work."""
     DRAINING = "draining"
@@ -41,7 +41,7 @@ class NodeState(StrEnum):
     FAILED = "failed"
     """The node did not start, or died. Its remaining processes and files still have to be removed."""
     ENDING = "ending"
-    """The node's processes are being ended. The row is deleted when none is left."""
+    """The node's processes are being ended. The row is deleted when all processes have ended."""
 
 
 class OperationKind(StrEnum):
@@ -58,12 +58,13 @@ class OperationState(StrEnum):
     OPEN = "open"
     """The operation was accepted, and the reconciler works on it until its deadline."""
     SUCCEEDED = "succeeded"
-    """The operation reached its size. Or at its deadline, it had at least reached `block_until_min_cluster_size`."""
+    """The pool reached the operation's size, or had at least `block_until_min_cluster_size` ready nodes at the
+    deadline."""
     ROLLED_BACK = "rolled_back"
     """The operation failed, and the previous demand was restored."""
     SUPERSEDED = "superseded"
-    """The operation was ended before it was complete, because a newer operation or `down()` replaced it, or its lease
-    was released or expired."""
+    """The operation was ended before it was complete, because a newer operation or `down()` replaced it, or because its
+    lease was released or has expired."""
 
 
 class JobState(StrEnum):
@@ -90,7 +91,7 @@ class PromotionState(StrEnum):
     """State of a promotion, which sets an alias of a registered model to a version."""
 
     INTENDED = "intended"
-    """The alias in the model registry is about to be set. If the process crashes in this state, the next process looks
+    """The alias in the model registry is about to be set. If the process crashes in this state, the next process checks
     in the registry whether the alias was set."""
     CONFIRMED = "confirmed"
     """The alias in the model registry was set."""
@@ -135,7 +136,7 @@ def _state(enum: type[StrEnum]) -> Enum:
 
 
 class _Text(TypeDecorator[str]):
-    """Text column that escapes the characters that databases reject, such as NUL (see `codec.storable`).
+    """Text column that escapes characters that databases reject, such as NUL (see `codec.storable`).
 
     Texts that a query compares with the column are escaped in the same way, so the query finds the row.
     """
@@ -154,8 +155,8 @@ class _LongText(_Text):
 
 _HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
 """Type of the columns with a holder's name. The name contains Airflow's DAG id and run id, which may have 250
-characters each. So PostgreSQL needs a text column without a limit. SQLite does not enforce the limit of 255, so its
-columns did not have to be changed."""
+characters each. So on PostgreSQL the column has no limit. SQLite does not enforce the limit of 255 characters, so the
+columns in SQLite were not changed."""
 
 
 class Base(DeclarativeBase):
@@ -181,10 +182,10 @@ class Pool(Base):
     epoch: Mapped[int]
     """Number of times that the pool was started. Nodes that were planned in an older epoch are ended."""
     next_node: Mapped[int]
-    """Number that the next node gets in its name. Within one epoch, no two nodes get the same number."""
+    """Number for the name of the next node. Within one epoch, no two nodes get the same number."""
     owner: Mapped[dict[str, Any] | None]
-    """Identity of the process to which the pool belongs (an embedded pool). The pool is removed when this process ends,
-    or later, when no job has a lease on it any more. None for other pools."""
+    """Identity of the process to which an embedded pool belongs. The pool is removed when this process has ended and no
+    job has a lease on the pool any more. None for other pools."""
     start_failures: Mapped[int] = mapped_column(default=0)
     """Number of nodes in a row that failed to start, or died soon after, while no operation was open."""
     last_failure: Mapped[str | None] = mapped_column(_Text)
@@ -197,8 +198,8 @@ class Pool(Base):
     quotas: Mapped[dict[str, Any] | None]
     """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
     clock: Mapped[dict[str, Any] | None]
-    """Stamp of the last clock correction (`shoal.pool.journal.clock`), from which the next correction computes by how
-    much the wall clock has jumped since then."""
+    """Stamp of the last clock correction (`shoal.pool.journal.clock`). The next correction compares its own stamp with
+    this stamp to compute by how much the wall clock has jumped."""
 
 
 class Demand(Base):
@@ -260,7 +261,8 @@ class Operation(Base):
     size: Mapped[int]
     block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
     replaced_size: Mapped[int | None]
-    """Size of the base demand or lease before this operation. A rollback restores it. None if there was none before."""
+    """Size of the base demand or lease before this operation, which a rollback restores. None if the base demand or
+    lease did not exist before."""
     replaced_operation_id: Mapped[str | None]
     lease_id: Mapped[str | None]
     """Id of the lease that the operation created or renewed. None if the operation's kind is not `lease`."""
@@ -275,7 +277,7 @@ class Operation(Base):
 
 
 class Node(Base):
-    """One node: when it was planned, which process supervises it, and the state that this process last reported."""
+    """One node of a pool, with its supervisor process and the state that this process last reported."""
 
     __tablename__ = "nodes"
 
@@ -293,7 +295,7 @@ class Node(Base):
     cpus: Mapped[int]
     gpus: Mapped[int]
     supervisor: Mapped[dict[str, Any] | None]
-    """Identity of the node's supervisor process. The supervisor writes it before it starts the node; None before."""
+    """Identity of the node's supervisor process, which the supervisor writes before it starts the node. None before."""
     endpoint: Mapped[dict[str, str] | None]
     """Addresses of the node. None until the node is ready."""
     busy: Mapped[bool]
@@ -332,34 +334,36 @@ class Job(Base):
     attempt was submitted, if it was submitted more than once. Rows of older versions lack both keys."""
     task_key: Mapped[str | None] = mapped_column(_LongText)
     """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
-    submitted it, and in rows of older versions."""
+    submitted the job, and in rows of older versions."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
-    """Position in the job's log up to which the try `task_try` has shown the log while it was deferred, as last
-    recorded. Another process that continues the try begins there."""
+    """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
+    continues this try begins at this position."""
     priority: Mapped[int | None]
     """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
     gang: Mapped[dict[str, Any] | None]
     """Number and resources of the workers that the job needs (`shoal.jobs.capacity.Gang`)."""
     uses_gpu: Mapped[bool | None]
     """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
-    whose spec decides."""
+    whose spec contains the decision."""
     queued_at: Mapped[float | None]
     """Time at which the attempt joined the queue. The job's credentials were stored before this time, so from then on
     any process may send the job to the head."""
     queued_clock: Mapped[dict[str, Any] | None]
     """Stamp of `queued_at` (see `shoal.state.stamps`)."""
     admitted_at: Mapped[float | None]
-    """Time at which the attempt left the queue, because the pool has room for its workers. None while it waits."""
+    """Time at which the attempt left the queue, because the pool has room for its workers. None while the attempt
+    waits."""
     needs_credentials: Mapped[bool | None]
     """Whether the driver gets credentials through this row (`shoal.jobs.remote`), and waits for them while the attempt
     is pending. None if the driver gets credentials from a file, or needs none, and in rows of older versions."""
     driver_key: Mapped[str | None] = mapped_column(_LongText)
-    """Public key of the driver that waits for credentials. None before the driver has asked for them, and after it has
-    received them."""
+    """Public key of the driver that waits for credentials. None before the driver has requested credentials, and after
+    the driver has received them."""
     sealed_credentials: Mapped[str | None] = mapped_column(_LongText)
-    """The credentials, which only the owner of `driver_key` can decrypt. Removed when the attempt runs or has ended."""
+    """The encrypted credentials. Only the driver with the key `driver_key` can decrypt them. Removed when the attempt
+    runs or has ended."""
     heartbeat_at: Mapped[float | None]
     """Time of the driver's last sign of life, which it writes every few seconds. None for drivers of shoal 0.1."""
     orphan_after: Mapped[float | None]
@@ -394,7 +398,7 @@ class Usage(Base):
     """A period in which a lease or a job has used a constant number of nodes.
 
     The row is written when the period begins, in the transaction that grants the lease or starts the job. So the sum
-    over the rows is right even if every process was killed meanwhile.
+    over the rows is right even if all processes are killed during the period.
     """
 
     __tablename__ = "usage"
@@ -462,7 +466,7 @@ class Promotion(Base):
     """Value of `metric` for the version on the holdout rows (rows that were not used for training). None if the value
     is not finite."""
     holdout_digest: Mapped[str]
-    """Digest of the holdout rows. It shows whether two promotions were decided on the same rows."""
+    """Digest of the holdout rows, which shows whether two promotions were decided on the same rows."""
     job_id: Mapped[str]
     attempt: Mapped[int]
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
@@ -500,5 +504,5 @@ class Action(Base):
     detail: Mapped[str | None] = mapped_column(_LongText)
     outcome: Mapped[str] = mapped_column(_LongText)
     operation_id: Mapped[str | None] = mapped_column(index=True)
-    """Id of the operation. An operation has a line when it is requested, and one when it has ended. None for actions
-    that are complete at once."""
+    """Id of the operation. For each operation, one line is added at its request and one line at its end. None for
+    actions that are complete at once."""

@@ -1,4 +1,4 @@
-"""Delay signal handlers (for example of Ctrl-C) until a transaction has ended."""
+"""Delay signal handlers, such as the handler of Ctrl-C, until a transaction has ended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ workflow engines use for the timeout of a task."""
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short ``with`` block to its end, and only then call the handlers of the signals that arrived in the block.
+    """Delay signals during a short ``with`` block. The handlers of these signals are called when the block has ended.
 
     Without this delay, a signal handler could raise an exception while a transaction is being opened. The transaction
-    would then stay open as long as the exception's traceback exists. Code that handles the exception and needs the
-    database would wait forever, because its own process holds the lock.
+    would then stay open as long as the exception's traceback exists. If the code that handles the exception needs the
+    database, it would wait forever for a lock that its own process holds.
     """
     if threading.current_thread() is not threading.main_thread():
         # Python runs signal handlers only in the main thread, so in other threads there is nothing to delay.

@@ -1,10 +1,11 @@
-"""Measure how old stored values are, and by how much the wall clock has jumped, with the monotonic clock.
+"""Use the monotonic clock to measure how old stored values are, and by how much the wall clock has jumped.
 
 Stored times are wall-clock times. When they were compared with the current wall clock, jobs were ended wrongly after
 the host was suspended, or after its clock was changed. So each stored time that can end a job or a lease has a stamp in
 a second column. A stamp is a reading of the monotonic clock. The monotonic clock does not jump, stops while the host is
-suspended, and is the same for all processes of one boot. So the age of a stored time is the difference of two of its
-readings. Two stamps with the present time show by how much the wall clock has jumped between them.
+suspended, and is the same for all processes of one boot. So the age of a stored time is the difference between two
+readings of the monotonic clock. Two stamps with the present time show by how much the wall clock has jumped between
+them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sqlalchemy.orm import Session
 from shoal.state.host import boot_id
 
 _ONE_INSTANT_S = 0.1
-"""Largest time in seconds between two clock readings that count as one instant. Normally it is some microseconds. It is
-longer if the process was paused between the readings."""
+"""Largest time in seconds between two clock readings that count as simultaneous. Normally some microseconds pass
+between them, and more only if the process was paused."""
 
 
 def monotonic() -> float:
@@ -39,11 +40,12 @@ def wall() -> float:
 
 
 def stamp(value: float, *, ago: float = 0.0) -> dict[str, Any]:
-    """Return a stamp (a reading of the monotonic clock) to store beside a value that is being written now.
+    """Return a stamp (a reading of the monotonic clock). The caller stores the stamp together with a value that is
+    written now.
 
     Args:
         value: The value, such as ``last_polled_at``. The stamp contains the value, because shoal 0.1 may later change
-            the value but not the stamp. :func:`age` then sees that they differ, and ignores the stamp.
+            the value but not the stamp. :func:`age` ignores a stamp that contains another value.
         ago: Seconds that have passed since the time of the value, if it is not the present time.
 
     Returns:
@@ -96,7 +98,8 @@ def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | 
 
 
 def shared_now(session: Session, now: float) -> float:
-    """Return the present time in seconds since the epoch, by the PostgreSQL server's clock, so that all hosts agree.
+    """Return the present time by the clock of the PostgreSQL server, in seconds since the epoch, so that all hosts use
+    the same time.
 
     A SQLite file is used by only one host, so for SQLite the result is `now`.
 
@@ -122,7 +125,7 @@ def _clock_id() -> str:
     try:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:
-        # Linux before 5.6 has no time namespaces. There, all processes of a boot read the same clock, so the boot id is
-        # enough to identify the clock.
+        # Linux before 5.6 has no time namespaces. On such a host, all processes of a boot read the same clock, so the
+        # boot id identifies the clock.
         namespace = ""
     return f"{boot_id()}/{namespace}"

@@ -1,4 +1,4 @@
-"""Give a name to each transaction and each action on files or processes, so that crash tests can kill a process there.
+"""Name each transaction and each action on files or processes, so that crash tests can kill a process at these points.
 
 Such a named transaction or action is called a step. A process may be killed before, during or after each step, and the
 next process has to continue from there. The crash tests check that it can: they replace the function `passing` by one
@@ -18,7 +18,7 @@ from shoal.state.store import Store
 
 
 class At(StrEnum):
-    """Points of a step (a transaction or action with a name) at which the crash tests may kill the process."""
+    """Points of a step (a named transaction or action) at which the crash tests may kill the process."""
 
     BEFORE = "before"
     WRITTEN = "written"
@@ -27,7 +27,7 @@ class At(StrEnum):
 
 
 def _go_on(step: StrEnum, at: At) -> None:
-    """Do nothing. In crash tests, a function that kills the calling process is called instead of this one."""
+    """Do nothing. Crash tests replace this function by a function that kills the calling process."""
 
 
 passing: Callable[[StrEnum, At], None] = _go_on
@@ -36,7 +36,8 @@ passing: Callable[[StrEnum, At], None] = _go_on
 
 @contextmanager
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
-    """Run a ``with`` block in a write transaction; crash tests can kill the calling process before, during or after it.
+    """Run a ``with`` block in a write transaction. Crash tests can kill the calling process before, during or after the
+    transaction.
 
     Args:
         store: The state store.
@@ -54,8 +55,8 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 
 @contextmanager
 def act(step: StrEnum) -> Iterator[None]:
-    """Run a ``with`` block that acts on files or processes; crash tests can kill the calling process before or
-    after the block.
+    """Run a ``with`` block that acts on files or processes. Crash tests can kill the calling process before or after
+    the block.
 
     Args:
         step: Name of the step.

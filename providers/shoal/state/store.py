@@ -1,5 +1,4 @@
-"""Open the state store, which is the database with the rows of pools and jobs, and run transactions in this
-database."""
+"""Open the state store (the database with the rows of pools and jobs), and run transactions in this database."""
 
 from __future__ import annotations
 
@@ -43,11 +42,12 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """Open a write transaction. Commit it at the end of the block, or roll it back if the block raises.
+        """Open a write transaction. Commit the transaction at the end of the ``with`` block, or roll it back if the
+        block raises an exception.
 
         Only one write transaction is open at a time, in all processes on all hosts. So the rows that the block reads do
-        not change until its end. Keep the block short, and do not wait for anything in the block, because all other
-        writers wait for its end. Signals that arrive during the block are handled after it.
+        not change until the end of the block. Keep the block short, and do not wait for anything in the block, because
+        all other writers wait for its end. Signals that arrive during the block are handled after it.
 
         Raises:
             StoreError: The database reported an error.
@@ -86,8 +86,8 @@ class Store:
             with engines.reading(self._engine).connect() as connection:
                 if _version(connection) == migrate.SCHEMA_VERSION:
                     return
-            # If two processes upgrade the tables at the same time, the second one waits for the first, because this is
-            # a write transaction.
+            # The upgrade is a write transaction. So if two processes upgrade the tables at the same time, the second
+            # process waits for the first.
             with self._engine.begin() as connection:
                 version = _version(connection)
                 if version == migrate.SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""Create and remove runtime roots. A runtime root is a folder in the temp folder, and contains one folder per node for
+"""Create and remove runtime roots. A runtime root is a folder in the temp folder. It contains one folder per node, for
 the node's sockets, logs and temporary files.
 
 The path of a root is short, because the paths of sockets in it are limited to 107 bytes. Ray creates a node's folder
@@ -24,11 +24,12 @@ from shoal.state.locks import file_lock
 from shoal.state.private import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
-"""Environment variable that tells a node's processes their runtime root. They need the variable because their TMPDIR is
-the node's folder, not the folder in which the roots are created."""
+"""Environment variable with the runtime root (the parent folder of the nodes' folders), for a node's processes. These
+processes cannot find the root with TMPDIR, because their TMPDIR is the node's own folder."""
 
 _MARKER = "shoal.json"
-"""Name of the file in a root that tells to which home folder (``SHOAL_HOME``) and store the root belongs."""
+"""Name of the file in a runtime root that contains the home folder (``SHOAL_HOME``) and the store to which the root
+belongs."""
 
 _NODE_ID = re.compile(r"[0-9a-f]{10}")
 
@@ -36,8 +37,8 @@ _SOCKET_LIMIT = 107
 """Largest length in bytes of the path of a Unix socket, without the final zero byte."""
 
 _LONGEST_SOCKET = "/shoal-12345678/0123456789/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead"
-"""Example of the longest path of a socket below the temp folder. It is a socket of the head's dashboard. Its length
-decides whether a temp folder's path is too long."""
+"""Example of the longest socket path below the temp folder: a socket of Ray's dashboard. Its length is used to check
+whether the path of a temp folder is too long."""
 
 log = logging.getLogger("shoal.runtime")
 
@@ -81,7 +82,7 @@ def node_folders(node_id: str) -> list[Path]:
 def node_ids() -> list[str]:
     """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and store.
 
-    Files that are no folders of nodes are ignored, with a warning in the log.
+    Files that are not folders of nodes are ignored, with a warning in the log.
     """
     found = set()
     for root in _all_roots():
@@ -104,12 +105,12 @@ def remove_node_folders(node_id: str) -> str | None:
     empty runtime roots but the current one, in which new nodes get their folders.
 
     Returns:
-        A message about a folder that could not be removed; None if nothing of the node is left.
+        A message about a folder that could not be removed; None if all folders of the node were removed.
     """
     for root in _all_roots():
         folder = root / node_id
-        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. If
-        # such a root raised an error, the caller could never record the node as ended.
+        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. An
+        # error here would prevent the caller from recording the end of the node.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
         if folder.is_symlink() or not folder.is_dir():
@@ -121,7 +122,8 @@ def remove_node_folders(node_id: str) -> str | None:
 
 
 def remove_own_folder(folder: Path) -> None:
-    """Remove a node's folder of sockets, logs and temporary files. Only the node's own supervisor process calls this.
+    """Remove a node's folder of sockets, logs and temporary files. Only the node's own supervisor process calls this
+    function.
 
     If ``SHOAL_HOME`` was removed, also remove the root if it is empty, because no other process would find it.
 
@@ -138,8 +140,8 @@ def remove_own_folder(folder: Path) -> None:
 def turn_lock(turn: int) -> Path:
     """Return the path of one of the few lock files that limit how many nodes start at the same time.
 
-    A supervisor has to lock one of a few such files (a turn) while it starts its node. All home folders of a user on
-    this host share the files, because the nodes share the host's CPUs.
+    A supervisor has to lock one of these files (a turn) while it starts its node. All home folders of a user on this
+    host use the same files, because the nodes share the host's CPUs.
 
     Args:
         turn: Number of the turn, from 0.
@@ -163,8 +165,8 @@ def _lock_of_user(kind: str, name: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(name)
-    # Another user who can enter or replace the folder could hold the locks in it, and so delay nodes. In this case, a
-    # lock file in `$SHOAL_HOME` is used instead.
+    # A user who can enter or replace the folder could lock the files in it, and so delay nodes. If other users can do
+    # this, a lock file in `$SHOAL_HOME` is used instead.
     if why_not_private(folder):
         return lock_file(name)
     return folder / f"{name}.lock"
@@ -226,8 +228,8 @@ def _mark() -> dict[str, str]:
 
 
 def _marker_of(root: Path) -> object:
-    """Return ``$SHOAL_HOME`` and the store to which a runtime root (parent folder of nodes' folders) belongs. They are
-    read from its marker file `_MARKER`. None if this file is missing or not valid JSON."""
+    """Read the marker file of a runtime root (parent folder of nodes' folders). Return the home folder and the store to
+    which the root belongs, or None if the file is missing or not valid JSON."""
     try:
         return json.loads((root / _MARKER).read_text())
     except (OSError, ValueError):
@@ -278,10 +280,10 @@ def _earlier_root() -> Path:
 
 def _close_earlier_root() -> None:
     """Set the mode of the folder in which old versions of shoal created the nodes' folders to 0700, so that other users
-    cannot enter it.
+    cannot enter this folder.
 
-    The old versions left the mode to the umask. The folder (see `_earlier_root`) is not removed, because nodes may
-    still use it.
+    In old versions, the folder's mode depended on the umask. The folder (see `_earlier_root`) is not removed, because
+    nodes may still use it.
     """
     root = _earlier_root()
     for folder in (root.parent, root):
@@ -310,7 +312,7 @@ def _all_roots() -> list[Path]:
 
 
 def _drop_unused() -> None:
-    """Delete the empty runtime roots (parent folders of nodes' folders) that will get no new nodes, and remove deleted
+    """Delete empty runtime roots (parent folders of nodes' folders) that will get no new nodes, and remove deleted
     roots from the list in the home folder."""
     earlier = _earlier_root()
     if why_not_mine(earlier) is None:
@@ -342,6 +344,6 @@ def _remove_empty(root: Path) -> None:
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
     except OSError:
-        # In the meantime another process has removed the runtime root, or has put a folder into it. So the root is not
-        # removed here.
+        # Another process has removed the runtime root in the meantime, or has created a folder in it. So the root is
+        # not removed here.
         return

@@ -1,4 +1,4 @@
-"""The web page about pools, jobs and models, which the command `shoal ui` and the Airflow plugin serve."""
+"""The web page about pools, jobs and models. The command `shoal ui` and the Airflow plugin serve this page."""
 
 from __future__ import annotations
 

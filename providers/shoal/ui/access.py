@@ -1,4 +1,4 @@
-"""Decide which requests may see the web page, and which may change pools and jobs."""
+"""Decide which requests may see the web page, and which requests may change pools and jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from fastapi import HTTPException, Request
 
 CSRF_HEADER = "x-shoal-csrf"
-"""Name of the header with the viewer's CSRF token. Browsers do not let pages of other sites set this header."""
+"""Name of the header with the user's CSRF token. Browsers do not let pages of other sites set this header."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class TokenAccess:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
     def _cookie(self, request: Request) -> str:
-        # If the user opens a link in a file or on another site, the browser would not send a cookie with
-        # `SameSite=Strict` after the redirect. `Lax` is safe, because each action also needs the CSRF token.
+        # With `SameSite=Strict`, the browser would not send the cookie after the redirect if the user had opened the
+        # link from a file or from another site. `Lax` is safe, because each action also needs the CSRF token.
         path = request.scope.get("root_path") or "/"
         return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
 
@@ -91,16 +91,20 @@ def require_action(request: Request, viewer: Viewer) -> None:
             sent the request (403).
     """
     if not viewer.may_act:
-        raise HTTPException(403, "you may see this page, but not act: ask for the permission to edit connections")
+        raise HTTPException(
+            403,
+            "you may see this page, but not act on pools and jobs: ask your administrator for the permission to edit "
+            "connections",
+        )
     token = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(token.encode(), viewer.csrf_token.encode()):
         raise HTTPException(403, "the request has no valid CSRF token: reload the page")
     if not _is_same_origin(request):
-        raise HTTPException(403, "the request was sent by the page of another site")
+        raise HTTPException(403, "the request was sent by a page of another site: use the buttons of shoal's page")
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Return whether a page of this server has sent the request, according to the headers that the browser adds.
+    """Return whether the request comes from a page of this server, according to the headers that the browser has added.
 
     Browsers send the header `Sec-Fetch-Site` only over HTTPS and to loopback addresses. They send the header `Origin`
     with every POST request.
@@ -113,13 +117,13 @@ def _is_same_origin(request: Request) -> bool:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return the cookie's name, which contains the port, because browsers send cookies to all ports of a host."""
+    """Return the cookie's name. The name contains the port, because browsers send a cookie to all ports of a host."""
     return f"shoal_ui_{request.url.port or 80}"
 
 
 def _without_token(request: Request) -> str:
     """Return the URL of a request without its token, relative to the request's own URL."""
     left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-    # Without the leading "./", the browser would take a name with a colon, such as a job's id, for an absolute URL.
+    # Without the leading "./", the browser would interpret a name with a colon, such as a job's id, as an absolute URL.
     name = quote(request.scope["path"].rpartition("/")[2], safe="")
     return f"./{name}{'?' if left else ''}{urlencode(left)}"

@@ -1,4 +1,5 @@
-"""Functions behind the buttons of the web page: release a lease, sweep, cancel a job, and change a pool's limits.
+"""Functions behind the buttons of the web page: release a lease, sweep the host, cancel a job, and change a pool's
+limits.
 
 Each function calls the same public function as the command line.
 """
@@ -16,7 +17,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 
 _MOST_SEARCHED = 500
-"""Number of lines about a pool, in the record of actions, that are searched for the lines about one job."""
+"""Number of newest lines about a pool, in the record of actions, in which the lines about one job are searched."""
 
 
 def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
@@ -25,8 +26,9 @@ def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str |
     Args:
         store: The state store.
         limit: Greatest number of lines.
-        pool: Only actions on this pool and its jobs.
-        job_id: Only actions on this job, among the newest 500 lines about its pool.
+        pool: Name of a pool. With this argument, only actions on this pool and its jobs are returned.
+        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 lines about
+            the pool.
     """
     if job_id is None:
         return read(pool=pool, limit=limit, store=store)
@@ -41,7 +43,9 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
     """
     held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
     if lease_id not in held:
-        raise InvalidArgumentError(f'this lease of pool "{pool}" was released or has expired: nothing was changed')
+        raise InvalidArgumentError(
+            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
+        )
     holder = held[lease_id].holder
     with acting_as(actor):
         released = ComputePool(pool, holder=holder, store=store).release()
@@ -93,12 +97,12 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
-        raise InvalidArgumentError(f"the action {name} needs {needed}")
+        raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
     return action(store, actor, **arguments)
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
-"""The function that carries out each action, by name of the action. The function's keyword-only arguments come from the
+"""The function for each action, by the name of the action. The keyword-only arguments of the function come from the
 request."""
 
 NAMES = frozenset(_ACTIONS)

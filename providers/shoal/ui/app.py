@@ -35,11 +35,11 @@ from shoal.ui.pages import Pages
 log = logging.getLogger("shoal.ui")
 
 _STREAM_S = 30.0
-"""Seconds after which the server ends a stream of events, and the browser opens a new one. A server that stops waits
-for its open requests, so a stream must not last for long."""
+"""Seconds after which the server ends a stream of events, and the browser opens a new stream. A server that stops waits
+for its open requests, so each stream must be short."""
 
 _KEEP_ALIVE_S = 10.0
-"""Seconds after which a stream without events sends an empty message, so that proxies do not close the stream."""
+"""Seconds without an event after which the server sends an empty message, so that proxies do not close the stream."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -58,7 +58,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def current_viewer(request: Request) -> Viewer:
-    """Return the user of a request, as determined by the access rule with which the application was created."""
+    """Return the user of a request. The access rule with which the application was created determines the user."""
     access: Access = request.app.state.access
     return access.viewer(request)
 
@@ -72,7 +72,8 @@ def create_app(*, access: Access, store: str | None = None, root_path: str = "")
     """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
 
     Args:
-        access: Rule that decides which requests may see the page and act. Every route applies this rule.
+        access: Rule that decides which requests may see the page and which may act on pools and jobs. Every route
+            applies this rule.
         store: URL of the state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         root_path: Prefix below which a proxy serves the application, if the proxy removes it.
 
@@ -99,7 +100,8 @@ def create_app(*, access: Access, store: str | None = None, root_path: str = "")
 
 
 class _SecureHeaders:
-    """Add security headers, such as a content security policy, to each response. Headers that a route has set stay."""
+    """Add security headers, such as a content security policy, to each response. Headers that a route has already set
+    are not changed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,7 +125,7 @@ class _SecureHeaders:
 @router.get("/models/{subject}", name="model")
 @router.get("/history", name="history")
 def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
-    """Return the HTML of a page. The route's name selects the page, and the URL's path names its pool, job or model."""
+    """Return the HTML of a page. The route's name selects the page, and the URL's path names the pool, job or model."""
     pages: Pages = request.app.state.pages
     depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
     html = pages.render(
@@ -142,14 +144,14 @@ def static_file(name: str) -> Response:
     """Return a script, style sheet or image of the page."""
     path = static_files().get(name)
     if path is None:
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, f"there is no static file {name!r}")
     # The browser may cache the file, because the file's URL contains the version of all static files.
     return FileResponse(path, headers={"cache-control": "private, max-age=86400"})
 
 
 @router.get("/api/events")
 async def events(request: Request) -> StreamingResponse:
-    """Send an event each time that the store has changed. The browser then requests the page's new contents."""
+    """Send an event each time the store changes. The browser then requests the page's new contents."""
     reader: StoreReader = request.app.state.reader
     return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
@@ -177,7 +179,7 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     """Carry out an action that the user has requested on the page: `release`, `sweep`, `cancel` or `alter`."""
     require_action(request, viewer)
     if name not in actions.NAMES:
-        raise HTTPException(404, f"there is no action {name!r}")
+        raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(actions.NAMES))}")
     reader: StoreReader = request.app.state.reader
     try:
         done = actions.perform(reader.store, viewer.name, name, arguments)
@@ -189,7 +191,7 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
 def static_files() -> dict[str, Path]:
     """Return the paths of the static files by name. Plotly's script comes from the installed package `plotly`."""
     own = {path.name: path for path in _STATIC.iterdir() if path.suffix in (".js", ".css", ".svg")}
-    spec = find_spec("plotly")  # not imported, because the import would take half a second
+    spec = find_spec("plotly")  # `plotly` is not imported, because the import takes 0.5 s
     folders = spec.submodule_search_locations if spec else None
     return {**own, "plotly.min.js": Path(next(iter(folders or [""])), "package_data", "plotly.min.js")}
 

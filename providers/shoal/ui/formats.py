@@ -1,4 +1,4 @@
-"""Format times, sizes and numbers for people."""
+"""Format times, sizes and numbers as text for the web page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration with at most two units, such as ``3 min 20 s`` or ``2 d 4 h``; None as an empty text."""
+    """Format a duration with at most two units, such as ``3 min 20 s`` or ``2 d 4 h``. Return an empty text for
+    None."""
     if seconds is None:
         return ""
     left = max(0.0, seconds)
@@ -30,12 +31,12 @@ def iso(at: float) -> str:
 
 
 def utc(at: float) -> str:
-    """Format a time to the second, in UTC. The page's script converts the time to the browser's time zone."""
+    """Format a time in UTC, with seconds. The page's script converts the text to the browser's time zone."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(count: float | None) -> str:
-    """Format a number of bytes with a unit, such as ``1.4 GiB``; None as an empty text."""
+    """Format a number of bytes with a unit, such as ``1.4 GiB``. Return an empty text for None."""
     if count is None:
         return ""
     value = float(count)
@@ -47,7 +48,8 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a whole number with separators, another number with five significant digits, and None as an empty text."""
+    """Format a whole number with thousands separators, or another number with five significant digits. Return an empty
+    text for None."""
     if value is None:
         return ""
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e15):

@@ -1,4 +1,4 @@
-"""Build the contents of a job's page from the job's rows, its log and its stored results."""
+"""Build the contents of a job's page from the job's rows in the store, its log and its results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: fl
     Args:
         store: The state store.
         line: The attempt, as the list of jobs shows it.
-        points: Metrics that this server has read from the store while the attempt ran.
+        points: Metrics that this server read from the store while the attempt ran.
         now: Seconds since the epoch.
     """
     job = attempts.load(store, line.key)
@@ -108,7 +108,7 @@ def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: fl
 
 
 def phases_of(line: JobLine, now: float) -> list[Phase]:
-    """Return how long an attempt has waited for room on the pool, started, and run."""
+    """Return the phases of an attempt (waiting for room, starting and running) with their durations."""
     end = line.ended_at or now
     admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
     bounds = [
@@ -144,8 +144,8 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
 
 
 def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
-    """Return the data of the plot of metrics: from the stored result, else from what this server read while the attempt
-    ran."""
+    """Return the data for the plot of metrics, from the stored result if there is one, else from the metrics that this
+    server read while the attempt ran."""
     if trained is not None and trained.eval_results:
         return {"kind": "curves", "unit": "round", "series": _series(trained)}
     names = {name: None for point in points for name in point.metrics}
@@ -173,7 +173,7 @@ def _stored_training(result: str) -> TrainResult | None:
     """Read the report of a finished boosting training from the file beside its model."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
-    except (OSError, ValueError, ShoalError):  # file removed or on another host, or the job ran a function
+    except (OSError, ValueError, ShoalError):  # the file was removed or is on another host, or the job ran a function
         return None
 
 
@@ -186,12 +186,13 @@ def _series(trained: TrainResult) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value of a metric, or None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
+    """Return the value of a metric. Return None, which is a gap in the plot, for NaN and infinity, because JSON cannot
+    contain them."""
     return value if math.isfinite(value) else None
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
-    """Return the end of an attempt's log, and None. If there is no log, return an empty text and the reason."""
+    """Return the end of an attempt's log, and None. If the log cannot be shown, return an empty text and the reason."""
     try:
         size = log_path(line.key).stat().st_size
     except OSError:
@@ -202,7 +203,7 @@ def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
     except (ShoalError, OSError) as error:
         return "", str(error)
     if size > _LOG_BYTES:
-        lines = lines[1:]  # the beginning of the first line was cut off
+        lines = lines[1:]  # the first line is incomplete
     text = redact("\n".join(lines[-_LOG_LINES:]))
     if text:
         return text, None

@@ -30,21 +30,23 @@ PERIOD_S = 1.0
 """Seconds between two queries that look for changes in the store."""
 
 _LOOK_S = 5.0
-"""Seconds after which pools are read again even if no row has changed, because a node that is killed changes no row."""
+"""Seconds after which pools are read again even if no row has changed, because the death of a node does not change a
+row at once."""
 
 _ALL_JOBS_S = 300.0
-"""Seconds after which all jobs are read again, and not only the jobs whose rows have changed."""
+"""Seconds after which all jobs are read again. More often, only the jobs whose rows have changed are read."""
 
 _OVERLAP_S = 120.0
-"""Seconds by which two reads of changed jobs overlap, so that jobs from hosts with a slow clock are found."""
+"""Seconds by which the periods of two reads of changed jobs overlap, so that changes by hosts with a slow clock are
+found."""
 
 _MOST_POINTS = 2_000
-"""Largest number of points that are kept for the plot of a job's metrics, or of a pool's size."""
+"""Largest number of points that are kept for a plot of a job's metrics or of a pool's size."""
 
 
 @dataclass(frozen=True)
 class PoolPoint:
-    """Size of a pool at one time: ready nodes, and the nodes that it should have."""
+    """Size of a pool at one time: the number of ready nodes, and the number of nodes that the pool should have."""
 
     at: float
     ready: int
@@ -61,7 +63,7 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class Overview:
-    """The pools and jobs in the store, as read at one time.
+    """The pools and jobs that one read of the store has found.
 
     Attributes:
         version: Number that increases with each change of the contents.
@@ -98,7 +100,7 @@ class _Subscriber:
 
 
 class StoreReader:
-    """The only reader of pools and jobs for all viewers of one server.
+    """Reader of pools and jobs, which all viewers of one server share.
 
     Args:
         store: The state store.
@@ -135,7 +137,8 @@ class StoreReader:
             return self._refreshed()
 
     def read_again(self) -> None:
-        """Read the store at the next request, because this process has just changed it."""
+        """Mark the last read as outdated, so that the store is read again at the next request. Called after this
+        process has changed the store."""
         with self._reading:
             if self._cache is not None:
                 self._cache.looked = -1e9
@@ -151,7 +154,7 @@ class StoreReader:
         return list(self._metric_points.get(key, ()))
 
     def subscribe(self) -> _Subscriber:
-        """Return an object whose event `changed` is set, for the calling coroutine, whenever the store changes."""
+        """Return a subscription for the calling coroutine. Its event `changed` is set whenever the store changes."""
         subscriber = _Subscriber(asyncio.get_running_loop())
         with self._state:
             self._subscribers.add(subscriber)
@@ -175,7 +178,7 @@ class StoreReader:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether :meth:`close` was called. Streams of events then have to end."""
+        """Return whether :meth:`close` was called, after which all streams of events have to end."""
         return self._is_closed
 
     def _run(self) -> None:
@@ -244,18 +247,19 @@ class StoreReader:
     def _jobs(
         self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
     ) -> tuple[dict[Key, JobLine], float]:
-        """Return all attempts of jobs (job id and attempt number -> line of the page), and when they were last read."""
+        """Return all attempts of jobs, by job id and attempt number, and the time at which all attempts were last
+        read."""
         if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
             if is_same:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            if len(merged) == mark.jobs:  # otherwise attempts were deleted, so all are read again
+            if len(merged) == mark.jobs:  # if the numbers differ, attempts were deleted
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
 
     def _note(self, pools: tuple[PoolReport, ...], jobs: Iterable[JobLine], at: float) -> None:
-        """Add the present size of each pool, and the present metrics of each running job, to the data of the plots."""
+        """Add the present size of each pool and the present metrics of each running job to the data for the plots."""
         names = {report.status.name for report in pools}
         self._pool_points = {name: points for name, points in self._pool_points.items() if name in names}
         for report in pools:
@@ -268,7 +272,7 @@ class StoreReader:
             metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
             if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
                 continue
-            while metrics and metrics[-1].done >= line.progress.done:  # the job continues from a checkpoint
+            while metrics and metrics[-1].done >= line.progress.done:  # the job was restarted from a checkpoint
                 metrics.pop()
             metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
         while len(self._metric_points) > _MOST_POINTS:
@@ -276,7 +280,8 @@ class StoreReader:
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
-    """Return the pools without the expiry times of leases. A renewal changes these times, and they are not shown."""
+    """Return the pools without the expiry times of leases, which every renewal changes and which the page does not
+    show."""
     return [
         (
             report.operations,

@@ -1,7 +1,7 @@
-"""Read registered models for the web page: champions from the store, and all versions from MLflow's HTTP API.
+"""Read registered models for the web page. The champions come from the store, and the versions from MLflow's HTTP API.
 
-The package MLflow is not imported. The import takes seconds, and needs memory in the server that serves the page, such
-as Airflow's API server.
+The package `mlflow` is not imported, because the import takes seconds and needs memory in the server that serves the
+page, such as Airflow's API server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWER_S = 5.0
 
 _PER_REQUEST = 1_000
 _MOST_REQUESTS = 20
-"""Largest number of HTTP requests with which one list (of models, or of versions) is read from MLflow."""
+"""Largest number of HTTP requests for reading one list (of models or of versions) from MLflow."""
 
 _MOST_VERSIONS = 200
 """Largest number of versions that the page of a model shows."""
@@ -77,13 +77,13 @@ class Model:
 
     @property
     def metric(self) -> str | None:
-        """Return the name of the metric by which the promotion of the newest version was decided."""
+        """Return the name of the metric that decided about the promotion of the newest version."""
         named = [version.metric for version in self.versions if version.metric]
         return next(iter(named or [each.metric for each in self.promotions]), None)
 
     @property
     def champion_value(self) -> float | None:
-        """Return the champion's value of the metric by which it was promoted; None if the value is not known."""
+        """Return the metric value with which the champion was promoted; None if the value is not known."""
         values = [version.value for version in self.versions if version.version == self.champion]
         values += [each.value for each in self.promotions if each.version == self.champion]
         return next((value for value in values if value is not None), None)
@@ -97,7 +97,7 @@ class Model:
 
     @property
     def plot(self) -> dict[str, Any] | None:
-        """Return the data of the plot of the metric over time; None if there are fewer than two values."""
+        """Return the data for the plot of the metric over time; None if there are fewer than two values."""
         rows: list[tuple[float, float, str, bool]]
         rows = [
             (version.created_at, version.value, version.version, bool(version.promoted))
@@ -118,7 +118,7 @@ class Model:
 
 
 class Models:
-    """Registered models, which are read at most every 15 s for all viewers.
+    """Reader of registered models. The models are read at most every 15 s, and all viewers share the result.
 
     Args:
         store: The state store, which contains the promotions.
@@ -139,19 +139,22 @@ class Models:
         return self._number
 
     def listed(self) -> Mapping[str, Any]:
-        """Return all models in alphabetical order, and the reason why their versions could not be read, if any."""
+        """Return all models in alphabetical order. If their versions could not be read, also return the reason."""
         models, note = self._read()
         return {"all": [models[name] for name in sorted(models)], "note": note}
 
     def described(self, name: str) -> Model:
-        """Return the registered model with a name.
+        """Return the registered model with the given name.
 
         Raises:
             ModelNotFoundError: shoal has registered no version of a model with this name.
         """
         models, note = self._read()
         if name not in models:
-            raise ModelNotFoundError(f'the model "{name}" does not exist' + (f"; {note}" if note else ""))
+            raise ModelNotFoundError(
+                f'the model "{name}" does not exist: the list of models shows all of them'
+                + (f"; {note}" if note else "")
+            )
         return models[name]
 
     def _read(self) -> tuple[dict[str, Model], str | None]:

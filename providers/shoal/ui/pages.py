@@ -38,7 +38,7 @@ _KEPT_PAGES = 256
 
 
 class Pages:
-    """Renderer of the HTML pages. A rendered page is used for other viewers, too, until the store's contents change.
+    """Renderer of the HTML pages. All viewers get the same rendered page until the contents of the store change.
 
     Args:
         reader: Reader of the store.
@@ -110,7 +110,7 @@ class Pages:
         return self._environment.get_template("error.html").render(status=status, message=message)
 
     def _main(self, key: tuple[Any, ...], version: tuple[int, int], overview: Overview) -> str:
-        # If many viewers request a page at once, this lock lets one request render the page, and the others wait for
+        # If many viewers request a page at the same time, one request renders the page, and the other requests wait for
         # the result.
         with self._lock:
             kept = self._kept.get((key, version))
@@ -222,21 +222,22 @@ class Pages:
 
 
 def state_of(job: JobLine) -> str:
-    """Return the state of a job as the page shows it. A pending job is shown as waiting (for room) or as starting."""
+    """Return the state of a job for the page. A pending job is shown as waiting (for room on the pool) or as
+    starting."""
     if job.state is JobState.PENDING:
         return "waiting" if job.is_waiting else "starting"
     return job.state.value
 
 
 def nodes_of(report: PoolReport) -> list[Any]:
-    """Return all nodes of a pool: the active ones first, then those that start, leave or have failed."""
+    """Return all nodes of a pool: first the active nodes, then the nodes that start, leave or have failed."""
     status = report.status
     return [*status.active, *status.pending, *status.leaving, *status.failed]
 
 
 def trouble_of(report: PoolReport) -> str | None:
-    """Return the reason why a pool needs attention, without credentials; None if it needs none. A lease that waits in
-    the queue is not such a reason."""
+    """Return the reason why a pool needs attention, without credentials; None if the pool needs no attention. A lease
+    that waits in the queue is not a reason."""
     status = report.status
     if status.state == "down":
         return None
@@ -250,15 +251,15 @@ def trouble_of(report: PoolReport) -> str | None:
 
 
 def _urgency(report: PoolReport) -> int:
-    """Return the number by which pools are sorted: 2 if a pool needs attention, 0 if it is down, else 1."""
+    """Return the number by which pools are sorted: 2 if the pool needs attention, 0 if the pool is down, else 1."""
     return 2 if trouble_of(report) else 0 if report.status.state == "down" else 1
 
 
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
-    """Return the data of the plot of a pool's size against its demand.
+    """Return the data for the plot of a pool's size and of the size that the pool should have.
 
-    Since its start, this server has read the pool's size itself. The sizes before its start are taken from the
-    operations that succeeded.
+    The sizes since the start of this server are those that the server has read. The sizes before the start are taken
+    from the operations that succeeded.
     """
     points = reader.pool_points(report.status.name)
     since = points[0].at if points else at
@@ -286,6 +287,6 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
 
 
 def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
-    """Return the points of a step plot. The last value is repeated at the present time, so that the line reaches it."""
+    """Return the points of a step plot. The last value is repeated at the present time, so that the line ends there."""
     times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
     return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}

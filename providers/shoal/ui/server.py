@@ -26,7 +26,8 @@ _GRACE_S = 2
 
 
 class _Server(uvicorn.Server):
-    """Web server that ends the streams of events when it stops. Uvicorn's own server would wait for these streams."""
+    """Web server that ends all streams of events when the server stops. Uvicorn's own server would wait for these
+    streams."""
 
     def __init__(self, config: uvicorn.Config, reader: StoreReader, link: str, *, opens_browser: bool) -> None:
         super().__init__(config)
@@ -37,7 +38,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # The link is printed only when the server listens, so that a program that reads the link can open it at once.
+        # The link is printed only after the server has begun to listen, so that a program can open the link at once.
         print(f"shoal ui: {self._link}", flush=True)
         if self._opens_browser:
             self._redirect = redirect_file(self._link)
@@ -87,12 +88,12 @@ def serve(port: int, *, opens_browser: bool) -> None:
             listener.bind((_HOST, port))
         except OSError as error:
             raise InvalidArgumentError(
-                f"port={port}: the port cannot be used ({error.strerror}): choose another one, or leave --port out"
+                f"port={port} cannot be used ({error.strerror}): choose another port, or remove --port"
             ) from None
         link = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
         )
-        # After its clean-up, uvicorn's server raises the signal again that has stopped it.
+        # Uvicorn's server ends on a signal, cleans up, and then raises the same signal again.
         with suppress(KeyboardInterrupt):
             _Server(config, app.state.reader, link, opens_browser=opens_browser).run(sockets=[listener])

@@ -78,7 +78,7 @@ def test_the_facts_of_this_machine(fresh_home, monkeypatch, tmp_path):
 
     assert here["python"].startswith("3.")
     assert here["libraries"]["xgboost"]
-    assert here["store"] == 'LookupError: the store of this node has no pool "lab", so it is another store'
+    assert here["store"] == 'LookupError: this node uses another store, which has no pool "lab"'
     assert here["artifacts"] is None
     assert here["disk_bytes"] > 0
     (tmp_path / "file").touch()
@@ -87,5 +87,5 @@ def test_the_facts_of_this_machine(fresh_home, monkeypatch, tmp_path):
 
 
 def test_a_pool_of_this_host_has_no_such_nodes(fresh_home):
-    with pytest.raises(InvalidArgumentError, match="run `shoal doctor` there"):
+    with pytest.raises(InvalidArgumentError, match="run `shoal doctor` on the pool's host"):
         ComputePool("local://mine").preflight()

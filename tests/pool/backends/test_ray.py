@@ -163,10 +163,10 @@ def test_what_is_wrong_with_the_address_or_the_token_is_said(alone, static_clust
     wrong = tmp_path / "token"
     wrong.write_text("no")
     for options, said in [
-        ({"address": nobody_listens()}, "no Ray cluster answers at .*is it up"),
+        ({"address": nobody_listens()}, "no Ray cluster answers at .*check that the cluster is up"),
         ({"address": f"http://{static_cluster.gcs}"}, "does not answer"),
-        ({"address": f"{static_cluster.api}/elsewhere"}, "not as the head of a Ray cluster"),
-        ({"token_file": wrong}, f"refused the token in {re.escape(str(wrong))}: is it this cluster's"),
+        ({"address": f"{static_cluster.api}/elsewhere"}, "is not the head of a Ray cluster"),
+        ({"token_file": wrong}, f"refused the token in {re.escape(str(wrong))}: write this cluster's token"),
         ({"token_file": None}, "refused a request without a token: give token_file="),
         ({"token_file": tmp_path / "none"}, "cannot be read: No such file"),
     ]:

@@ -1,5 +1,5 @@
-"""Backends, which start and end the nodes of pools. Each subpackage contains one backend, an implementation of the
-interface `base.Backend`."""
+"""Backends, which start and end the nodes of pools. Each subpackage contains one implementation of the interface
+`base.Backend`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:
-    # The Ray backend is imported only when it is needed, because it imports an HTTP client that local pools do not use.
+    # Import the Ray backend only for `ray://` pools, because the import also loads an HTTP client, which local pools do
+    # not need.
     from shoal.pool.backends.ray.backend import RayBackend
 
     return RayBackend()

@@ -1,5 +1,5 @@
-"""The interface of a pool backend (the code that starts, watches and ends nodes). Everything else, such as leases and
-rollback, is the same for all backends.
+"""The interface of pool backends. A backend is the code that starts, watches and ends nodes. All other code, such as
+leases and rollback, is the same for all backends.
 
 There are two kinds of backends:
 
@@ -29,8 +29,8 @@ class PoolRef:
     Attributes:
         spec: The pool's settings.
         size: Number of nodes that the pool should have now; 0 while the pool goes down.
-        stamp: Time at which this size was decided, in seconds since the epoch. If a process was paused after the
-            decision, it finds a newer stamp, and does not overwrite the newer decision.
+        stamp: Time at which this size was decided, in seconds since the epoch. A process that was paused after the
+            decision compares the stamps, so that it does not overwrite a newer decision.
     """
 
     spec: PoolSpec
@@ -79,12 +79,12 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Seen:
-    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have arrived (for which the Ray
-    cluster has a node now). The rows of all other nodes are still correct.
+    """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have joined the Ray cluster. The
+    rows of all other nodes are still correct.
 
     Attributes:
         lost: The reason why each lost node is lost, by the node's id.
-        arrived: The data of each requested node that has arrived, by the id in the node's row.
+        arrived: The data of each requested node that has joined the Ray cluster, by the id in the node's row.
         silence: Reason why the nodes could not be checked at all; None if they were checked.
     """
 
@@ -96,8 +96,8 @@ class Seen:
 class Backend(Protocol):
     """Interface of a backend: the methods that start, watch and end the nodes of a pool.
 
-    Every method is idempotent: it may be called again with the same arguments, by several processes at once, and again
-    after a process was killed in the middle of a call. No method writes to the store. The callers write the results.
+    Every method is idempotent. It may be called again with the same arguments, by several processes at once, and after
+    a process was killed during a call. No method writes to the store, because the callers do that.
     """
 
     bound_to_host: bool
@@ -107,12 +107,12 @@ class Backend(Protocol):
     """Seconds after which a node that is not yet ready counts as failed."""
 
     start_timeout_per_node: float
-    """Additional seconds for each node that starts before this node, for backends that start only a few nodes at
-    once."""
+    """Seconds that are added to `start_timeout` for each node that starts earlier, because a backend may start only a
+    few nodes at the same time."""
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Raise an error for a size that the pool can never reach, before the request is written to the database. The
-        check may send network requests.
+        """Raise an error if the pool can never have this number of nodes. This method is called before a request is
+        written to the database, and may send network requests.
 
         Raises:
             InvalidArgumentError: The pool cannot have this many nodes. The message names the largest possible size.
@@ -127,12 +127,12 @@ class Backend(Protocol):
         """
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the files that `prepare` has created; with `everything`, also the logs. The caller makes sure that all
-        nodes have ended."""
+        """Remove the files that `prepare` has created. With `everything`, also remove the logs. All nodes must have
+        ended before."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Check which nodes are lost, and which nodes that were requested from an external API (such as an autoscaler)
-        have started. A backend must not change anything and must not raise an error in this method.
+        have started. This method must not change anything and must not raise an error.
 
         The reconciler and `describe_pool` call this method often, so it may send at most one or two requests.
         """
@@ -140,26 +140,26 @@ class Backend(Protocol):
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
         """Start the nodes that belong to the given rows, and return without waiting until the nodes are ready.
 
-        This method is called again for a node if no supervisor has written itself to the node's row in time. A node
-        counts as started only when its supervisor or `look` reports it. An error that a retry may solve must not be
-        raised, because the next call is the retry.
+        This method is called again for a node if no supervisor has claimed the node's row in time. A node counts as
+        started only when its supervisor or `look` reports this. An error that a retry may solve must not be raised,
+        because the next call is the retry.
         """
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """End nodes and check that they are gone.
 
         Returns:
-            For each node id: None if nothing of the node is left, else a description of what is left. After None, the
-            caller deletes the node's row and does not check again. A node that was never started counts as ended.
+            For each node id: None if the node has no process or file left, else a description of those that are left.
+            After None, the caller deletes the node's row. A node that was never started counts as ended.
         """
 
     def existing(self) -> list[str]:
-        """Return the ids of all nodes of this `$SHOAL_HOME` that have left any trace on this host, such as a folder,
-        even if they have no row."""
+        """Return the ids of all nodes of this `$SHOAL_HOME` that have processes or files on this host, even if a node
+        has no row in the database."""
 
     def clear(self, node_id: str) -> str | None:
-        """End a node that has no row, and check that the node is gone. Return None, or a description of what is left of
-        the node."""
+        """End a node that has no row in the database. Return None, or a description of the node's processes and files
+        that are left."""
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses, at which the pool accepts jobs, from the data in the head's row. The head has to

@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class Problem(Enum):
-    """The ways in which an HTTP request to a Ray head can fail."""
+    """Kind of a failed HTTP request to a Ray head."""
 
     NOTHING_LISTENS = auto()
     """The head's machine refused the connection, because nothing listens at the address."""
     NO_CONNECTION = auto()
-    """The connection to the head failed for another reason than a refusal."""
+    """The connection to the head failed, but the head's machine did not refuse it."""
     SLOW = auto()
     """The connection was made, but no answer came within the time limit."""
     NO_ANSWER = auto()
-    """The head did not answer, for another reason than the time limit."""
+    """The head did not answer, but the time limit was not reached."""
     TOKEN_REFUSED = auto()
     """The head does not accept the token, or the request has no token and the head needs one."""
     BUSY = auto()
@@ -37,7 +37,7 @@ class Problem(Enum):
     REFUSED = auto()
     """The head refused the request, but not because of the token."""
     NOT_RAY = auto()
-    """The answer does not look like the answer of a Ray head."""
+    """The answer does not have the format of a Ray head's answer."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,15 @@ class RayJob:
 
 
 class RayHead:
-    """HTTP client of one Ray head. If a request fails, the methods raise an exception, which the caller's function
-    `error` creates.
+    """HTTP client of one Ray head. If a request fails, the methods raise the exception that the argument `error`
+    creates.
 
     Args:
         api: URL of the head's HTTP API, ``http://host:port``.
         token: Bearer token; empty if the head needs none.
-        ca: File with the certificates of the authorities that are trusted for an https URL; None: the authorities that
-            this machine trusts.
+        ca: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: Rule that decides, from the exception of the last try, whether a submission is tried again.
+        retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again.
         error: Function that returns the exception to raise for a failed request.
     """
 
@@ -115,7 +114,7 @@ class RayHead:
         return self._read(self._send("GET", path, params=params), read)
 
     def upload(self, package: str, content: bytes) -> None:
-        """Upload a package with code for a job, which names the package in its submission. Ray removes the package
+        """Upload a package with code for a job. The job's submission must name the package. Ray removes the package
         after the job.
 
         Args:
@@ -167,9 +166,9 @@ class RayHead:
 
     def _submit_once(self, body: Mapping[str, Any]) -> bool:
         response = self._send("POST", "/api/jobs/", json=body)
-        # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the text of the
-        # answer. If two processes submit the same id at the same moment, Ray may refuse both (ray#31356). So a job
-        # counts as a duplicate only if the head has a job with this id.
+        # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the answer's text.
+        # If two processes submit the same id at the same time, Ray may refuse both submissions (ray#31356). So a
+        # submission counts as a duplicate only if the head has a job with this id.
         duplicate = response.is_error and "already exists" in response.text
         if duplicate and self.status(str(body["submission_id"])) is not None:
             return False
@@ -206,7 +205,7 @@ class RayHead:
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Return the value of httpx's option `verify` with which httpx checks a head's certificate.
+    """Return the value for httpx's option `verify`, by which httpx checks the certificate of a head.
 
     Raises:
         PoolUnreachableError: The file cannot be read, or contains no certificate.
@@ -217,7 +216,7 @@ def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=str(ca))
     except OSError as error:  # SSLError is a subclass
         raise PoolUnreachableError(
-            f"ca_file={ca} cannot be used: {error}. It has to contain certificates in PEM format"
+            f"ca_file={ca} cannot be used: {error}. The file has to contain CA certificates in PEM format"
         ) from None
 
 

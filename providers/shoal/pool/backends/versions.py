@@ -10,7 +10,7 @@ from importlib import metadata
 from shoal.errors import InvalidArgumentError
 
 _FRONT = "version:"
-"""Prefix of the keys under which the database row of a head contains the versions of its software."""
+"""Prefix of the keys for software versions in the database row of a head."""
 
 _DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
 _TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
@@ -24,7 +24,7 @@ API, which may change with any minor release."""
 def untested_ray() -> str | None:
     """Return a warning if the installed minor release of Ray is not the one with which shoal is tested.
 
-    The result is None if it is the tested release, or if Ray is not installed.
+    The result is None if the tested release is installed, or if Ray is not installed.
     """
     try:
         found = metadata.version("ray")
@@ -52,18 +52,19 @@ def mine() -> dict[str, str]:
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
-    """Return versions as entries for the database row of a pool's head."""
+    """Return software versions with the keys under which the database row of a pool's head contains them."""
     return {_FRONT + name: version for name, version in found.items()}
 
 
 def recorded(head: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions in the row of a pool's head. The result is empty if an earlier version of shoal has written
-    the row."""
+    """Return the software versions in the database row of a pool's head. The result is empty if an earlier version of
+    shoal has written the row."""
     return {name.removeprefix(_FRONT): version for name, version in head.items() if name.startswith(_FRONT)}
 
 
 def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> None:
-    """Refuse a caller whose versions differ from those of the pool's nodes. Unknown versions are not checked.
+    """Raise an error if the software versions of this process do not match those of the pool's nodes. Unknown versions
+    are not checked.
 
     Args:
         pool: Name of the pool.
@@ -73,8 +74,8 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
     Raises:
         InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
     """
-    # If the pool uses the Python environment of this process (the same folder), the pool's new processes import the
-    # packages that are installed there now, even after an upgrade. So the recorded versions are not compared.
+    # If the pool uses the same Python environment as this process, the pool's new processes import the same packages as
+    # this process, even after an upgrade. So the recorded versions are not compared.
     if theirs.get("prefix") == sys.prefix:
         return
     ours = mine()

@@ -34,7 +34,7 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 
 
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
-    """Write to the rows of a pool's nodes what a check of the nodes has found.
+    """Write the result of a check of a pool's nodes to the rows of these nodes.
 
     A lost node gets the state failed, and a requested node that has joined the Ray cluster gets the state ready. Nodes
     whose rows have changed since the check are skipped.
@@ -60,8 +60,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield the nodes that have changed since their rows were written: a lost node with the reason, and a requested
-    node that has joined the Ray cluster with the data of its Ray node."""
+    """Yield the nodes that have changed since their rows were written: each lost node with the reason, and each
+    requested node that has joined the Ray cluster with the data of its Ray node."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -180,7 +180,7 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
     for node_id in difference.drain:
         node = by_id[node_id]
-        # A node whose end was announced may work until its end, because its replacement is already started.
+        # A node whose end was announced may work until the announced time, because its replacement is already started.
         node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 

@@ -1,4 +1,4 @@
-"""End leases that have used up their lifetime or their budget of node-hours, and their jobs; check quotas of teams.
+"""End leases, with their jobs, whose lifetime or budget of node-hours is used up, and check the quotas of teams.
 
 Every reconcile round checks the limits, so a limit holds even if the process that requested the lease is dead or does
 not release the lease.
@@ -24,7 +24,7 @@ SPENT_ADVICE = "raise the budget, or use fewer nodes or less time"
 
 
 def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple[Lease, str]]:
-    """Return the granted leases whose lifetime or budget is over, each with a sentence about the reason."""
+    """Return the granted leases whose lifetime or budget is used up, each with a sentence about the reason."""
     found = []
     for lease in snapshot.leases:
         if lease.waiting or (lease.max_lifetime is None and lease.budget_node_hours is None):
@@ -35,10 +35,10 @@ def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple
 
 
 def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[str]:
-    """End the granted leases whose lifetime or budget is over, and their unfinished jobs. Return one sentence for each
-    lease.
+    """End the granted leases whose lifetime or budget is used up, and their unfinished jobs. Return one sentence for
+    each lease.
 
-    The driver of such a job sees the recorded end in its job's row within seconds, and ends itself.
+    The driver of each of these jobs reads the recorded end in the job's row within seconds, and exits.
     """
     spent = spent_leases(session, snapshot, now)
     for lease, reason in spent:
@@ -57,7 +57,8 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
 
 
 def check_quota(session: Session, pool: Pool, team: str | None, size: int, options: LeaseOptions, now: float) -> None:
-    """Refuse a lease that can never fit into the quota of its team, or whose team has used up its node-hours.
+    """Raise an error if a requested lease can never fit into its team's quota, or if the team has used up its
+    node-hours.
 
     Args:
         session: The caller's transaction.
@@ -73,10 +74,10 @@ def check_quota(session: Session, pool: Pool, team: str | None, size: int, optio
     limits = (pool.quotas or {}).get(team or "")
     if not team or limits is None:
         return
-    change = f"use less, or ask who runs the pool to raise the quota (`shoal pool quota {pool.name} {team}`)"
+    change = f"use less, or ask the pool's administrator for a higher quota (`shoal pool quota {pool.name} {team}`)"
     most, hours = limits["max_nodes"], limits["node_hours"]
     if most is not None and size > most:
-        raise BudgetError(f'a lease of {size} is above the quota of team "{team}", {most} nodes: {change}')
+        raise BudgetError(f'a lease of {size} nodes is above the quota of team "{team}", {most} nodes: {change}')
     if hours is None:
         return
     since = stamps.shared_now(session, now) - USAGE_DAYS * 24 * 3600
@@ -108,7 +109,7 @@ def quota_text(pool: Pool, team: str) -> str:
 
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:
-    """Refuse a lease whose run has used up its budget.
+    """Raise an error if the run that requests a lease has used up its budget of node-hours.
 
     Args:
         session: The caller's transaction.
@@ -130,8 +131,7 @@ def check_request(session: Session, pool: str, holder: str, options: LeaseOption
 
 
 def end_reason(session: Session, lease_id: str) -> str | None:
-    """Return the reason (lifetime or budget) why shoal ended a lease before its holder released it; None if there is
-    none."""
+    """Return the reason (lifetime or budget) why shoal has ended a lease; None if shoal has not ended the lease."""
     reasons = select(Usage.end_reason).where(Usage.lease_id == lease_id, Usage.end_reason.is_not(None))
     return session.scalars(reasons).first()
 

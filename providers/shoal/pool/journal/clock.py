@@ -1,4 +1,5 @@
-"""Correct a pool's times after a jump of the wall clock (a suspend, or a changed clock).
+"""Correct a pool's times after a jump of the wall clock. The clock jumps if the host is suspended or its clock is
+changed.
 
 Rows hold wall-clock times because they are displayed, and `shoal.pool.scaling_plan` compares them with the present
 time. After a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool
@@ -16,8 +17,8 @@ from shoal.state import stamps
 from shoal.state.schema import Node, Operation, OperationState, Pool
 
 _TOLERANCE_S = 1.0
-"""Largest difference in seconds between the two clocks that does not count as a jump. When NTP slews, it changes both
-clocks alike. When NTP steps, it changes only the wall clock."""
+"""Largest difference in seconds between wall clock and monotonic clock that does not count as a jump. If NTP adjusts
+the time gradually, both clocks change alike. If NTP sets the time at once, only the wall clock changes."""
 
 
 def has_jumped(pool: Pool) -> bool:

@@ -122,8 +122,8 @@ def scale(
     operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
     operation.block_until_min_cluster_size = block_until_min_cluster_size
     demand = snapshot.demand
-    # A pool that was started by a lease has no base demand (size set by `up` or `scale`) yet, and would go down with
-    # its last lease. With the base demand that is set here, the pool stays up.
+    # A pool that was started by a lease has no base demand (size set by `up` or `scale`) yet, and would go down after
+    # its last lease. The base demand that is set here keeps the pool up.
     if demand is None:
         session.add(Demand(pool=name, size=size, operation_id=operation.id, set_at=now))
     else:
@@ -161,8 +161,8 @@ def lease(
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolDownError: The pool is not up, or is bound to another machine.
-        InvalidArgumentError: The size is above MAX_NODES, or the holder's lease is exclusive and the new one is not, or
-            the other way round.
+        InvalidArgumentError: The size is above MAX_NODES, or the holder already has a lease of the other kind (shared
+            instead of exclusive, or exclusive instead of shared).
         ScaleError: The holder's lease was already granted, and the pool has no room for the larger size.
         BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
     """
@@ -211,7 +211,8 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     """Renew a lease: set its expiry to now plus the lease's time to live.
 
     Raises:
-        FencedError: The lease has expired, was released or ended, or was requested again under a newer epoch.
+        FencedError: The lease has expired, was released, was ended by shoal, or was requested again, so that its epoch
+            is newer.
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
@@ -220,8 +221,8 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
         raise FencedError(
-            f"lease {lease_id} is at epoch {lease.epoch}, but this handle has epoch {epoch}: the same holder has "
-            "requested the lease again, and only the newest handle may renew it"
+            f"this handle of lease {lease_id} is outdated (epoch {epoch} instead of {lease.epoch}), because the same "
+            "holder has requested the lease again: renew the lease with the newest handle"
         )
     _prolong(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
@@ -230,7 +231,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
 
 
 def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
-    """Let a lease expire now. A lease that belongs to a job expires as soon as the job has ended.
+    """Set a lease's expiry to now. The lease of a job nevertheless lasts until the job has ended.
 
     Returns:
         False if nothing was changed, because the lease is gone, was already set to expire, or was requested again.
@@ -258,7 +259,7 @@ def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
 
 
 def release(session: Session, name: str, holder: str, now: float) -> int:
-    """Delete a holder's leases on a pool. Return how many were deleted.
+    """Delete a holder's leases on a pool. Return the number of deleted leases.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -286,7 +287,7 @@ def down(session: Session, name: str, now: float) -> None:
 
 
 def abandon(session: Session, name: str, now: float) -> None:
-    """Set a pool's state to down and delete its node rows, without contacting its cluster.
+    """Set a pool's state to down and delete the rows of its nodes, without contacting the pool's cluster.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -347,8 +348,8 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
     rows.require_up(snapshot.pool)
     if not BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
         raise InvalidArgumentError(
-            f'pool "{name}" is not local: its Ray cluster ends its nodes itself. The reconciler requests a replacement '
-            "when the cluster reports that the node is gone"
+            f'nodes of pool "{name}" cannot be retired, because its Ray cluster decides which nodes end. When a node '
+            "is gone, the reconciler requests a replacement"
         )
     ready = [node for node in snapshot.nodes if node.state is NodeState.READY]
     node = next((node for node in ready if node.name == node_name), None)
@@ -357,8 +358,8 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
         raise InvalidArgumentError(f'pool "{name}" has no ready node "{node_name}"; nodes that can be retired: {names}')
     if node.is_head:
         raise InvalidArgumentError(
-            f'"{node_name}" is the head of pool "{name}", and a pool has only one: it cannot be replaced beforehand. '
-            f"Wait until the pool's jobs have ended, then run `shoal pool down {name}` and `shoal pool up {name}`"
+            f'"{node_name}" is the head of pool "{name}" and cannot be retired, because a pool has only one head. Wait '
+            f"until the pool's jobs have ended, then run `shoal pool down {name}` and `shoal pool up {name}`"
         )
     node.leaving_at = now + within
     _try_at_once(snapshot.pool)
@@ -367,8 +368,8 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
 def note_leaving(session: Session, name: str, leaving: Collection[str], now: float) -> None:
     """Write to the rows of a `ray://` pool's nodes that these nodes will end soon.
 
-    Ray does not tell when a node will end. So the expected end is `RETIRE_WITHIN` seconds from now, by which a
-    replacement should be ready.
+    Ray does not report when a node will end. So the expected end is `RETIRE_WITHIN` seconds from now, because a
+    replacement should be ready by then.
 
     Local pools are skipped, because the ends of their nodes are announced with `retire`. The head is skipped because it
     cannot be replaced before it ends.
@@ -451,8 +452,8 @@ def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
         raise ScaleError(
             f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
             f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases wait. "
-            "A lease that has nodes does not wait for more, because two such leases could wait for each other: release "
-            "it and request a new one, or try again later"
+            "A granted lease does not wait for more nodes, because two granted leases could wait for each other: "
+            "release the lease and request a new one, or try again later"
         )
 
 

@@ -1,5 +1,5 @@
-"""End operations (requests to change a pool's size): record whether they succeeded. If an operation is rolled back,
-also restore the size that the pool or the lease had before the operation."""
+"""Record the end of operations (requests to change a pool's size). If an operation is rolled back, also restore the
+size that the pool or the lease had before the operation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll back an operation (a request to change a pool's size) that its caller has given up. Return False if the
-    operation has already ended or does not exist."""
+    """Roll back an operation (a request to change a pool's size) for which its caller no longer waits. Return False if
+    the operation has already ended or does not exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -56,8 +56,8 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # `operation` is rolled back, so no later rollback may restore its size. If a later operation has replaced this
-    # size, a rollback of the later operation must restore the size from before `operation`.
+    # A later operation may have replaced the size that `operation` had set. If the later operation is rolled back, it
+    # must restore the size from before `operation`, because `operation` was rolled back, too.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -87,8 +87,8 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If a later request has changed the lease, the lease keeps its size. A rollback of the later request must then
-    # restore the size from before `operation`.
+    # If a later operation has changed the lease, the lease keeps its present size. If the later operation is rolled
+    # back, it must restore the size from before `operation`.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

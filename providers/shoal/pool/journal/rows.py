@@ -1,7 +1,7 @@
 """Read the database rows of a pool, and make simple changes to them.
 
 Every function of this package works inside the caller's transaction. So the rows of demands, operations and nodes
-change together or not at all, and no process acts on half of a change.
+change together or not at all, and no process sees a part of a change.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def require_here(pool: Pool) -> None:
     if not is_here(pool):
         here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
-            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: run this on '
+            f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: use the pool on '
             f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
             pool.host,
         )

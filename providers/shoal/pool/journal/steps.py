@@ -20,7 +20,7 @@ class JournalStep(StrEnum):
     REQUEST = "request"
     """Transaction: write a request (demand, lease, limits, `down`) and its operation."""
     WITHDRAW = "withdraw"
-    """Transaction: roll back an operation whose caller gave it up."""
+    """Transaction: roll back an operation for which its caller no longer waits."""
     INTEND = "intend"
     """Transaction: write the observed state of the nodes, the ended operations, and which nodes to start and end."""
     START = "start"

@@ -47,9 +47,9 @@ class HolderUsage:
 def follow_leases(session: Session, pool: str, now: float) -> None:
     """Update the record of used nodes after a change of a pool's leases.
 
-    The row of a lease that has ended is closed, and a lease that was granted gets a new row. If the size or team of a
-    lease has changed, its row is closed, and it gets a new one. Every transaction that may change leases calls this
-    function at its end.
+    For a lease that has ended, the end is written to its row. A lease that was granted gets a new row. If the size or
+    team of a lease has changed, its old row gets an end, and the lease gets a new row. Every transaction that may
+    change leases calls this function at its end.
     """
     session.flush()
     granted = {
@@ -73,8 +73,8 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
 
 
 def end_expired(session: Session, lease: Lease, now: float) -> None:
-    """Record that an expired lease no longer uses nodes. Its use ends at its expiry, even if this host notices the
-    expiry only later, such as after a reboot."""
+    """Record that an expired lease no longer uses nodes. The recorded end is the time of the expiry, even if this host
+    notices the expiry only later, such as after a reboot."""
     for row in session.scalars(select(Usage).where(Usage.lease_id == lease.id, Usage.ended_at.is_(None))):
         _end(session, row, now, until=lease.expires_at)
 
@@ -98,8 +98,8 @@ def job_uses(session: Session, job: Job, nodes: int, now: float, *, since_s: flo
 
 
 def end_job(session: Session, job: Job, now: float) -> None:
-    """Record that an attempt of a job no longer uses nodes. If its driver was lost long ago, the use ended with the
-    driver's last heartbeat."""
+    """Record that an attempt of a job no longer uses nodes. If the job's driver was lost long ago, the recorded end is
+    the driver's last heartbeat."""
     last = job.heartbeat_at or job.started_at or now
     for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
         _end(session, row, now, until=last if now - last > _LOST_S else None)
@@ -120,7 +120,7 @@ def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: floa
 
 
 def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) -> list[HolderUsage]:
-    """Return the use of a pool by each holder, the largest first.
+    """Return the use of a pool's nodes by each holder, sorted from most to least.
 
     Args:
         session: An open transaction.
@@ -171,7 +171,7 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
 
 
 def of_team(session: Session, pool: str, team: str, now: float, *, since: float) -> float:
-    """Return the node-seconds that the leases of a team have used on a pool since a time."""
+    """Return the node-seconds that the leases of a team have used on a pool since a given time."""
     return _sum(session, (Usage.pool == pool) & (Usage.team == team), now, since=since)
 
 
@@ -182,7 +182,7 @@ def of_job(session: Session, job_id: str, now: float) -> float:
 
 
 def forget_before(session: Session, time: float) -> None:
-    """Delete the rows of all pools whose use ended before a time, in seconds since the epoch."""
+    """Delete the rows of periods that ended before a time (in seconds since the epoch), for all pools."""
     session.execute(delete(Usage).where(Usage.ended_at < time))
 
 
@@ -197,8 +197,8 @@ def _begun(session: Session, row: Usage, now: float, *, ago: float = 0.0) -> Usa
 
 
 def _end(session: Session, row: Usage, now: float, *, ago: float = 0.0, until: float | None = None) -> None:
-    """Close a row of the table `usage`. The use of nodes ended `ago` seconds before now, or at `until` if this is
-    earlier."""
+    """Write the end of the period and the used node-seconds to a row of the table `usage`. The period ended `ago`
+    seconds before now, or at `until` if this is earlier."""
     shared_now = stamps.shared_now(session, now)
     seconds = max(0.0, _seconds(row, shared_now) - ago)
     if until is not None:
@@ -217,7 +217,7 @@ def _seconds(row: Usage, shared_now: float) -> float:
 
 
 def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of the rows that a condition selects; see `_total`.
+    """Return the sum of the node-seconds of all rows that match a condition; see `_total`.
 
     The database adds up the closed rows, because the caller may hold the write lock, and a team has thousands of rows
     in a month. Only open rows, and rows that began before `since`, are read one by one.
@@ -232,7 +232,7 @@ def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: flo
 
 
 def _total(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of several rows. If a use began before `since`, only the part after `since` is
+    """Return the node-seconds of several rows. If a row's period began before `since`, only the part after `since` is
     counted."""
     shared_now = stamps.shared_now(session, now)
     total = 0.0

@@ -1,7 +1,7 @@
 """Let only one of the processes that wait for a pool on this host reconcile the pool.
 
-Every waiting process could reconcile the pool. Because only one of them does so at a time, many waiting processes cost
-no more than one.
+Each waiting process is able to reconcile the pool. Only one of them does so at a time, so that many waiting processes
+need no more CPU time than one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Turn:
     def take(self) -> bool:
         """Take or keep the turn to reconcile the pool. Return False if another process took the turn less than
         TURN_PATIENCE seconds ago."""
-        # The file names the process whose turn it is to reconcile. If the file's age is negative, the clock was set
-        # back, and this process takes the turn.
+        # The file contains the id of the process that has the turn. If the file's age is negative, the clock was set
+        # back. This process then takes the turn.
         if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
             return False
-        # If the disk is full, the file cannot be written. Then each waiting process reconciles the pool.
+        # If the disk is full, the file cannot be written, and each waiting process reconciles the pool. This is safe.
         with suppress(OSError):
             self._path.write_text(self._me)
         return True

@@ -84,7 +84,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
-        # A process may have submitted the pool's job again since the rows were read.
+        # Check again inside the transaction, because a process may have submitted the pool's job again in the meantime.
         if orphaned and _is_orphan(rows.load(session, name)):
             commands.down(session, name, now)
         snapshot = rows.load(session, name)

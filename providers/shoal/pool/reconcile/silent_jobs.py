@@ -1,5 +1,5 @@
-"""Find unfinished jobs that give no sign of life, so that the reconciler can start a command that asks the pools' heads
-about these jobs."""
+"""Find unfinished jobs whose rows in the database no longer change. For such jobs, the reconciler starts a command that
+asks the pools' heads whether the jobs still run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ host waits for the job's result, that process starts the job sooner."""
 
 
 class SilentJobs:
-    """Record of how long the rows of unfinished jobs have not changed, measured with this process's monotonic clock.
+    """Measure, with this process's monotonic clock, for how long the rows of unfinished jobs have not changed.
 
     Args:
         monotonic: Function that returns the seconds of a clock that never jumps.
@@ -53,8 +53,8 @@ def _patience_s(job: Job) -> float:
 def _is_doubtful(job: Job) -> bool:
     """Return whether a job may be lost, because this host has no process that is known to submit or run the job."""
     if job.is_waiting:
-        # It does not help to check the submitter's process: the process may be alive but no longer poll the job, or it
-        # may be on another host.
+        # Checking the submitter's process would not help. The process may be alive but no longer poll the job, or may
+        # run on another host.
         return True
     if job.state is JobState.PENDING:
         if job.admitted_at is not None:
@@ -65,9 +65,9 @@ def _is_doubtful(job: Job) -> bool:
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
-    # change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no heartbeats, so
-    # its job may be lost only if the driver is known to have ended.
+    # A job whose driver does not run on this host may be lost. If the driver runs on another host, its heartbeats
+    # change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no heartbeats.
+    # Its job counts as possibly lost only if the driver is known to have ended.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 

@@ -22,8 +22,8 @@ from shoal.state.schema import Node
 log = logging.getLogger("shoal.pool")
 
 _PASSES = 5
-"""Largest number of reconcile runs for each pool in one sweep. One run may not be enough: after the head has ended, a
-further run ends its workers. A sixth run has never changed anything."""
+"""Largest number of times that one sweep reconciles each pool. Once may not be enough, because the workers are ended
+only after their head has ended. More than five times were never needed."""
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:

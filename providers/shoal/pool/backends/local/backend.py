@@ -35,13 +35,13 @@ from shoal.state.temp_folder import (
 )
 
 _START_TIMEOUT_PER_NODE = 10.0
-"""Additional seconds that a node may take to start for each node that starts before it. A host starts only a few nodes
-at once, each in 3 to 9 s."""
+"""Seconds that are added to a node's time limit for its start, for each node that starts earlier. A host starts only a
+few nodes at the same time, and each start takes 3 to 9 s."""
 
 
 class LocalBackend:
-    """The default backend, which runs nodes on this machine. It needs no service. Only the user and the host that
-    started a pool can use the pool."""
+    """The default backend, which runs nodes on this machine. No service has to be installed. Only the user and the host
+    that started a pool can use the pool."""
 
     supervisor = "shoal.pool.supervisor"
     """Module with which the supervisor process of a node is started (``python -m``)."""
@@ -66,7 +66,7 @@ class LocalBackend:
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
 
     def check_ray(self) -> None:
-        """Check that Ray is installed, because the nodes run Ray, and warn about a version that was not tested.
+        """Check that Ray is installed, and warn if shoal was not tested with the installed version of Ray.
 
         Raises:
             MissingExtraError: Ray is not installed in this environment.
@@ -77,7 +77,7 @@ class LocalBackend:
             warnings.warn(warning, stacklevel=3)
 
     def prepare(self, spec: PoolSpec) -> None:
-        """Create a new bearer token for a pool that is being started, so that tokens from earlier starts are no longer
+        """Create a new bearer token for a pool that is about to start. Tokens from earlier starts are then no longer
         valid.
 
         Also record which GPUs this process may use. All nodes of the pool are limited to these GPUs, even if another
@@ -105,7 +105,7 @@ class LocalBackend:
             remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Report as lost each node whose supervisor process does not run any more."""
+        """Return each node whose supervisor process has ended as a lost node."""
         return Seen(
             lost={
                 node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
@@ -140,12 +140,12 @@ class LocalBackend:
         return node_ids()
 
     def clear(self, node_id: str) -> str | None:
-        """End all processes of a node that has no row, and remove the node's folder. The processes are found by their
-        open files in this folder, and by an environment variable."""
+        """End all processes of a node that has no row in the database, and remove the node's folder. The processes are
+        found by their open files in this folder and by an environment variable."""
         return self._end_rest(NodeRef(node_id, node_id, "", 0, None))
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's addresses from the data in its row, and add the path of the pool's token file."""
+        """Build the head's addresses from the data in the head's row, and add the path of the pool's token file."""
         return Endpoint(head["api"], head["gcs"], token_path(spec.name), versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:
@@ -184,7 +184,8 @@ def _selectors_path(pool: str) -> Path:
 
 
 def _selectors(pool: str) -> dict[str, str] | None:
-    """Return the environment variables by which the process that started a pool limited the GPUs of the pool's nodes.
+    """Return the environment variables that limit which GPUs the pool's nodes may use. The process that started the
+    pool has recorded them.
 
     The result is None for a pool that is down, or that an older version has started.
     """
@@ -204,12 +205,12 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         **environment,
         NODE_TAG: node.id,
         ROOT_VARIABLE: str(runtime_root()),
-        # Jobs are run with the Python interpreter of the pool, because the process that submits a job may use another
+        # Jobs use the pool's Python interpreter, because the process that submits a job may run in another Python
         # environment.
         "SHOAL_PYTHON": sys.executable,
         "SHOAL_POOL": node.pool,
-        # When Ray's dashboard is killed, it leaves folders in TMPDIR. With this TMPDIR, these folders are removed
-        # together with the node's folder.
+        # When Ray's dashboard is killed, it leaves folders in TMPDIR. TMPDIR is the node's folder here, so that these
+        # folders are removed together with the node's folder.
         "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
     }

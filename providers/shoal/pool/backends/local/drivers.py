@@ -1,5 +1,5 @@
-"""Start the drivers of jobs as processes on a pool's head, as commands or by forking a process that has already
-imported the drivers' modules."""
+"""Start the drivers of jobs as processes on a pool's head. A driver is started as a command, or by forking a process
+that has already imported the drivers' modules."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
 
 
 def kill_group(process: Process) -> None:
-    """Kill all processes of a process group, unless its leader has ended."""
+    """Kill all processes of a process group, unless the group's leader has ended."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 class _Forked:
-    """The process of a driver that the fork server has started, or is about to start."""
+    """The process of a driver that was requested from the fork server, and may not have started yet."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -74,7 +74,7 @@ class _Forked:
         """
         self._changed.wait(_START_S)
         if self._pid is None:
-            raise ProcessLookupError("the driver was not started")
+            raise ProcessLookupError(f"the fork server did not start the driver within {_START_S:.0f} s")
         return self._pid
 
     def poll(self) -> int | None:
@@ -118,7 +118,7 @@ class ForkServer:
         """Let the fork server start a driver.
 
         Args:
-            key: Name of the driver, different for each driver.
+            key: Unique name of the driver.
             arguments: Command line arguments of the driver.
             folder: Working folder of the driver.
             log: File to which the driver's output is appended.

@@ -15,8 +15,8 @@ _INHERITED = (
     "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
 )  # fmt: skip
-"""The only environment variables that a node inherits from the process that starts it, so that the secrets of an
-Airflow or Prefect task do not get into the pool."""
+"""The only environment variables that a node inherits from the process that starts the node. So the secrets of an
+Airflow or Prefect task do not reach the pool."""
 
 
 def inherited_environment() -> dict[str, str]:
@@ -24,7 +24,7 @@ def inherited_environment() -> dict[str, str]:
     the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if NODE_TAG in os.environ:
-        # This process belongs to a node, so its own TMPDIR is the node's folder, which is removed when the node ends.
-        # The detached process may run longer, so it gets the host's temp folder instead.
+        # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
+        # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
         kept["TMPDIR"] = str(temp_folder())
     return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}

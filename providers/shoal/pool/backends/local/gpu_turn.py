@@ -26,9 +26,9 @@ def gpu_turn(
 ) -> Iterator[list[Gpu]]:
     """Wait until other embedded pools have released enough GPUs, and yield the GPUs of this machine.
 
-    The caller starts its pool inside the ``with`` block. Meanwhile, no other embedded pool that uses GPUs starts, so
-    two pools cannot find the same GPUs free. Pools that are not embedded may stay up for ever, so the function does not
-    wait for them.
+    The caller starts its pool inside the ``with`` block. During the block, no other embedded pool that uses GPUs can
+    start, so two pools cannot use the same free GPUs. Pools that are not embedded may stay up for ever, so the function
+    does not wait for them.
 
     Args:
         spec: Definition of the pool that the caller starts.
@@ -79,7 +79,7 @@ def _claimants(spec: PoolSpec, found: Sequence[Gpu], least: int) -> list[Claiman
     """
     free, claimants = look(found)
     needed = spec.gpus_per_node if spec.gpus_per_node > 0 else least
-    # If a job is submitted again, its embedded pool may already be up and have its GPUs.
+    # If a job is submitted again, the job's embedded pool may already be up and may already use its GPUs.
     is_up = any(claimant.pool == spec.name and claimant.store in ("", store_here()) for claimant in claimants)
     if free >= needed or is_up:
         return []

@@ -1,4 +1,5 @@
-"""Find the GPUs of this machine, and divide them among the nodes of all local pools of a user by lock files.
+"""Find the GPUs of this machine, and assign them to the nodes of a user's local pools. A lock file per GPU records
+which node uses the GPU.
 
 A node claims its GPUs before it starts: its supervisor locks the lock file of each GPU until the node has ended. The
 lock files are in the host's temp folder, so that all home folders and stores of a user share them.
@@ -105,8 +106,8 @@ class Claimant:
 
 
 def store_here() -> str:
-    """Return a text that identifies the store of this process on this host, because pools of different stores may have
-    the same name."""
+    """Return a text that identifies this process's store on this host. The text distinguishes pools of different stores
+    that have the same name."""
     return f"{home().resolve()}{store_tag()}"
 
 
@@ -117,8 +118,8 @@ def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
         found: The GPUs to check.
     """
     claimants: list[Claimant] = []
-    # While this process tries the lock of a GPU, a starting node would take the GPU for claimed. So this lock keeps
-    # nodes from choosing GPUs meanwhile.
+    # To test whether a GPU is free, this process locks the GPU's file for a moment. A node that chooses GPUs at this
+    # moment would find the GPU locked. So this second lock makes such nodes wait.
     with file_lock(gpu_lock("choosing")):
         for gpu in found:
             with open_locked(gpu.lock, wait=False) as is_free:
@@ -132,7 +133,8 @@ def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
 
 
 def may_be_contended(environment: Mapping[str, str]) -> bool:
-    """Return whether nodes may compete for GPUs, because the machine has GPUs of NVIDIA or a node has claimed a GPU.
+    """Return whether nodes may compete for GPUs. This is possible if the machine has NVIDIA GPUs or a node has claimed
+    a GPU.
 
     The check is quick, because it does not ask Ray for GPUs of other makers.
 
@@ -145,7 +147,7 @@ def may_be_contended(environment: Mapping[str, str]) -> bool:
 
 
 class GpuClaim:
-    """The GPUs that a node has claimed. The node keeps them until :meth:`release` is called or this process ends.
+    """The GPUs that a node has claimed. The node keeps the GPUs until :meth:`release` is called or this process ends.
 
     Args:
         gpus: The claimed GPUs.
@@ -167,7 +169,7 @@ class GpuClaim:
             raylet.show_other_gpus(ids)
 
     def release(self) -> None:
-        """Let other nodes claim the GPUs. The node's processes must have ended."""
+        """Release the GPUs, so that other nodes can claim them. The node's processes must have ended."""
         for gpu in self.gpus:
             with suppress(FileNotFoundError):  # a clean-up of the temp folder may have removed the lock file
                 os.truncate(gpu.lock, 0)
@@ -191,7 +193,8 @@ def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> G
     found = sorted(visible_gpus(os.environ), key=lambda gpu: bool(gpu.strangers))
     taken: list[Gpu] = []
     holders: list[str] = []
-    # Only one process at a time chooses GPUs. Otherwise, of two nodes that need all GPUs, each could take a half.
+    # Only one process at a time may choose GPUs. Otherwise, two nodes that both need all GPUs could each claim a half
+    # of them.
     with file_lock(gpu_lock("choosing")), ExitStack() as locks:
         for gpu in found:
             if len(taken) == wanted:
@@ -240,8 +243,8 @@ def _holder(path: Path) -> dict[str, Any]:
 
 
 def _nvidia(limit: str | None) -> list[Gpu]:
-    """Return the GPUs of NVIDIA, in the order of `nvidia-smi`. If CUDA_VISIBLE_DEVICES is set, return only the GPUs
-    that it names, in its order."""
+    """Return the NVIDIA GPUs, in the order of `nvidia-smi`. If CUDA_VISIBLE_DEVICES is set, return only the GPUs that
+    this variable names, in the order of the variable."""
     try:
         import pynvml
     except ImportError:
@@ -264,7 +267,8 @@ def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[G
     for name in (each.strip() for each in names.split(",")):
         by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
         named = by_index.get(name, by_uuid[:1])
-        # CUDA ignores a name that is unknown or repeated, and all names after it. So they are ignored here, too.
+        # CUDA ignores a name that is unknown or repeated, and all names after this name. So this loop ends at such a
+        # name.
         if (not named and name not in by_index) or (named and named[0] in chosen):
             break
         chosen += named
@@ -318,13 +322,13 @@ def _is_stranger(pid: int) -> bool:
 
 
 def _others(environment: Mapping[str, str]) -> list[str]:
-    """Return the numbers that Ray gives to those visible GPUs that are not made by NVIDIA."""
+    """Return the numbers by which Ray selects GPUs, for the visible GPUs of other makers than NVIDIA."""
     if "ray" in sys.modules:
         from shoal.pool.backends.local import raylet
 
         return raylet.other_gpus()
-    # Ray reads its settings when it is imported, and these settings differ between pools. So this process does not
-    # import Ray, but asks a new process.
+    # Ray reads its settings when it is imported, and these settings differ between pools. So Ray is imported in a new
+    # process, and not in this process.
     unlimited = {name: value for name, value in os.environ.items() if name not in SELECTORS}
     limited = {**unlimited, **environment}
     asked = subprocess.run([sys.executable, "-c", _ASK_RAY], env=limited, capture_output=True, text=True, check=False)

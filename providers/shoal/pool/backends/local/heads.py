@@ -1,4 +1,5 @@
-"""Nodes that run a `JobServer`: the head of a pool with Ray, and the only node of a pool without Ray."""
+"""Define the kinds of nodes that run a `JobServer`: the head of a pool with Ray, and the only node of a pool without
+Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RayHead:
-    """The head node of a pool with Ray. A `JobServer` replaces Ray's dashboard.
+    """The head node of a pool with Ray. The head runs a `JobServer` instead of Ray's dashboard.
 
     Args:
         raylet: The running Ray node.
@@ -55,8 +56,8 @@ class HeadWithoutRay:
         return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
 
     def dead(self) -> str | None:
-        """Return None, because the node runs as long as its supervisor."""
+        """Return None. This node is a part of its supervisor process, so it cannot die while the supervisor runs."""
         return None
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Do nothing, because a pool with a single node never drains it."""
+        """Do nothing, because a pool never drains its only node."""

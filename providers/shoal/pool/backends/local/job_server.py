@@ -1,7 +1,7 @@
 """HTTP server on a pool's head that starts the drivers of jobs, and answers requests in the format of Ray's Job API.
 
-Ray's own implementation of this API is its dashboard. The dashboard consists of several processes on each head, and
-starts one more process for each job in addition to the job's driver.
+Ray's dashboard also implements this API. But the dashboard consists of several processes on each head, and for each job
+it starts a process in addition to the job's driver.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, s
 from shoal.pool.endpoint import driver_arguments
 
 _STOP_PATIENCE_S = 3.0
-"""Seconds after SIGTERM within which a driver has to end, before it is killed. Ray's Job API uses the same time."""
+"""Seconds after SIGTERM within which a driver has to end. After this time the driver is killed. Ray's Job API uses the
+same time."""
 
 _REQUEST_S = 30.0
-"""Seconds within which a client has to send its request, so that idle connections do not occupy threads."""
+"""Seconds within which a client has to send its request. Without this limit, idle connections would occupy threads."""
 
 _CLOSE_S = 0.1
 """Longest time in seconds that the server needs to close."""
 
 _LARGEST_REQUEST = 2**20
-"""Largest size of a request in bytes. A request contains only a command and some names."""
+"""Largest size of a request in bytes. A request is small, because it contains only a command and some names."""
 
 _Answer = tuple[HTTPStatus, dict[str, Any]]
 
@@ -141,7 +142,7 @@ class JobServer:
             server.close()
 
     def _answer(self, method: str, path: str, body: bytes) -> _Answer:
-        """Answer an HTTP request in the same way as Ray's Job API."""
+        """Answer an HTTP request in the format of Ray's Job API."""
         if (method, path) == ("POST", "/api/jobs/"):
             return self._submit(body)
         submission_id, _, what = path.removeprefix("/api/jobs/").partition("/")
@@ -183,8 +184,8 @@ class JobServer:
         return start_command(command, self._folder, log)
 
     def _fork_server(self) -> ForkServer:
-        """Return a fork server that has imported the currently installed packages. Start a new one if packages have
-        changed, and end older fork servers that have no driver any more."""
+        """Return a fork server that has imported the currently installed packages. If packages have changed, start a
+        new fork server. End older fork servers that have no running driver."""
         *older, newest = self._fork_servers
         if not newest.is_current():
             older, newest = [*older, newest], ForkServer()

@@ -72,10 +72,11 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
 
 
 def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[ProcessId]:
-    """Send SIGKILL to all processes that `find` returns, until it returns none.
+    """Send SIGKILL to all processes that the function `find` returns, until it returns no process.
 
     Args:
-        find: Function that searches for processes. Each call searches again, so newly forked processes are found, too.
+        find: Function that searches for processes. It is called repeatedly, so that newly forked processes are found,
+            too.
         patience: Seconds to keep trying. A process in an uninterruptible system call may need a while to end.
 
     Returns:
@@ -115,7 +116,7 @@ def _has_tag(pid: int, tag: bytes) -> bool:
 def _has_open(pid: int, prefixes: tuple[str, ...]) -> bool:
     """Return whether a process has opened a file in one of the given folders for writing.
 
-    Files open for reading are ignored, because any process may read a log there.
+    Files open for reading are ignored, because a process that reads a node's log need not belong to the node.
     """
     try:
         return any(

@@ -1,4 +1,5 @@
-"""Start a Ray node on loopback, owned by the calling process. This is the only module that uses Ray's private API.
+"""Start a Ray node that listens on loopback and belongs to the calling process. This is the only module that uses Ray's
+private API.
 
 `ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
 *thread* that starts them (PDEATHSIG). So the supervisor creates `Node` in its main thread, which lives as long as the
@@ -24,14 +25,15 @@ _RPC_TIMEOUT_S = 5.0
 
 
 class _NodeWithoutDashboard(Node):  # type: ignore[misc]
-    """A Ray node that does not start Ray's dashboard, not even as a head."""
+    """A Ray node without Ray's dashboard, even if the node is a head."""
 
     def start_api_server(self, **_: object) -> None:
         """Do nothing. `Node` calls this method to start the dashboard, which takes 230 MB in seven processes."""
 
 
 def other_gpus() -> list[str]:
-    """Return the numbers of the GPUs that this process may use and that are not made by NVIDIA, as Ray finds them."""
+    """Return the numbers by which Ray selects GPUs, for those GPUs of other makers than NVIDIA that this process may
+    use."""
     manager = get_accelerator_manager_for_resource("GPU")
     if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
         return []
@@ -41,8 +43,7 @@ def other_gpus() -> list[str]:
 
 
 def show_other_gpus(numbers: Sequence[str]) -> None:
-    """Hide all GPUs that are not made by NVIDIA, except those with the given numbers, from the processes that this
-    process starts from now on."""
+    """Set which GPUs of other makers than NVIDIA are visible to the processes that this process starts from now on."""
     get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 
@@ -111,7 +112,7 @@ class Raylet:
         if gone:
             return f"{', '.join(gone)} ended by itself"
         # Without this check, Ray would wait for an unreachable head for 180 s (the TCP timeout plus one minute). Then
-        # Ray would end the process that sends the requests to the head, which is the supervisor.
+        # Ray would end this supervisor process, because it sends the requests to the head.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None
@@ -123,10 +124,10 @@ class Raylet:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
         except RayError:
             # The time without an answer is counted from the first failed request, not from the last answer. So a
-            # supervisor that was paused asks the head again before it gives up.
+            # supervisor that was paused sends another request before it gives up.
             self._silent_since = self._silent_since or time.monotonic()
-            # The head did not answer, so it is not known whether the node is busy. The result is True, because ending a
-            # busy node would be worse than keeping an idle one.
+            # The head did not answer, so the node may be busy. The result is True, because ending a busy node would be
+            # worse than keeping an idle node.
             return True
         self._silent_since = None
         state = autoscaler_pb2.GetClusterResourceStateReply.FromString(said).cluster_resource_state
@@ -139,7 +140,7 @@ class Raylet:
         )
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Tell Ray's scheduler to place no new work on this node."""
+        """Request from Ray's scheduler that no new work is placed on this node."""
         self._node.get_gcs_client().drain_node(
             self._node.node_id,
             autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
@@ -149,5 +150,5 @@ class Raylet:
         )
 
     def stop(self) -> None:
-        """End the node's processes, and announce this to the head if the head still runs."""
+        """End the node's processes. If the head still runs, announce the end of the node to the head."""
         self._node.kill_all_processes(check_alive=False, allow_graceful=True)

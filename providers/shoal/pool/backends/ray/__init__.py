@@ -1,1 +1,1 @@
-"""Backend for existing Ray clusters, which watches their nodes and requests nodes over HTTP."""
+"""Backend for existing Ray clusters. The backend watches the clusters' nodes and requests nodes over HTTP."""

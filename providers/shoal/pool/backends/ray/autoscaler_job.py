@@ -1,5 +1,5 @@
-"""Script that runs as a Ray job on an existing cluster. It requests nodes from the cluster's autoscaler, or finds out
-whether the cluster has an autoscaler.
+"""Script that runs as a Ray job on an existing cluster. The script requests nodes from the cluster's autoscaler, or
+checks whether the cluster has an autoscaler.
 
 Usage: ``python -c <this file> JSON``. The script needs no package except the cluster's Ray. The last line that it
 prints is the answer, as JSON.
@@ -21,7 +21,7 @@ ASKING = "asking"
 """Line that the script prints before it requests nodes. A job that died before this line has requested nothing."""
 
 _HEAD = "node:__internal_head__"
-# On a cluster without an autoscaler, the names of the node types that Ray's monitor reports begin with this prefix.
+# Prefix of the node types that Ray's monitor reports on a cluster without an autoscaler.
 READ_ONLY = "node_"
 
 
@@ -37,7 +37,7 @@ def autoscaler() -> str | None:
         reply = GetClusterStatusReply()
         reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status())
         # A cluster has an autoscaler if the reply contains a state version and a node with a type. Without an
-        # autoscaler, the reply may contain nodes too, but these nodes have no type.
+        # autoscaler, the nodes in the reply have no type.
         typed = any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
         return "v2" if reply.autoscaling_state.autoscaler_state_version and typed else None
     report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
@@ -53,8 +53,8 @@ def write(pool: str, stamp: float, size: int, cpus: int, gpus: int) -> None:
     mine = f"{_PREFIX}/{pool}/"
     _internal_kv_put(f"{mine}{stamp:020.6f}/{size}/{cpus}/{gpus}", b"", overwrite=True)
     for key in sorted(_internal_kv_list(mine))[:-1]:
-        # The newest demand is kept even if its size is 0. Without it, a delayed job would take its own older demand for
-        # the newest one, and would request nodes that the pool no longer needs.
+        # The newest demand is kept even if its size is 0. If this demand were deleted, a delayed job would consider its
+        # own older demand the newest, and would request nodes that the pool no longer needs.
         _internal_kv_del(key)
 
 
@@ -110,8 +110,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
 
     print(ASKING, flush=True)
     write(order["pool"], order["stamp"], order["size"], order["cpus"], order["gpus"])
-    # Another job may write a demand after this loop has read the demands. The loop then repeats, so that the last
-    # request contains the newest demands.
+    # Another job may write a demand after this job has read the demands. In this case the loop repeats, so that the
+    # last request contains the newest demands.
     while True:
         wanted = read()
         request_resources(bundles=bundles(kind, *wanted))

@@ -1,8 +1,9 @@
-"""Backend for existing Ray clusters. It watches and requests nodes over HTTP, but never starts or ends nodes itself.
+"""Backend for existing Ray clusters. The backend watches and requests nodes over HTTP, but never starts or ends nodes
+itself.
 
 Each node row of a `ray://` pool is assigned to one of the cluster's nodes as soon as the node has joined the cluster.
-So demand, leases and rollback work as in other pools. To end a node of a `ray://` pool, shoal only deletes its row. If
-the cluster has a Ray autoscaler, the autoscaler ends idle nodes after shoal has requested fewer nodes.
+So demand, leases and rollback work as in other pools. To end a node of a `ray://` pool, shoal only deletes the node's
+row. If the cluster has a Ray autoscaler, the autoscaler ends idle nodes after shoal has requested fewer nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shoal.pool.tunables import CLUSTER_START_TIMEOUT
 log = logging.getLogger(__name__)
 
 _GCS_PORT = 6379
-"""Ray's default port of the GCS, used unless the pool's option `gcs` gives another port."""
+"""Default port of the GCS (Ray's control service), used unless the pool's option `gcs` gives another port."""
 
 
 class RayBackend:
@@ -33,24 +34,24 @@ class RayBackend:
     start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Reject a token that other users of the network could read, and a size above the number of the cluster's
-        nodes. A cluster with an autoscaler may have any size."""
+        """Raise an error if other users of the network could read the token, or if the size is above the cluster's
+        number of nodes. A cluster with an autoscaler may have any size."""
         spec.check_token_is_private()
         cluster = Cluster(spec)
         there = len(cluster.nodes())
         if size <= there or cluster.has_autoscaler():
             return
         raise InvalidArgumentError(
-            f'pool "{spec.name}" is a static Ray cluster of {there} nodes (it has no autoscaler): it cannot have '
-            f"{size} nodes; request at most {there}, or ask the administrator of {spec.address} to add nodes"
+            f'pool "{spec.name}" is a static Ray cluster of {there} nodes without an autoscaler, so the pool cannot '
+            f"have {size} nodes: request at most {there}, or ask the administrator of {spec.address} to add nodes"
         )
 
     def prepare(self, spec: PoolSpec) -> None:
         """Do nothing, because the cluster and its token exist already."""
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """With `everything`, remove the token file that shoal has written for the pool. Otherwise do nothing, because
-        `prepare` creates nothing."""
+        """Remove the token file that shoal has written for the pool, if `everything` is true. Otherwise do nothing,
+        because `prepare` has created no files."""
         if everything:
             remove_token(name)
 
@@ -90,8 +91,8 @@ class RayBackend:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Lower the pool's request to the number of nodes that it should have now. The autoscaler can then end the
-        surplus nodes, and the caller may delete their rows."""
+        """Lower the pool's request to the autoscaler to the number of nodes that the pool should have now. The
+        autoscaler can then end the surplus nodes, and the caller may delete their rows."""
         try:
             self._lower(pool)
         except ConnectionRefusedByClusterError:
@@ -110,8 +111,8 @@ class RayBackend:
         return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's addresses from the data in its row, and add the path of the token file from the pool's
-        spec."""
+        """Build the head's addresses from the data in the head's row, and add the path of the token file from the
+        pool's spec."""
         return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
 
     def log(self, node: NodeRef) -> str:
@@ -119,16 +120,16 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Request fewer nodes from the autoscaler than the pool requested before. If the cluster's list of jobs shows
-        that the pool has not requested any nodes, send no request."""
+        """Request only the pool's present number of nodes from the autoscaler. If the cluster's list of jobs shows that
+        the pool has never requested nodes, send no request."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                # At size 1, the pool no longer requests nodes from the autoscaler. So this job is deleted from the
-                # cluster's list of jobs, where later calls of `_lower` look for the pool's requests.
+                # A pool of size 1 requests no nodes from the autoscaler. So this job is deleted from the cluster's list
+                # of jobs, in which later calls of `_lower` look for the pool's requests.
                 cluster.forget(_job_id(pool))
         for job in before:
             cluster.forget(job)

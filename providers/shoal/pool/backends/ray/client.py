@@ -29,12 +29,12 @@ else `python`."""
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
-    """Nothing listens at the head's address. So the head has ended, and all requests for nodes that it received are
-    gone."""
+    """The connection to the head was refused. So the head has ended, and all requests for nodes that it had received
+    are lost."""
 
 
 class _BusyClusterError(PoolUnreachableError):
-    """The head could not answer the request now. A later try may succeed."""
+    """The head could not answer the request at this time. A later try may succeed."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Cluster:
         self._spec = spec
         self._address = spec.address.rstrip("/")
         token, self._unread = _token(spec)
-        # A head that has just started answers job submissions with status 500 at first. So a submission is tried again
-        # for a while.
+        # Shortly after its start, a head answers job submissions with status 500. So a failed submission is tried again
+        # for some time.
         retrying = Retrying(
             retry=retry_if_exception_type(_BusyClusterError),
             stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
@@ -105,8 +105,8 @@ class Cluster:
         return None
 
     def autoscaling(self) -> bool | None:
-        """Return whether the cluster has a Ray autoscaler, or None if the head's status does not show this (autoscaler
-        v2, or no monitor process).
+        """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not show this, because
+        the cluster has autoscaler v2 or no monitor process.
 
         A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node a type of its
         own, ``node_<id>``. So such types do not show that the cluster has an autoscaler.
@@ -116,7 +116,7 @@ class Cluster:
 
     def has_autoscaler(self) -> bool:
         """Return whether the cluster has an autoscaler. If the head's status does not show this, run a small job on the
-        cluster that looks for an autoscaler (about 3 s)."""
+        cluster that looks for an autoscaler, which takes about 3 s."""
         known = self.autoscaling()
         if known is not None:
             return known
@@ -127,8 +127,8 @@ class Cluster:
         return answer["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any], *, script: str = "autoscaler_job.py") -> None:
-        """Start a script of this folder as a Ray job with the id `job_id`, unless the cluster already has a job with
-        this id."""
+        """Start a script from this package's folder as a Ray job with the id `job_id`, unless the cluster already has a
+        job with this id."""
         argv = [
             "sh",
             "-c",
@@ -143,7 +143,8 @@ class Cluster:
         status, log = self._outcome(job_id)
         if status != "SUCCEEDED":
             raise PoolUnreachableError(
-                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)}"
+                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)} (the "
+                "cluster's dashboard shows the whole log)"
             )
         answer: dict[str, Any] = json.loads(last_line(log))
         return answer
@@ -159,13 +160,13 @@ class Cluster:
             if time.monotonic() > until:
                 raise PoolUnreachableError(
                     f"the Ray cluster at {self._address} did not complete a small job of shoal within "
-                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether it can start jobs"
+                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether the cluster can start jobs"
                 )
             time.sleep(0.2)
         if job is None:
             raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether its head was "
-                "restarted, and try again"
+                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether the cluster's head "
+                "was restarted, and try again"
             )
         return job.status, self._head.logs(job_id)
 
@@ -189,19 +190,19 @@ class Cluster:
         cluster, reason = f"the Ray cluster at {self._address}", failure.reason
         match failure:
             case Failure(problem=Problem.NOTHING_LISTENS | Problem.NO_CONNECTION):
-                # If the address cannot be reached now, the head may still run, and its autoscaler may still keep nodes
-                # for this pool. Only a refused connection shows that the head has ended.
+                # If the address cannot be reached, the head may still run, and its autoscaler may keep nodes for this
+                # pool. Only a refused connection shows that the head has ended.
                 is_gone = failure.problem is Problem.NOTHING_LISTENS
                 return (ConnectionRefusedByClusterError if is_gone else PoolUnreachableError)(
-                    f"no Ray cluster answers at {self._address} ({reason}): is it up, and is this the address of its "
-                    "dashboard (port 8265 by default)?"
+                    f"no Ray cluster answers at {self._address} ({reason}): check that the cluster is up, and that "
+                    "this is the address of its dashboard (port 8265 by default)"
                 )
             case Failure(problem=Problem.SLOW | Problem.NO_ANSWER):
                 return PoolUnreachableError(f"{cluster} does not answer ({reason})")
             case Failure(problem=Problem.TOKEN_REFUSED):
                 file = self._spec.token_file
                 given = f"the token in {file}" if file else "a request without a token"
-                hint = "is it this cluster's token?" if file else "give token_file= in the pool's URI"
+                hint = "write this cluster's token to the file" if file else "give token_file= in the pool's URI"
                 return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
             case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
                 is_busy = failure.problem is Problem.BUSY
@@ -209,7 +210,7 @@ class Cluster:
             case Failure(problem=Problem.BUSY):
                 return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
-            f"{self._address} answers, but not as the head of a Ray cluster does: set address= to the URL of its "
+            f"the server at {self._address} is not the head of a Ray cluster: set address= to the URL of the cluster's "
             "dashboard"
         )
 

@@ -1,4 +1,4 @@
-"""Check before the first training whether an existing Ray cluster can run shoal's jobs (the preflight): versions,
+"""Check before the first training whether an existing Ray cluster can run shoal's jobs. The check covers versions,
 libraries, access to the store, disk space and clocks."""
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _GB = 1024**3
 
 _DISK_NEEDED = 500 * _MB
 _DISK_WANTED = 5 * _GB
-"""Free bytes that a node's disk needs, and should have. `shoal doctor` has the same limits for this machine."""
+"""Smallest and recommended number of free bytes on a node's disk. `shoal doctor` uses the same limits for this
+machine."""
 
 _SHM_WANTED = 256 * _MB
-"""Free bytes of shared memory that a node should have. Ray keeps objects in shared memory, and a container has only 64
-MB of it by default."""
+"""Recommended number of free bytes of shared memory on a node. Ray keeps objects in shared memory, and a container has
+only 64 MB of shared memory by default."""
 
 _CLOCK_S = 5.0
-"""Difference between the clocks of this machine and of a node, in seconds, from which displayed times mislead users.
-The duration of the check itself is not counted."""
+"""Largest difference in seconds between the clocks of this machine and of a node. With a larger difference, displayed
+times would be misleading."""
 
 _TOOLS = ("s3fs", "psycopg")
-"""Libraries that `preflight_job.py` reports, but that cannot train a model."""
+"""Libraries in the report of `preflight_job.py` that cannot train a model."""
 
 _SAME = ("python", "ray", "shoal")
 """Software that has to have the same version on all nodes."""
@@ -66,7 +67,7 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
 
     Args:
         spec: The pool.
-        artifact_location: URI or path. The job checks, too, whether the nodes can write there.
+        artifact_location: URI or path at which the nodes must be able to write. None: not checked.
 
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
@@ -83,7 +84,8 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
 
 
 def preflight_once(spec: PoolSpec) -> list[Finding]:
-    """Run :func:`preflight`, unless an earlier run has shown that jobs of this environment can run on this pool.
+    """Run :func:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
+    pool.
 
     Problems are logged as warnings. If the cluster does not answer, nothing is checked.
 
@@ -113,7 +115,7 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
 def judge(
     answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
 ) -> list[Finding]:
-    """Turn the answer of `preflight_job.py` into findings.
+    """Convert the answer of the script `preflight_job.py` to a list of findings.
 
     Args:
         answer: The answer.

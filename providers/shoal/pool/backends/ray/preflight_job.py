@@ -77,7 +77,7 @@ def _read_store(pool: str) -> None:
 
     with Store(migrate=False).reading() as session:
         if session.get(Pool, pool) is None:
-            raise LookupError(f'the store of this node has no pool "{pool}", so it is another store')
+            raise LookupError(f'this node uses another store, which has no pool "{pool}"')
 
 
 def _try_out(location: str) -> None:
@@ -89,7 +89,7 @@ def _try_out(location: str) -> None:
     filesystem.pipe_file(trial, b"shoal")
     try:
         if filesystem.cat_file(trial) != b"shoal":
-            raise OSError("what was written cannot be read")
+            raise OSError(f"the file {trial} was written, but its content cannot be read back")
     finally:
         filesystem.rm_file(trial)
 

@@ -33,7 +33,7 @@ def ca_path(spec: PoolSpec) -> Path | None:
 def keep_token(pool: str, token: str) -> str:
     """Write the token of a pool's cluster to a file (mode 0600) in ``$SHOAL_HOME``.
 
-    A file with another token is replaced, so a new token takes effect with the next call.
+    If the file contains another token, the file is replaced. So after a change of the token, call this function again.
 
     Args:
         pool: Name of the pool.
@@ -49,7 +49,8 @@ def keep_token(pool: str, token: str) -> str:
     partial = path.with_name(f".{pool}-{uuid.uuid4().hex[:8]}")
     try:
         if not (path.is_file() and path.read_text() == token):
-            # The file is created with its final mode, so that other users cannot read the token at any time.
+            # The file is created with the mode 0600. If the mode were set later, other users could read the token until
+            # then.
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(token)
             partial.replace(path)
