@@ -60,7 +60,7 @@ from shoal.pool.endpoint import Endpoint, driver_command
 from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
 from shoal.redaction import redact
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
 from shoal.training.progress import OnProgress, Progress
 
@@ -170,7 +170,7 @@ class JobHandle:
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds by a clock that never jumps.
-        sleep: Waits for a number of seconds.
+        sleep: Waits for a number of seconds, or until a process ends.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class JobHandle:
         endpoint_of: Callable[[str], Endpoint] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float, ProcessId | None], None] = sleep_until_end,
     ) -> None:
         self._store = store
         self._key = Key(job.id, job.attempt)
@@ -201,6 +201,7 @@ class JobHandle:
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
+        self._driver: ProcessId | None = None
         self._silent_since: float | None = None
         self._heartbeat_at: float | None = None
         self._left: str | None = None
@@ -271,7 +272,7 @@ class JobHandle:
         while self.needs_credentials:
             if self.settle().is_waiting and not while_queued:
                 return False
-            self._sleep(SHORTEST_PAUSE_S)
+            self._sleep(SHORTEST_PAUSE_S, None)
         return True
 
     def outlive_interrupts(self) -> None:
@@ -429,7 +430,7 @@ class JobHandle:
                 break  # the head does not know the attempt, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
-            self._sleep(SHORTEST_PAUSE_S)
+            self._sleep(SHORTEST_PAUSE_S, None)
 
     def send(self) -> bool:
         """Submit the attempt to its pool's head if the pool has room for it; otherwise put the attempt into the queue.
@@ -735,7 +736,7 @@ class JobHandle:
             if isinstance(step, str):
                 yield step
             elif stop is None:
-                self._sleep(step)
+                self._sleep(step, self._driver)
             elif stop.wait(step):
                 raise JobTimeoutError(f'the wait for job "{self.job_id}" was ended; the job goes on')
 
@@ -769,6 +770,7 @@ class JobHandle:
                     shown = self._place
                     yield f"waiting for room on pool {self._pool}: {shown}"
                 ended = job.state in JOB_ENDED
+                self._driver = ProcessId.from_json(job.driver) if job.driver else None
                 # While the job is pending, the log has at most lines of Ray, which are of no use to the user.
                 if with_log and job.state is not JobState.PENDING:
                     yield from follower.lines(ended=ended)
@@ -823,8 +825,9 @@ class JobHandle:
         Without this wait, the caller could take the pool down before the driver has ended the MLflow run.
         """
         until = self._monotonic() + _CLEAN_UP_PATIENCE_S
-        while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
-            self._sleep(_CLEAN_UP_POLL_S)
+        driver = ProcessId.from_json(job.driver) if job.driver else None
+        while driver and driver.alive() and self._monotonic() < until:
+            self._sleep(_CLEAN_UP_POLL_S, driver)
 
     def _stop(self) -> bool:
         try:
