@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,3 +61,16 @@ def test_chunks_and_blocks_make_no_difference(chunks: list[list[int | None]], bl
 def test_empty_table() -> None:
     table = pa.table({"a": pa.array([], pa.int64())})
     assert to_matrix(table, ["a"]).shape == (0, 1) and to_vector(table, "a").shape == (0,)
+
+
+def test_pandas_is_not_imported(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1.5, 2.0], "b": [1, None], "c": [True, None]}), tmp_path / "x.parquet")
+    code = f"""
+import sys
+import pyarrow.parquet as pq
+from shoal.data.matrix import to_matrix, to_vector
+table = pq.ParquetFile({str(tmp_path / "x.parquet")!r}).read_row_group(0)
+print(to_matrix(table, ["a", "b", "c"]).tolist(), to_vector(table, "b").tolist(), "pandas" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[[1.5, 1.0, 1.0], [2.0, nan, nan]] [1.0, nan] False"

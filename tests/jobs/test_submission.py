@@ -68,7 +68,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, until_end_of: ProcessId | None = None) -> None:
         self.now += seconds
         happening, self.due = (
             [what for at, what in self.due if at <= self.now],

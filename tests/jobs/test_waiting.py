@@ -48,7 +48,7 @@ class Queue:
         self.endpoint: Callable[[], Endpoint] = lambda: head.endpoint
         add_node(store, cpus=1)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, until_end_of: ProcessId | None = None) -> None:
         self.now += seconds
         happening = [what for at, what in self.due if at <= self.now]
         self.due = [(at, what) for at, what in self.due if at > self.now]

@@ -67,7 +67,8 @@ def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarra
 def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     """Return a function ``read(start, stop)`` that returns the column's rows ``start <= i < stop`` as a NumPy array.
 
-    If the column has no nulls, the array is a view of the column and no values are copied.
+    If the column has no nulls, the array is a view of the column and no values are copied. Arrow's `to_numpy` is not
+    used, because `to_numpy` imports pandas, for which a worker would need 0.5 s and 40 MiB.
     """
     import numpy as np
     import pyarrow as pa
@@ -75,10 +76,13 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
     if pa.types.is_boolean(column.type):
-        # Booleans are converted to bytes first. Arrow stores booleans as bits, which NumPy cannot view. Without the
-        # conversion, a boolean column with nulls would become an array of Python objects.
+        # Booleans are converted to bytes first, because Arrow stores booleans as bits, which NumPy cannot view.
         column = column.cast(pa.uint8())
     if column.null_count == 0:
-        whole = column.to_numpy(zero_copy_only=True)
+        whole = np.from_dlpack(column)
         return lambda start, stop: whole[start:stop]
-    return lambda start, stop: column.slice(start, stop - start).to_numpy(zero_copy_only=False)
+    # The scalar is read from an array, because `pa.scalar` imports pandas, too.
+    nan = pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(np.array([np.nan]))])[0]
+    return lambda start, stop: np.from_dlpack(
+        column.slice(start, stop - start).cast(pa.float64(), safe=False).fill_null(nan)
+    )

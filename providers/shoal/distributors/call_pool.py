@@ -72,9 +72,8 @@ def pool_for(
     except NoPoolError as error:
         why = str(error)
     if selected is None:
-        _say(f"{why}. This call uses an embedded pool")
         with embedded_pool(
-            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, ray=ray(), job_id=job_id, timeout_s=timeout_s
+            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, ray=ray(), job_id=job_id, timeout_s=timeout_s, why=why
         ) as embedded:
             yield embedded
     elif size_on is None:
@@ -145,6 +144,7 @@ def embedded_pool(
     ray: bool = True,
     job_id: str | None = None,
     timeout_s: float | None = None,
+    why: str = "",
 ) -> Iterator[str]:
     """Yield the name of an embedded pool: a pool with one node that belongs to this process or to a job.
 
@@ -161,6 +161,7 @@ def embedded_pool(
         job_id: Id of the job that the ``with`` block submits. The pool belongs to this job, and goes down when the job
             has ended. None: the pool belongs to this process.
         timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
+        why: Reason for an embedded pool, which is printed if a pool is started.
 
     Raises:
         InvalidArgumentError: This machine has fewer GPUs than `gpus`.
@@ -168,13 +169,14 @@ def embedded_pool(
     """
     own = len(os.sched_getaffinity(0))
     gpus = gpus if ray else 0
+    reason = f"{why}. This call uses an embedded pool\n" if why else ""
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
     if job_id is None:
 
         def start(spec: PoolSpec, is_new: bool) -> tuple[ComputePool, bool]:
             with gpu_turn(spec, timeout_s, _say, least_gpus) as found:
                 if is_new:
-                    _say(f"starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
+                    _say(f"{reason}starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
                 pool = ComputePool(spec)
                 pool.up(owner=ProcessId.mine())
             _warn_without_gpus(pool, found)
@@ -196,7 +198,7 @@ def embedded_pool(
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
         ends = "which goes down when the job has ended, even if this process has ended before"
-        _say(f"job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
+        _say(f"{reason}job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
         pool = ComputePool(spec, holder=job_holder(job_id))
         with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
             turn.close()

@@ -69,7 +69,7 @@ from shoal.pool.endpoint import Endpoint, driver_command
 from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
 from shoal.redaction import redact
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
 from shoal.training.progress import OnProgress, Progress
 
@@ -162,7 +162,7 @@ class JobHandle:
         endpoint_of: Function that finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
         clock: Function that returns the present time in seconds since the epoch.
         monotonic: Function that returns the seconds of a clock that never jumps.
-        sleep: Function that waits for a given number of seconds.
+        sleep: Function that waits for a given number of seconds, or until the given process has ended.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class JobHandle:
         endpoint_of: Callable[[str], Endpoint] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float, ProcessId | None], None] = sleep_until_end,
     ) -> None:
         self._store = store
         self._key = Key(job.id, job.attempt)
@@ -193,6 +193,7 @@ class JobHandle:
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
+        self._driver: ProcessId | None = None
         self._silent_since: float | None = None
         self._heartbeat_at: float | None = None
         self._left: str | None = None
@@ -265,7 +266,7 @@ class JobHandle:
         while self.needs_credentials:
             if self.settle().is_waiting and not while_queued:
                 return False
-            self._sleep(SHORTEST_PAUSE_S)
+            self._sleep(SHORTEST_PAUSE_S, None)
         return True
 
     def outlive_interrupts(self) -> None:
@@ -424,7 +425,7 @@ class JobHandle:
                 break  # the head has no record of the attempt, so there is no driver to wait for
             if not stopped:
                 stopped = self._stop()
-            self._sleep(SHORTEST_PAUSE_S)
+            self._sleep(SHORTEST_PAUSE_S, None)
 
     def send(self) -> bool:
         """Submit the attempt to its pool's head if the pool has room for it; otherwise put the attempt into the queue.
@@ -737,7 +738,7 @@ class JobHandle:
             if isinstance(step, str):
                 yield step
             elif stop is None:
-                self._sleep(step)
+                self._sleep(step, self._driver)
             elif stop.wait(step):
                 raise JobTimeoutError(f'the wait for job "{self.job_id}" was stopped on request; the job goes on')
 
@@ -772,6 +773,7 @@ class JobHandle:
                     shown = self._place
                     yield f"waiting for room on pool {self._pool}: {shown}"
                 ended = job.state in JOB_ENDED
+                self._driver = ProcessId.from_json(job.driver) if job.driver else None
                 # The log of a pending job contains no lines of the driver, but only lines of Ray, which do not help the
                 # user.
                 if with_log and job.state is not JobState.PENDING:
@@ -831,8 +833,9 @@ class JobHandle:
         Without this wait, the caller could take the pool down before the driver has ended the MLflow run.
         """
         until = self._monotonic() + CLEAN_UP_PATIENCE_S
-        while job.driver and ProcessId.from_json(job.driver).alive() and self._monotonic() < until:
-            self._sleep(CLEAN_UP_PERIOD_S)
+        driver = ProcessId.from_json(job.driver) if job.driver else None
+        while driver and driver.alive() and self._monotonic() < until:
+            self._sleep(CLEAN_UP_PERIOD_S, driver)
 
     def _stop(self) -> bool:
         try:

@@ -6,7 +6,9 @@ A pid alone does not identify a process, because the kernel reuses pids.
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -66,6 +68,27 @@ class ProcessId:
         if self.alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def sleep_until_end(seconds: float, process: ProcessId | None = None) -> None:
+    """Sleep for some seconds, but wake up when a process ends.
+
+    Args:
+        seconds: Longest time to sleep.
+        process: A process that may end earlier. If it has ended already or runs on another host, the sleep is not cut
+            short.
+    """
+    if process is not None and process.alive():
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                poll = select.poll()
+                poll.register(descriptor, select.POLLIN)
+                poll.poll(seconds * 1000)
+            finally:
+                os.close(descriptor)
+            return
+    time.sleep(seconds)
 
 
 @dataclass(frozen=True)

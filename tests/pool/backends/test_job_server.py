@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -86,6 +89,116 @@ def test_drivers_are_forks_that_end_with_the_server(
     assert forks.num_threads() == 1
     server.close()
     forks.wait(30)
+
+
+@pytest.fixture
+def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """A fork server whose drivers run the given code, which may `say` a value; its times are short."""
+    main = tmp_path / "main.py"
+    main.write_text(FORK_SERVER)
+    process = subprocess.Popen([sys.executable, str(main)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    served = 0
+
+    def run(code: str) -> dict[str, Any]:
+        nonlocal served
+        served += 1
+        (tmp_path / f"{served}.py").write_text(code)
+        request = {"id": str(served), "arguments": [f"{served}.py"], "folder": str(tmp_path), "log": f"{served}.log"}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == str(served)
+        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": 0}
+        return json.loads((tmp_path / f"{served}.json").read_text())
+
+    yield run
+    process.stdin.close()
+    assert process.wait(30) == 0
+
+
+FORK_SERVER = """
+import json, os, sys
+from pathlib import Path
+from shoal.jobs.driver import fork_server, main
+
+def run():
+    path = Path(sys.argv[1])
+    names = {"said": {}}
+    exec(path.read_text(), names)
+    path.with_suffix(".json").write_text(json.dumps(names["said"]))
+    return 0
+
+main.run = run
+fork_server._IDLE_S = float(os.environ.get("IDLE_S", "300"))
+# A restart starts this file again, not the module.
+execv = os.execv
+os.execv = lambda path, command: execv(path, [path, __file__, *command[4:]])
+fork_server.ForkServer(sys.argv[1:]).serve()
+os._exit(0)
+"""
+
+LOOK = """
+import os, random, sys
+said["loaded"] = [m for m in ("numpy", "ray", "mlflow", "leftover") if m in sys.modules]
+said["threads"] = len(os.listdir(f"/proc/{os.getppid()}/task"))
+said["variables"] = [v for v in os.environ if v in ("OPENBLAS_NUM_THREADS", "MLFLOW_DISABLE_TELEMETRY", "LEFTOVER")]
+said["folder"] = os.getcwd()
+"""
+
+
+def loaded(fork_server: Callable[[str], dict[str, Any]], *modules: str) -> dict[str, Any]:
+    """Wait until the fork server has imported these modules. It imports them while nobody asks anything of it."""
+    look = lambda: (now := fork_server(LOOK))["loaded"] == list(modules) and now  # noqa: E731
+    return wait_until(look, "the imports", every=0.5)
+
+
+def test_the_fork_server_imports_the_libraries_that_drivers_have_used_and_nothing_else_of_them(
+    fork_server: Callable[[str], dict[str, Any]],
+) -> None:
+    assert fork_server(LOOK)["loaded"] == []
+    fork_server(
+        "import os, sys, types, numpy, mlflow, ray\n"
+        "numpy.leftover = os.environ['LEFTOVER'] = 'secret'\n"
+        "sys.modules['leftover'] = types.ModuleType('leftover')"
+    )
+    after = loaded(fork_server, "numpy", "ray", "mlflow")
+    assert after["threads"] == 1
+    assert after["variables"] == []
+    assert fork_server("import numpy; said['leftover'] = hasattr(numpy, 'leftover')") == {"leftover": False}
+
+
+def test_forked_drivers_draw_different_random_numbers(fork_server: Callable[[str], dict[str, Any]]) -> None:
+    draw = "import random, numpy.random; said['drawn'] = [random.random(), numpy.random.random()]"
+    fork_server(draw)
+    loaded(fork_server, "numpy")
+    one, other = (fork_server(draw)["drawn"] for _ in range(2))
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_output_of_a_library_imported_ahead_goes_to_the_stream_of_the_driver(
+    fork_server: Callable[[str], dict[str, Any]],
+) -> None:
+    fork_server("import ray")
+    loaded(fork_server, "ray")
+    said = fork_server(
+        "import io, logging, sys, ray\nsys.stderr = io.StringIO()\n"
+        "logging.getLogger('ray').error('a secret')\nsaid['text'] = sys.stderr.getvalue()"
+    )
+    assert "a secret" in said["text"]
+
+
+def test_an_idle_fork_server_restarts_and_frees_the_libraries(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("IDLE_S", "2")
+    run = request.getfixturevalue("fork_server")
+    [server] = [child for child in psutil.Process().children() if child.cmdline()[1:2] == [str(tmp_path / "main.py")]]
+    has_numpy = lambda: any("numpy" in part.path for part in server.memory_maps())  # noqa: E731
+    run("import numpy")
+    wait_until(has_numpy, "the import")
+    wait_until(lambda: not has_numpy(), "the restart")
+    assert run(LOOK)["loaded"] == []
 
 
 def test_a_request_needs_the_token_and_must_be_small(server: JobServer, client: JobClient) -> None:

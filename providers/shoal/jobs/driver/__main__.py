@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.jobs.driver.main import run_and_exit
+import os
+
+from shoal.jobs.driver.main import run
 
 if __name__ == "__main__":
-    run_and_exit()
+    os._exit(run())

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def begin(spec: JobSpec) -> None:
-    """Start the workers of a training, and import its library, before they are needed, because both take seconds.
+    """Import the library of a training for the workers and for this process, before it is needed.
 
     Args:
         spec: Spec of the job.
     """
-    from shoal.training.boosting.engine import start_workers_ahead
+    from shoal.training.boosting.engine import import_ahead_for_workers
 
-    start_workers_ahead(spec)
+    import_ahead_for_workers(spec)
     # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the job
     # registers its model, because the champion to compare the model with may need scikit-learn.
     if spec.register_as is None:

@@ -4,28 +4,75 @@ A pool's head starts this process (``python -P -m shoal.jobs.driver.fork_server`
 its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started, one when
 it has ended. The process has one thread and runs no code of a job, and each fork of it serves one job. The drivers end
 with the process that forked them, and that process ends with the head.
+
+The process learns which libraries the jobs of its pool need: each driver reports at its end which of the `PRELOADED`
+modules it has imported. The process then imports these modules too, so that later drivers need no time for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import selectors
 import signal
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
 
 _PR_SET_PDEATHSIG = 1
 
+PRELOADED = (
+    "numpy",
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "mlflow",
+    "mlflow.models",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "ray",
+)
+"""Modules that the server imports after the first driver has imported them. A driver needs 2 to 3 s for all of them."""
+
+_VARIABLES_OF_IMPORTS = {
+    # NumPy's OpenBLAS would start a thread for each CPU.
+    "OPENBLAS_NUM_THREADS": "1",
+    # Arrow's jemalloc would start a thread that frees memory.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # The workers, which may be forks of a driver, return freed memory to the operating system. Only malloc does that.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Environment variables that are set while the server imports modules."""
+
+_PAUSE_S = 0.2
+"""Seconds without a request after which the server imports a module. Imports wait, so that they delay no answer."""
+
+_IDLE_S = 300.0
+"""Seconds without a driver after which the server frees the memory of the modules (about 150 MiB)."""
+
 
 class ForkServer:
-    """Server that forks the drivers, with its pipes and the drivers that run."""
+    """Server that forks the drivers, with its pipes and the drivers that run.
 
-    def __init__(self) -> None:
+    Args:
+        excluded: Modules that the server must not import, because they start threads.
+    """
+
+    def __init__(self, excluded: Sequence[str] = ()) -> None:
+        self._excluded = set(excluded)
+        self._preloaded: set[str] = set()
+        self._wanted: list[str] = []
+        # Each driver gets the writing end of this pipe, and writes one line to it.
+        self._reports, self._report_to = os.pipe()
         # The answers have a descriptor of their own, so that texts that a library prints do not mix with the answers.
         self._answers = os.dup(1)
         os.dup2(2, 1)
@@ -42,19 +89,35 @@ class ForkServer:
         gc.freeze()
         requests = b""
         with selectors.DefaultSelector() as selector:
-            for descriptor in (0, self._woken):
+            for descriptor in (0, self._woken, self._reports):
                 selector.register(descriptor, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                ready = selector.select(self._patience_s())
+                for key, _ in ready:
                     read = os.read(key.fd, 65536)
-                    if key.fd != 0:
+                    if key.fd == self._woken:
                         self._report_ends()
+                    elif key.fd == self._reports:
+                        self._wanted += read.decode().split()
                     elif not read:
                         return
                     else:
                         *lines, requests = (requests + read).split(b"\n")
                         for line in lines:
                             self._start(json.loads(line))
+                if not ready:
+                    if self._wanted:
+                        self._preload(self._wanted.pop(0))
+                    elif not self._running:
+                        self._restart()
+
+    def _patience_s(self) -> float | None:
+        """Return how long the server waits for requests before it imports a module or restarts; None: for ever."""
+        if self._wanted:
+            return _PAUSE_S
+        if self._running or not self._preloaded:
+            return None
+        return _PAUSE_S if _threads() > 1 else _IDLE_S
 
     def _start(self, request: dict[str, Any]) -> None:
         server = os.getpid()
@@ -81,9 +144,35 @@ class ForkServer:
                 os.dup2(os.open(path, flags, 0o600), descriptor)
             os.dup2(1, 2)
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
-            driver.run_and_exit()
+            if numpy_random := sys.modules.get("numpy.random"):
+                numpy_random.seed()  # otherwise NumPy would draw the same numbers in all drivers
+            code = driver.run()
+            used = [module for module in PRELOADED if sys.modules.get(module)]
+            # The line is shorter than 4096 bytes, so that the lines of several drivers do not mix.
+            os.write(self._report_to, " ".join([*used, ""]).encode())
+            os._exit(code)
         finally:
             os._exit(1)
+
+    def _preload(self, module: str) -> None:
+        """Import a module that a driver has imported, so that later drivers have it already."""
+        if module not in PRELOADED or module in self._preloaded | self._excluded:
+            return
+        self._preloaded.add(module)
+        with _import_settings(), contextlib.suppress(Exception):
+            importlib.import_module(module)
+        if _threads() > 1:
+            self._excluded.add(module)
+        gc.freeze()
+
+    def _restart(self) -> None:
+        """Replace this process by a new server with the same process id and pipes, which has imported no libraries.
+
+        A fork copies only one thread, and a lock that another thread holds would never be released in the fork. So the
+        server restarts if a library has started a thread, and does not import that library again.
+        """
+        os.dup2(self._answers, 1)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "shoal.jobs.driver.fork_server", *sorted(self._excluded)])
 
     def _report_ends(self) -> None:
         while self._running:
@@ -96,6 +185,41 @@ class ForkServer:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")
 
 
+class _LateStream:
+    """Text stream that looks up `sys.stdout` or `sys.stderr` at each use.
+
+    Libraries such as Ray keep the stream that they find when they are imported. A driver later replaces `sys.stdout`
+    and `sys.stderr` by streams that write to the job's log without secrets, and libraries have to use these.
+    """
+
+    def __init__(self, name: str, original: TextIO) -> None:
+        self._name = name
+        self._original = original
+
+    def __getattr__(self, attribute: str) -> Any:
+        current = getattr(sys, self._name)
+        return getattr(self._original if current is self else current, attribute)
+
+
+@contextlib.contextmanager
+def _import_settings() -> Iterator[None]:
+    """Set variables and streams for imports while the block runs."""
+    variables, out, err = dict(os.environ), sys.stdout, sys.stderr
+    os.environ.update(_VARIABLES_OF_IMPORTS)
+    sys.stdout, sys.stderr = _LateStream("stdout", out), _LateStream("stderr", err)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def _threads() -> int:
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
 if __name__ == "__main__":
-    ForkServer().serve()
+    ForkServer(sys.argv[1:]).serve()
     os._exit(0)

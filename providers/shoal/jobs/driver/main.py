@@ -53,6 +53,8 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
 from shoal.training.capacity import Node
+from shoal.training.gang.child_processes import use_template
+from shoal.training.gang.template import fork_template
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
@@ -197,6 +199,7 @@ class Driver:
             runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
+            use_template(None)
             connect(gcs, runtime_env)
             self._leaving.start()
             # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
@@ -448,12 +451,15 @@ def main() -> int:
         return Driver(store, job, spec, secrets).run()
 
 
-def run_and_exit() -> NoReturn:
-    """Run the attempt that the command-line arguments name, and end this process."""
+def run() -> int:
+    """Run the attempt that the command-line arguments name, write all output, and return the exit code.
+
+    The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
+    MLflow. The workers have ended already, so nothing is lost.
+    """
+    use_template(fork_template())  # the first step, because this process must have only one thread
     code = main()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # `os._exit` ends the process at once. A normal exit could hang, because it waits for threads of Ray and MLflow. The
-    # workers have ended already, so nothing is lost.
-    os._exit(code)
+    return code

@@ -28,7 +28,7 @@ from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
-from shoal.training.gang.child_processes import start_ahead
+from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.shared import shared_gang
@@ -137,8 +137,9 @@ def train(
     return training.run()
 
 
-def start_workers_ahead(request: TrainRequest) -> None:
-    """Start the workers while this process prepares their training, if the workers are processes of this machine.
+def import_ahead_for_workers(request: TrainRequest) -> None:
+    """Import the library for the workers while this process prepares their training, if the workers are processes of
+    this machine.
 
     Args:
         request: Request that is given to :func:`train` later. If the request cannot be fulfilled, `train` reports the
@@ -149,7 +150,7 @@ def start_workers_ahead(request: TrainRequest) -> None:
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         size = resolve_size(request.scaling_config, [node], clamp=request.run_config.clamp)
-        start_ahead(_shape(size), [f"shoal.training.{request.framework}.worker"])
+        import_ahead(_shape(size), [f"shoal.training.{request.framework}.worker"])
 
 
 def _shape(size: GangSize) -> GangShape:

@@ -12,38 +12,47 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import cloudpickle
 
 from shoal.training.gang.worker import Failure, Worker
 
 
-def main() -> None:
-    """Answer the driver's calls until the driver closes the socket."""
-    driver = Connection(int(sys.argv[1]))
-    sys.path += [path for path in sys.argv[2:] if path not in sys.path]
-    worker = Worker()
+def serve(driver: Connection, served: object) -> NoReturn:
+    """Answer the driver's calls of an object's methods, and end this process when the driver closes the socket.
+
+    Args:
+        driver: Socket to the driver.
+        served: The object.
+    """
     while True:
         try:
             call = driver.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
-        answer = _answer(worker, call)
+        answer = _answer(served, call)
         try:
             driver.send_bytes(answer)
         except OSError:
             os._exit(0)
 
 
-def _answer(worker: Worker, call: bytes) -> bytes:
-    """Call a method of the worker, and return the pickled result.
+def add_to_path(folders: Iterable[str]) -> None:
+    """Let this process import modules from more folders, which are searched after the folders in `sys.path`."""
+    sys.path += [folder for folder in folders if folder not in sys.path]
+
+
+def _answer(served: object, call: bytes) -> bytes:
+    """Call a method of the object, and return the pickled result.
 
     If the call cannot be unpickled, or the result cannot be pickled, return a pickled `Failure`.
     """
     try:
         name, args = cloudpickle.loads(call)
-        answer: bytes = cloudpickle.dumps(getattr(worker, name)(*args))
+        answer: bytes = cloudpickle.dumps(getattr(served, name)(*args))
     except Exception as error:
         summary = "".join(traceback.format_exception_only(error)).strip()
         answer = cloudpickle.dumps(Failure(summary, traceback.format_exc(), None))
@@ -51,4 +60,5 @@ def _answer(worker: Worker, call: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    add_to_path(sys.argv[2:])
+    serve(Connection(int(sys.argv[1])), Worker())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.training.capacity import Node, listed, workers_on
@@ -59,8 +61,10 @@ class ChildProcesses:
         deadline = time.monotonic() + timeout
         joins = []
         for place in places:
-            child = _started(int(self._shape.cpus_per_worker), self._shape.trim_memory)
+            child = _Child(_Size.of(self._shape))
             self._children.append(child)
+            if self._shape.trim_memory:
+                child.call("trim_memory")
             joins.append(child.call("join", place, env))
         for rank, (seat, join) in enumerate(zip(self.seats, joins, strict=True)):
             who = f"rank {rank} (node {seat.node})"
@@ -92,75 +96,79 @@ class ChildProcesses:
         """Do nothing, because the workers use the job's own working folder."""
 
 
-_ahead: dict[tuple[int, bool], list[_Child]] = {}
+_template: _Template | None = None
+_template_lock = threading.Lock()
 
 
-def start_ahead(shape: GangShape, modules: Sequence[str]) -> None:
-    """Start the worker processes before their gang is created, so that workers and driver import modules at the same
-    time.
+def use_template(control: socket.socket | None) -> None:
+    """Fork the workers of this process from a template (see `shoal.training.gang.template`).
+
+    Args:
+        control: Socket to the template; None ends the template, and workers are new Python processes.
+    """
+    global _template
+    with _template_lock:
+        if _template is not None:
+            _template.close()
+        _template = None if control is None else _Template(control)
+
+
+def import_ahead(shape: GangShape, modules: Sequence[str]) -> None:
+    """Let the template import modules before the gang is created, while this process does other things.
 
     Args:
         shape: Number and size of the workers.
         modules: Modules that the workers need.
     """
-    key = int(shape.cpus_per_worker), shape.trim_memory
-    for _ in range(shape.num_workers):
-        child = _Child(*key)
-        child.call("preload", list(modules))
-        _ahead.setdefault(key, []).append(child)
+    with _template_lock:
+        if _template is not None:
+            _template.prepare(_Size.of(shape), modules)
 
 
-def _started(cpus: int, trim_memory: bool) -> _Child:
-    """Return a process of this size that :func:`start_ahead` has started, or else a new process."""
-    ahead = _ahead.get((cpus, trim_memory))
-    return ahead.pop() if ahead else _Child(cpus, trim_memory)
+class _Size(NamedTuple):
+    """Settings of a worker process that are made before it imports libraries.
+
+    Attributes:
+        cpus: Number of CPUs of the worker.
+        trim_memory: Whether the process returns freed memory to the operating system.
+    """
+
+    cpus: int
+    trim_memory: bool
+
+    @classmethod
+    def of(cls, shape: GangShape) -> _Size:
+        return cls(int(shape.cpus_per_worker), shape.trim_memory)
 
 
 def _pass_on(answered: Answered, rank: int, future: Future[Success | Failure | Lost]) -> None:
     answered(rank, future.result())
 
 
-class _Child:
-    """One child process, which answers calls of the methods of `Worker` one after the other.
+class _Calls:
+    """Calls of the methods of an object in another process, which answers them one after the other.
 
     Args:
-        cpus: Number of CPUs of the worker.
-        trim_memory: Whether the process returns freed memory to the operating system.
+        ours: This process's end of a socket to the other process.
+        why_lost: Function that returns why the other process has ended. It is called after the socket was closed.
     """
 
-    def __init__(self, cpus: int, trim_memory: bool) -> None:
-        source_root = str(Path(__file__).parents[3])
-        inherited = os.environ.get("PYTHONPATH")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                # With -P Python does not import from the working directory, where a folder may have the name of a
-                # library and would be imported instead of the library.
-                [sys.executable, "-P", "-m", "shoal.training.gang.child", str(theirs.fileno()), *sys.path],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited))),
-                    "PYTHONUNBUFFERED": "1",
-                    # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets
-                    # this variable, too.
-                    "OMP_NUM_THREADS": str(max(1, cpus)),
-                },
-            )
-        self._connection = Connection(ours.detach())
+    def __init__(self, ours: socket.socket, why_lost: Callable[[], str]) -> None:
+        self._socket = ours
+        self._connection = Connection(os.dup(ours.fileno()))
+        self._why_lost = why_lost
         self._lock = threading.Lock()
         self._calls: deque[Future[Any]] = deque()
         self._lost: Lost | None = None
-        threading.Thread(target=self._print, name="shoal-worker-output", daemon=True).start()
         threading.Thread(target=self._receive, name="shoal-worker-answers", daemon=True).start()
-        if trim_memory:
-            self.call("trim_memory")
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
-        """Call a method of the process's `Worker`.
+    def call(self, method: str, *args: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
+        """Call a method.
+
+        Args:
+            method: Name of the method.
+            args: Arguments of the method.
+            descriptors: File descriptors that the other process gets.
 
         Returns:
             A future of the answer: the method's return value, a `Failure` if it raised, or `Lost` if the process ended.
@@ -175,30 +183,164 @@ class _Child:
                 # If sending fails, the process has ended, and `_receive` answers the call.
                 with contextlib.suppress(OSError):
                     self._connection.send_bytes(content)
+                    if descriptors:
+                        socket.send_fds(self._socket, [b"+"], descriptors)
                 return answer
         answer.set_result(self._lost)
         return answer
+
+    def close(self) -> None:
+        """Close the socket, so that the other process ends."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> None:
+        """Pass on the answers of the process until the process ends, and then answer all open calls with `Lost`."""
+        import cloudpickle
+
+        with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
+            while True:
+                content = self._connection.recv_bytes()
+                self._calls.popleft().set_result(cloudpickle.loads(content))
+        with self._lock:
+            self._lost = Lost(self._why_lost())
+        for answer in self._calls:
+            answer.set_result(self._lost)
+
+
+class _Template:
+    """Handle of a template, a process that forks itself for each worker.
+
+    Args:
+        control: Socket to the template.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._calls = _Calls(control, lambda: "the template of the workers has ended")
+        self._size: _Size | None = None
+        self._threads: Future[Any] | None = None
+
+    def prepare(self, size: _Size, modules: Sequence[str]) -> None:
+        if self._size is None:
+            self._size = size
+            self._threads = self._calls.call("prepare", *size, sys.path, list(modules))
+
+    def can_fork(self, size: _Size) -> bool:
+        """Wait until the template has imported its modules, and return whether it can fork workers of this size."""
+        return size == self._size and self._threads is not None and self._threads.result() == 1
+
+    def fork(self, calls: socket.socket, output: int) -> _Forked | None:
+        """Fork a worker, and return its process; None if the template cannot fork or has ended.
+
+        Args:
+            calls: The worker's end of its socket to this process.
+            output: File descriptor to which the worker prints.
+        """
+        pid = self._calls.call("fork", descriptors=[calls.fileno(), output]).result()
+        return _Forked(pid, self._calls) if isinstance(pid, int) else None
+
+    def close(self) -> None:
+        self._calls.close()
+
+
+class _Process(Protocol):
+    """A worker's process, as `subprocess.Popen` shows it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class _Forked:
+    """Process of a worker that a template has forked.
+
+    Args:
+        pid: Process id. Only :meth:`wait` lets the template reap the process, so that the id stays valid until then.
+        template: Calls of the template.
+    """
+
+    def __init__(self, pid: int, template: _Calls) -> None:
+        self.pid = pid
+        self._template = template
+        self._pidfd = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> int:
+        # The template can wait, too, but would start no other worker in the meantime.
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        poll.poll()
+        with self._lock:
+            if self._code is None:
+                code = self._template.call("exit_code", self.pid).result()
+                # If the template has ended, too, the code is unknown, but both were most likely killed.
+                self._code = code if isinstance(code, int) else -signal.SIGKILL
+            return self._code
+
+
+class _Child:
+    """One child process, which answers calls of the methods of `Worker`.
+
+    Args:
+        size: Settings of the process.
+    """
+
+    def __init__(self, size: _Size) -> None:
+        ours, theirs = socket.socketpair()
+        output, print_to = os.pipe()
+        try:
+            self._process = _start(size, theirs, print_to)
+        except BaseException:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+            os.close(print_to)
+        self._calls = _Calls(ours, lambda: f"its process ended with exit code {self._process.wait()}")
+        self.call = self._calls.call
+        threading.Thread(target=self._print, args=(output,), name="shoal-worker-output", daemon=True).start()
 
     def kill(self) -> None:
         """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
-    def _receive(self) -> None:
-        """Pass on the answers of the process until the process ends, and then answer all open calls with `Lost`."""
-        import cloudpickle
-
-        with self._connection, contextlib.suppress(EOFError, OSError):
-            while True:
-                content = self._connection.recv_bytes()
-                self._calls.popleft().set_result(cloudpickle.loads(content))
-        with self._lock:
-            self._lost = Lost(f"its process ended with exit code {self._process.wait()}")
-        for answer in self._calls:
-            answer.set_result(self._lost)
-
-    def _print(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
+    def _print(self, output: int) -> None:
+        with os.fdopen(output, "rb") as lines:
+            for line in lines:
                 say(f"(worker pid={self._process.pid}) {line.decode(errors='backslashreplace').rstrip()}")
+
+
+def _start(size: _Size, calls: socket.socket, output: int) -> _Process:
+    """Start a process with a worker: a fork of the template if it suits the size, else a new Python process."""
+    with _template_lock:
+        if _template is not None and _template.can_fork(size) and (forked := _template.fork(calls, output)):
+            return forked
+    source_root = str(Path(__file__).parents[3])
+    inherited = os.environ.get("PYTHONPATH")
+    return subprocess.Popen(
+        # With -P Python does not import from the working directory, where a folder may have the name of a library and
+        # would be imported instead of the library.
+        [sys.executable, "-P", "-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],
+        pass_fds=[calls.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited))),
+            "PYTHONUNBUFFERED": "1",
+            # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
+            # variable, too.
+            "OMP_NUM_THREADS": str(max(1, size.cpus)),
+        },
+    )

@@ -135,8 +135,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all drivers that it has started."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.kill()  # closed pipes would end the process only after it has finished an import
 
     def _read(self) -> None:
         assert self._process.stdout is not None

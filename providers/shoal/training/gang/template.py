@@ -1,0 +1,100 @@
+"""Fork the workers of a gang from a template: a process that has imported the training library and done nothing else.
+
+A driver forks the template from itself at its start, while it has one thread and has run no code of a job. The workers
+then share the memory of the modules that the driver, the template and they need, and start without imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from shoal.training.gang.child import add_to_path, serve
+from shoal.training.gang.worker import Worker
+from shoal.training.host.imports import import_lean
+from shoal.training.host.memory import trim_memory
+
+
+class Template:
+    """Template of workers; the driver calls its methods over a socket.
+
+    Args:
+        control: Socket to the driver.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str]) -> int:
+        """Import the modules that the workers need.
+
+        Args:
+            cpus: Number of CPUs of each worker.
+            trim: Whether the workers return freed memory to the operating system.
+            folders: Folders with modules that the driver can import.
+            modules: Modules to import.
+
+        Returns:
+            The number of threads of this process. A process that has more than one thread must not fork.
+        """
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
+        add_to_path(folders)
+        if trim:
+            trim_memory()
+        import_lean(modules)
+        # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
+        # process.
+        gc.freeze()
+        return len(os.listdir("/proc/self/task"))
+
+    def fork(self) -> int:
+        """Fork a worker, whose socket and output the driver sends next, and return the worker's process id."""
+        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
+        pid = os.fork()
+        if not pid:
+            self._become_worker(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+
+    def exit_code(self, pid: int) -> int:
+        """Wait until a worker has ended, and return its exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _become_worker(self, calls: int, output: int) -> None:
+        try:
+            self._control.close()
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            # The driver's streams may be buffered, so that lines of the worker would appear late.
+            sys.stdout, sys.stderr = (
+                os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
+                for descriptor in (1, 2)
+            )
+            if numpy_random := sys.modules.get("numpy.random"):
+                numpy_random.seed()  # otherwise NumPy would draw the same numbers in all workers
+            serve(Connection(calls), Worker())
+        finally:
+            os._exit(1)
+
+
+def fork_template() -> socket.socket:
+    """Fork a template from this process, which must have one thread.
+
+    Returns:
+        The driver's end of the socket to the template. The template ends when this socket is closed.
+    """
+    ours, theirs = socket.socketpair()
+    if not os.fork():
+        try:
+            ours.close()
+            serve(Connection(os.dup(theirs.fileno())), Template(theirs))
+        finally:
+            os._exit(1)
+    theirs.close()
+    return ours
