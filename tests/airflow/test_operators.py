@@ -544,7 +544,7 @@ def test_a_launched_task_returns_what_its_one_process_returned(on_fake_head, con
         ({"train_func": len, "op_args": "abc"}, "arguments must be a list"),
         ({"train_func": "train.py", "op_kwargs": {"epochs": 3}}, "a script accepts only command line arguments"),
         ({"spec": {"framework": "pytorch"}, "framework": "lightgbm"}, 'contradicts framework="pytorch" in the spec'),
-        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "without a train_func"),
+        ({"spec": {"framework": "pytorch"}, "op_args": [1]}, "but train_func is not"),
         ({"spec": {"dataset": {"paths": ["flights/"]}}}, 'task train: dataset.paths is the relative path "flights/"'),
         ({"spec": {"dataset_map": {"a": {"paths": ["x-{{ ds }}"]}}}}, "task train: dataset_map.a.paths is the rel"),
         ({"spec": {"register": {"holdout": {"paths": ["h"]}}}}, "task train: register.holdout.paths is the relative"),

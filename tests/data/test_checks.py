@@ -52,9 +52,9 @@ def test_missing_column_suggests_near_names(write: Write) -> None:
 
 
 BAD_TYPES = {
-    "string": (["a"], "name it in categorical_cols"),
-    "large_string": (pa.array(["a"], pa.large_string()), "name it in categorical_cols"),
-    "dictionary": (pa.array(["a"]).dictionary_encode(), "name it in categorical_cols"),
+    "string": (["a"], "add it to categorical_cols"),
+    "large_string": (pa.array(["a"], pa.large_string()), "add it to categorical_cols"),
+    "dictionary": (pa.array(["a"]).dictionary_encode(), "add it to categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
     "decimal": ([decimal.Decimal("1.5")], "float64"),
