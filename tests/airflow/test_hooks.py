@@ -55,7 +55,7 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         (as_json(max_nodes="many"), "max_nodes"),
         (as_json(name="other"), 'must not contain "name"'),
         ("compute-pool://retrain/local?backend=ray", "names two backends, local in its schema and ray in its extra"),
-        ("compute-pool://:secret@retrain/local", "has a password, which is the token of a Ray cluster: leave it empty"),
+        ("compute-pool://:secret@retrain/local", "which is the token of a Ray cluster: leave the password empty"),
         (
             with_token("secret", token_file="/run/token"),
             "a password and the option token_file: use only one",
@@ -83,7 +83,7 @@ def test_the_default_connection_is_used_if_it_exists_and_nothing_else_is_given(m
 
 
 def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):
-    with pytest.raises(AirflowNotFoundException, match="if this is the name of a pool, write pool_name='retrain'"):
+    with pytest.raises(AirflowNotFoundException, match="write pool_name='retrain' if this is the name of a pool"):
         _ = ComputePoolHook("retrain").spec
 
 

@@ -115,7 +115,9 @@ def test_another_process_gives_the_credentials_of_the_location_to_read_the_resul
     with pytest.raises(FileNotFoundError) as caught:
         attach(call.job_id).result()
     assert f'pass this location to attach("{call.job_id}", artifact_location=...)' in caught.value.__notes__[0]
-    with pytest.raises(InvalidArgumentError, match=f"is not that of job {call.job_id}, whose files are in memory://"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"is not the location of job {call.job_id}, whose files are in memory://"
+    ):
         attach(call.job_id, artifact_location=f"{location}-2")
     assert attach(call.job_id, artifact_location=f"{location}/").result() == call.result() == Response(ANSWER)
 
@@ -224,7 +226,7 @@ def test_a_dataframe_stays_staged_until_the_job_has_ended(on_pool):
     call = estimator.submit(FRAME, ["x"], "y", eval_set=FRAME)
     staged = home() / "staging"
     assert len(list(staged.iterdir())) == 2
-    with pytest.raises(InvalidArgumentError, match=r"after submit\(\), call result\(\) of the handle"):
+    with pytest.raises(InvalidArgumentError, match=r"call result\(\) of the handle that submit\(\) returned"):
         estimator.get_booster()
     call.cancel()
     assert list(staged.iterdir()) == []

@@ -85,8 +85,8 @@ class ComputePoolHook(BaseHook):
             return self.get_connection(conn_id)
         except AirflowNotFoundException:
             raise AirflowNotFoundException(
-                f'there is no connection "{conn_id}" of type {CONNECTION_TYPE}: create it, or, if this is the name of '
-                f"a pool, write pool_name={conn_id!r}"
+                f'there is no connection "{conn_id}" of type {CONNECTION_TYPE}: create the connection, or write '
+                f"pool_name={conn_id!r} if this is the name of a pool"
             ) from None
 
     def pool(self, holder: str | None = None, *, owner: str | None = None) -> ComputePool:
@@ -202,8 +202,8 @@ def _check_token(spec: PoolSpec, conn_id: str) -> None:
     """Check that the password of a connection may be used as the token of the connection's pool."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave it empty, because the '
-            f'backend "{spec.backend}" makes its own tokens'
+            f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave the password empty, '
+            f'because the backend "{spec.backend}" makes its own tokens'
         )
     if spec.token_file is not None:
         raise InvalidArgumentError(

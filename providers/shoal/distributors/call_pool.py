@@ -231,7 +231,8 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
     with suppress(PoolNotFoundError):
         status = pool.describe()
         is_reusable = status.state != PoolState.UP.value or PoolSpec.parse(status.uri) == spec
-        # The pool of an attempt that has not ended is kept: the submission attaches to this attempt, or is refused.
+        # If the earlier attempt has not ended, the pool is kept, because the new submission attaches to this attempt or
+        # is rejected.
         if not is_reusable and not _is_unfinished(job_id):
             pool.down()
 

@@ -280,7 +280,7 @@ class LocalAirflow:
                 "dag_bundle_config_list": json.dumps(bundles),
                 "refresh_interval": 10,
                 # A DAG run's callback that asks for the tasks' results calls the execution API. At the first such
-                # callback, the DAG processor builds the execution API. On 2 busy cores, that took longer than the
+                # callback, the DAG processor builds the execution API. On 2 busy cores, building took longer than the
                 # default timeout of 50 s, after which Airflow kills the callback.
                 "dag_file_processor_timeout": 600,
             },
