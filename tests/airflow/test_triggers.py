@@ -184,7 +184,7 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     assert attempts.load(store, key).is_waiting
     driver, taken = DriverKey(), []
 
-    def driver_goes_on(_: float) -> None:
+    def driver_goes_on(*_: object) -> None:
         if sealed := sealed_credentials.sealed_for(store, key, driver.public):
             taken.append(Secrets.loads(driver.open(sealed, key.submission_id)).environment["MY_PIN"])
             attempts.start(store, key, {}, 1.0)

@@ -191,7 +191,7 @@ def test_a_wait_that_ends_early_leaves_the_job_alone(on_pool, monkeypatch):
     with pytest.raises(JobTimeoutError, match="The job goes on"):
         call.result(timeout=0.0)
 
-    def interrupted(_: float) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -227,7 +227,7 @@ class TestHandOver:
     def test_a_detached_job_is_submitted_when_its_driver_has_them(self, submit, secret, store, monkeypatch):
         own, taken = DriverKey(), []
 
-        def driver_goes_on(_: float) -> None:
+        def driver_goes_on(*_: object) -> None:
             [job] = submission.list_jobs()
             key = Key(job.job_id, job.attempt)
             if sealed := sealed_credentials.sealed_for(store, key, own.public):
