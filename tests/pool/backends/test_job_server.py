@@ -139,7 +139,7 @@ os._exit(0)
 
 LOOK = """
 import os, random, sys
-said["loaded"] = [m for m in ("numpy", "ray", "mlflow", "leftover") if m in sys.modules]
+said["loaded"] = [m for m in ("numpy", "ray", "mlflow", "xgboost", "leftover") if m in sys.modules]
 said["threads"] = len(os.listdir(f"/proc/{os.getppid()}/task"))
 said["variables"] = [v for v in os.environ if v in ("OPENBLAS_NUM_THREADS", "MLFLOW_DISABLE_TELEMETRY", "LEFTOVER")]
 said["folder"] = os.getcwd()
@@ -186,6 +186,18 @@ def test_output_of_a_library_imported_ahead_goes_to_the_stream_of_the_driver(
         "logging.getLogger('ray').error('a secret')\nsaid['text'] = sys.stderr.getvalue()"
     )
     assert "a secret" in said["text"]
+
+
+def test_a_driver_can_import_a_library_with_the_packages_that_the_fork_server_has_left_out(
+    fork_server: Callable[[str], dict[str, Any]],
+) -> None:
+    pytest.importorskip("sklearn")
+    has_sklearn = "from xgboost.compat import SKLEARN_INSTALLED\nsaid['sklearn'] = SKLEARN_INSTALLED"
+    fork_server("import xgboost")
+    loaded(fork_server, "numpy", "xgboost")
+    assert fork_server(has_sklearn) == {"sklearn": False}
+    complete = f"from shoal.training.host.imports import forget_lean\nforget_lean()\n{has_sklearn}"
+    assert fork_server(complete) == {"sklearn": True}
 
 
 def test_an_idle_fork_server_restarts_and_frees_the_libraries(

@@ -22,7 +22,7 @@ from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.host.imports import import_lean
+from shoal.training.host.imports import forget_lean, import_lean
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -39,10 +39,13 @@ def begin(spec: JobSpec) -> None:
     from shoal.training.boosting.engine import import_ahead_for_workers
 
     import_ahead_for_workers(spec)
-    # `import_lean` imports the library without scikit-learn, which saves seconds. `import_lean` is not used if the job
-    # registers its model, because the champion to compare the model with may need scikit-learn.
     if spec.register_as is None:
+        # `import_lean` imports the library without scikit-learn, which saves seconds.
         import_lean([spec.framework])
+    else:
+        # The champion to compare the model with may need scikit-learn. The process from which this driver was forked
+        # may have imported the library without it.
+        forget_lean()
 
 
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:

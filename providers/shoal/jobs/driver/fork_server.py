@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import selectors
@@ -24,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
+from shoal.training.host.imports import NOT_NEEDED, import_lean
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,8 +38,13 @@ PRELOADED = (
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
     "ray",
+    "xgboost",
+    "lightgbm",
 )
 """Modules that the server imports after the first driver has imported them. A driver needs 2 to 3 s for all of them."""
+
+_LEAN = ("xgboost", "lightgbm")
+"""Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
 
 _VARIABLES_OF_IMPORTS = {
     # NumPy's OpenBLAS would start a thread for each CPU.
@@ -160,7 +165,7 @@ class ForkServer:
             return
         self._preloaded.add(module)
         with _import_settings(), contextlib.suppress(Exception):
-            importlib.import_module(module)
+            import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
         if _threads() > 1:
             self._excluded.add(module)
         gc.freeze()

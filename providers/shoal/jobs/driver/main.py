@@ -55,6 +55,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.template import fork_template
+from shoal.training.host.imports import forget_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
@@ -171,6 +172,8 @@ class Driver:
             self._connect(self._job.endpoint["gcs"])
             if isinstance(self._spec, JobSpec):
                 boosting.begin(self._spec)
+            else:
+                forget_lean()  # a model that the job loads, or a function, may need the complete libraries
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})

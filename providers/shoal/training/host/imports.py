@@ -15,6 +15,10 @@ machine with two cores). A training uses only boosters and does not need scikit-
 """
 
 
+_lean: set[str] = set()
+"""Modules of this process that are incomplete, because they were imported while packages were hidden."""
+
+
 def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
     """Import modules, but not their slow optional packages that shoal does not need.
 
@@ -33,8 +37,18 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:
+            is_new = module not in sys.modules
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+                if is_new and hidden:
+                    _lean.add(module)
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+def forget_lean() -> None:
+    """Remove the libraries that `import_lean` has imported from this process, so that their next import is complete."""
+    for module in [name for name in sys.modules if name.split(".")[0] in _lean]:
+        del sys.modules[module]
+    _lean.clear()
