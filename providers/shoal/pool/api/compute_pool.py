@@ -29,8 +29,8 @@ from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import HolderUsage
+from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
-from shoal.pool.lease_rules import nodes_for
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.selection import which_pool

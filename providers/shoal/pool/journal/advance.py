@@ -14,7 +14,7 @@ from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
 from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.journal.rollback import end_operation
-from shoal.pool.lease_rules import grantable
+from shoal.pool.lease_queue import grantable
 from shoal.pool.scaling_plan import (
     cause_of_starts,
     cooldown,
