@@ -23,8 +23,9 @@ from shoal.errors import (
 )
 from shoal.pool import reconciler
 from shoal.pool.backends import BACKENDS
+from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
