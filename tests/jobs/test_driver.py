@@ -23,6 +23,7 @@ from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
+from shoal.data.staging.location import staged as staged_in
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,
@@ -775,7 +776,7 @@ class TestWindows:
         attempts.ask(store, Order("job", "retrain", "cli:me@here", spec.document(), {"gcs": "g"}, None), 0.0)
         [location] = staged_queries.locations(spec, KEY).values()
         base, _, name = location.rpartition("/")
-        with staged_data.staged(base, name):
+        with staged_in(base, name):
             pass
         assert discard_leftovers(store) == []
         attempts.end(store, KEY, JobState.FAILED, 1.0, seen={JobState.PENDING}, error="lost")

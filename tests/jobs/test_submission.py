@@ -20,6 +20,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.data_frames import stage_dataframe
+from shoal.data.staging.location import default_location
 from shoal.data.staging.staged_data import MARKER
 from shoal.errors import (
     DataError,
@@ -808,7 +809,7 @@ class TestWait:
         assert discard_leftovers(store) == [f"removed staged data {unused}, which no process and no job uses any more"]
         attempts.end(store, key(running), JobState.FAILED, 1.0, error="lost")
         assert f"job {running.job_id}, attempt 1: removed its staged data" in discard_leftovers(store)
-        assert [path.name for path in Path(staged_data.default_location()).iterdir()] == [Path(of_another_store).name]
+        assert [path.name for path in Path(default_location()).iterdir()] == [Path(of_another_store).name]
 
     def test_staged_data_that_are_half_removed_or_unreadable_end_no_sweep(
         self, store, submit, held, caplog, monkeypatch

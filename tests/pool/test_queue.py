@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.pool import lease_rules
+from shoal.pool import lease_queue
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import advance
 from shoal.pool.journal.rollback import withdraw
@@ -134,7 +134,7 @@ class Leasing(RuleBasedStateMachine):
         with self.writing() as session:
             snapshot = rows.load(session, "p")
             assert snapshot.demand
-            claims = [snapshot.demand.size, lease_rules.leased(snapshot), *(one.size for one in snapshot.leases)]
+            claims = [snapshot.demand.size, lease_queue.leased(snapshot), *(one.size for one in snapshot.leases)]
             if size >= max(claims):
                 commands.alter(session, "p", min_nodes=None, max_nodes=size, now=self.clock())
                 return
@@ -174,7 +174,7 @@ class Leasing(RuleBasedStateMachine):
                 session.delete(node)
             session.flush()
             after = rows.load(session, "p")
-            assert lease_rules.grantable(after) == []
+            assert lease_queue.grantable(after) == []
             there = [node for node in after.nodes if node.state is not NodeState.FAILED]
             assert len(there) <= after.pool.max_nodes
 
@@ -192,7 +192,7 @@ class Leasing(RuleBasedStateMachine):
             assert exclusive + shared <= snapshot.pool.max_nodes
             assert wanted(snapshot) >= exclusive + shared
 
-            first_waiting = min((one.queue_number for one in lease_rules.queue(snapshot)), default=None)
+            first_waiting = min((one.queue_number for one in lease_queue.queue(snapshot)), default=None)
             for one in granted:
                 newly = one.id not in self.known or self.known[one.id][2]
                 if newly and first_waiting is not None:
@@ -206,7 +206,7 @@ class Leasing(RuleBasedStateMachine):
                 assert not now[lease_id].waiting and now[lease_id].size >= size
 
             still_open = {row.lease_id for row in snapshot.operations if row.state is OperationState.OPEN}
-            for one in lease_rules.queue(snapshot):
+            for one in lease_queue.queue(snapshot):
                 assert one.id in still_open, "a lease waits without a deadline"
             uses = session.query(Usage).filter(Usage.ended_at.is_(None))
             assert {(row.lease_id, row.nodes) for row in uses} == {(one.id, one.size) for one in granted}

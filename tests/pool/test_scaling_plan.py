@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.pool.lease_rules import grantable, may_resize, nodes_for
+from shoal.pool.lease_queue import grantable, may_resize, nodes_for
 from shoal.pool.scaling_plan import (
     NodePlan,
     Verdict,

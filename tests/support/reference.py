@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 

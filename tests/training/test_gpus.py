@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import xgboost
 
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.capacity import Node
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.gpu import device_of
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 
 LIBRARIES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
@@ -23,6 +24,12 @@ LIBRARIES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
 def request(rows: Path = Path("rows.parquet"), **changes: Any) -> TrainRequest:
     values = {"dataset": {"paths": (str(rows),)}, "input_cols": tuple(COLUMNS), "label_col": "y", "n_estimators": 2}
     return TrainRequest(**{**values, **changes})
+
+
+def test_a_gpu_chosen_by_number_is_refused() -> None:
+    assert device_of({"device": "cuda"}) == "cuda"
+    with pytest.raises(InvalidArgumentError, match="cuda:1"):
+        device_of({"device": "cuda:1"})
 
 
 @pytest.mark.parametrize(

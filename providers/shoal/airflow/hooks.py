@@ -93,7 +93,7 @@ class ComputePoolHook(BaseHook):
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
         :param holder: Name of the holder that will own the leases and jobs requested through this client; see
-            :func:`shoal.airflow._holder.holder_of`. By default, a name made from user, host and process id.
+            :func:`shoal.airflow._run_holder.holder_of`. By default, a name made from user, host and process id.
         :param owner: Team whose quota limits the leases if the connection names no team. Operators pass the owner of
             their task.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
-from shoal.airflow._holder import holder_of
+from shoal.airflow._run_holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.base.waiting import is_deferrable
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count

@@ -16,7 +16,7 @@ from pydantic import (
 from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.query_syntax import check_connection_name, check_query
 from shoal.data.staging.staged_copy import StagedCopy
-from shoal.settings import Settings, without_defaults
+from shoal.option_validation import Settings, without_defaults
 
 
 class SplitSpec(Settings):

@@ -27,7 +27,8 @@ from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.jobs.tunables import QUEUE_PERIOD_S, SETTLE_EVERY
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.bound_host import is_here
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json, to_json
 
+from shoal.option_validation import Settings, without_defaults
 from shoal.redaction import redact_value
-from shoal.settings import Settings, without_defaults
 
 Reason = Literal[
     "first",

@@ -1,7 +1,6 @@
-"""Build the names of holders (the users, processes and runs that own operations, leases and jobs), and record to which
-host a pool is bound.
+"""Build the names of holders (the owners of operations, leases and jobs) that are users, processes or jobs.
 
-A local pool is bound to the host on which it was started: only that host can start and end its nodes.
+`shoal.airflow._run_holder` and `shoal.prefect._run_holder` build the names of holders that are DAG runs or flow runs.
 """
 
 from __future__ import annotations
@@ -9,34 +8,9 @@ from __future__ import annotations
 import getpass
 import os
 
-from shoal.state.host import host_id, hostname
-from shoal.state.schema import Pool
+from shoal.state.host import hostname
 
 _JOB = "job:"
-
-ANYWHERE = ""
-"""Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
-
-
-def is_here(pool: Pool) -> bool:
-    """Return whether this machine can start and end a pool's nodes.
-
-    Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
-    """
-    if pool.host == ANYWHERE:
-        return True
-    return pool.host == hostname() if pool.host_id is None else pool.host_id == host_id()
-
-
-def bind_here(pool: Pool) -> None:
-    """Write to a pool's row that the pool is bound to this machine."""
-    pool.host, pool.host_id = hostname(), host_id()
-
-
-def is_bound_here(pool: Pool) -> bool:
-    """Return whether a pool's row contains this machine's current hostname and host id. Return True, too, if the pool
-    is bound to no host."""
-    return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())
 
 
 def python_holder() -> str:

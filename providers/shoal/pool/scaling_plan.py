@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.pool.lease_rules import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
+from shoal.pool.lease_queue import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.tunables import (

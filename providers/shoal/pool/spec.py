@@ -19,10 +19,10 @@ from pydantic import (
 )
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.option_validation import Settings, unknown_value, without_defaults
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.tunables import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
-from shoal.settings import Settings, unknown_value, without_defaults
 
 _NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
 """Options that earlier versions of shoal do not know. A process of an earlier version rejects a stored spec that

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from shoal import telemetry
 from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
-from shoal.pool.lease_rules import nodes_for
+from shoal.pool.lease_queue import nodes_for
 from shoal.pool.reconcile.election import Turn
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.status import PoolStatus, status_of

@@ -14,8 +14,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
-from shoal.prefect._holder import current_holder, task_key
 from shoal.prefect._progress import TrainingProgress, show_page
+from shoal.prefect._run_holder import current_holder, task_key
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 
 ARTIFACT_KEY = "shoal-training"

@@ -16,7 +16,7 @@ from prefect.flows import Flow
 from prefect.logging import get_logger
 
 from shoal.jobs import cleanup
-from shoal.prefect._holder import ENGINE, holder_of
+from shoal.prefect._run_holder import ENGINE, holder_of
 
 
 def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:

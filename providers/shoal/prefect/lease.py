@@ -13,8 +13,8 @@ from shoal.jobs import clean_up
 from shoal.pool.api import ComputePool
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.tunables import LEASE_TTL
-from shoal.prefect._holder import current_holder
 from shoal.prefect._progress import NodeLog
+from shoal.prefect._run_holder import current_holder
 from shoal.prefect._submissions import Submissions
 from shoal.prefect._threads import in_thread
 from shoal.prefect.blocks import PoolSource, defines, pool_of

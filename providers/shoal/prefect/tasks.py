@@ -15,8 +15,8 @@ from prefect.cache_policies import NO_CACHE
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.tunables import ROLLBACK_AFTER
-from shoal.prefect._holder import current_holder
 from shoal.prefect._progress import NodeLog
+from shoal.prefect._run_holder import current_holder
 from shoal.prefect._threads import in_thread
 from shoal.prefect._training import Training, TrainingTask, artifact, ended
 from shoal.prefect.blocks import PoolSource, pool_of

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from shoal.option_validation import Settings, without_defaults
 from shoal.redaction import has_credentials, is_secret_variable, redact_value
-from shoal.settings import Settings, without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow.options import Tracking
 from shoal.training.reserved_variables import check_variable

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import ConfigDict, Field, field_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 from shoal.training.capacity import Node, limited, listed, resources, workers_on
 
 

@@ -8,7 +8,6 @@ import pytest
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.xgboost.params import (
     check_params,
-    device_of,
     is_stochastic,
     merge_params,
     seed_of,
@@ -84,12 +83,6 @@ def test_when_xgboost_draws_lots() -> None:
 def test_params_that_workers_cannot_follow(params: dict) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(params))):
         worker_params(params, threads=2, gpus=0)
-
-
-def test_gpus_are_rays_to_choose() -> None:
-    assert device_of({"device": "cuda"}) == "cuda"
-    with pytest.raises(InvalidArgumentError, match="cuda:1"):
-        device_of({"device": "cuda:1"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException
 
-from shoal.airflow._holder import holder_of
+from shoal.airflow._run_holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import Arguments, check_pool
 from shoal.airflow.hooks import ComputePoolHook

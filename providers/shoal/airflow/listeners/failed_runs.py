@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
 
-from shoal.airflow._holder import holder_name, run_of, task_key
+from shoal.airflow._run_holder import holder_name, run_of, task_key
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun

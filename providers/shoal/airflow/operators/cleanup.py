@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError
 
-from shoal.airflow._holder import ENGINE, run_of
+from shoal.airflow._run_holder import ENGINE, run_of
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
 

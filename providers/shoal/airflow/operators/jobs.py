@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from shoal.airflow._holder import task_key
+from shoal.airflow._run_holder import task_key
 from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.hooks import database_url

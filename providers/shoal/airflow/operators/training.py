@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.exceptions import AirflowSkipException
 
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
 from shoal.airflow.operators.jobs import JobOperator
-from shoal.airflow.operators.outcomes import record_failure, record_success
-from shoal.airflow.results import CAUSE
+from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs.specs.text import SUFFIXES, fields_of
 from shoal.training.pytorch.train_func import TrainFunc, check_train_func
@@ -162,10 +160,7 @@ class DistributedTrainOperator(JobOperator):
         return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store the outcome of the job as an XCom, for notifications (see `shoal.airflow.notifications`).
-
-        If the job has skipped its training, the cause is stored, too, so that a later task can report the cause (see
-        `training_results`).
+        """Store the outcome of the job as XComs, and end the task as skipped if the job has skipped its training.
 
         :param context: Airflow's context of the task.
         :param spec: Spec of the job.
@@ -173,25 +168,15 @@ class DistributedTrainOperator(JobOperator):
         :raises AirflowSkipException: The job has skipped its training.
         """
         record_success(context, spec, result)
-        if result.skipped:
-            self._store_cause(context, result.skipped)
-            raise AirflowSkipException(result.skipped)
+        skip_without_training(context, result)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store two XComs about the failure: a line for notifications, and the cause for later tasks.
+        """Store the failure of the job as XComs.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.
         """
         record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
-        self._store_cause(context, str(error))
-
-    def _store_cause(self, context: Context, cause: str) -> None:
-        try:
-            context["ti"].xcom_push(key=CAUSE, value=cause)
-        # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
-        except Exception:
-            self.log.warning("the cause of the failure or skip could not be stored as an XCom", exc_info=True)
 
 
 def _is_spec_file(spec: Any) -> bool:

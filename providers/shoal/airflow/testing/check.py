@@ -11,12 +11,9 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.airflow.testing.report import DagReport, Finding, Rule
+from shoal.airflow.testing.report import DagReport, Finding
+from shoal.airflow.testing.rules import IMPORT_BUDGET_S, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
-
-IMPORT_BUDGET_S = 2.0
-"""Default budget for loading a DAG file. Airflow's DAG processor loads every file every 30 s
-(`min_file_process_interval`), and each task loads its file once more."""
 
 _MOST_LOGGED = 2000
 """Characters of the log that the error contains if the check itself fails."""

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.airflow.testing.check import IMPORT_BUDGET_S, check_dags
-from shoal.airflow.testing.report import Rule
+from shoal.airflow.testing.check import check_dags
+from shoal.airflow.testing.rules import IMPORT_BUDGET_S, Rule
 
 
 class _Format(StrEnum):

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shoal.airflow.testing.report import Rule
+from shoal.airflow.testing.rules import HEAVY_MODULES, Rule
 
 _IMPORTED_BEFORE = (
     "airflow.dag_processing.dagbag",
@@ -30,7 +30,7 @@ _IMPORTED_BEFORE = (
     "shoal.airflow.context",
     "shoal.airflow.decorators",
     "shoal.airflow.notifications",
-    "shoal.airflow.testing.rules",
+    "shoal.airflow.testing.dag_problems",
     "shoal.jobs.task_spec",
 )
 """Modules that are imported before the DAG files are loaded, so that their import is not counted as work of a file."""
@@ -145,7 +145,7 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
     use."""
     from airflow.dag_processing.dagbag import DagBag
 
-    from shoal.airflow.testing.rules import HEAVY_MODULES, connections, problems
+    from shoal.airflow.testing.dag_problems import connections, problems
 
     before = set(sys.modules)
     started = time.monotonic()

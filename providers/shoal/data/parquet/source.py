@@ -9,12 +9,13 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filter_syntax import Filters, columns_of
-from shoal.data.parquet.digest import footer_texts, kind_of, rows_digest, texts_digest
+from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.filesystems import normalise
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.reading import read_ranges
+from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer
 from shoal.data.planning.row_groups import RowGroup, RowRange
 from shoal.data.planning.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
@@ -130,19 +131,12 @@ class ParquetSource:
 
         The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
         """
-        return next(iter(self.used_footers()), None) or self._first_footer()
+        return reference_footer(self.footers(), self.used_footers())
 
     def partition_fields(self) -> dict[str, pa.Field]:
         """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
         name."""
-        import pyarrow as pa
-
-        stored = set(self._first_footer().schema.names)
-        return {
-            name: pa.field(name, pa.type_for_alias(type_))
-            for name, type_ in self._partition_types.items()
-            if name not in stored
-        }
+        return partition_fields(self.footers(), self._partition_types)
 
     def partition_value(self, path: str, name: str) -> int | str | None:
         """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type.
@@ -156,10 +150,7 @@ class ParquetSource:
 
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
-        schema = self.reference().schema
-        for field in self.partition_fields().values():
-            schema = schema.append(field)
-        return schema
+        return dataset_schema(self.reference(), self.partition_fields())
 
     def row_groups(self) -> tuple[RowGroup, ...]:
         """Return all row groups in the order of the files.
@@ -296,7 +287,7 @@ class ParquetSource:
             order, and with the split.
         """
         if self._by_value or self.filters is not None:
-            schema = self._common_schema()
+            schema = common_schema(self.schema(), self.partition_fields(), self.used_footers())
             if schema.names:
                 return rows_digest(self.read(self.ranges(), schema.names), schema)
         options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
@@ -354,23 +345,6 @@ class ParquetSource:
         footer = self.footer(path)
         matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
         return matching_rows(footer, self.metadata(path), matcher, row_group)
-
-    def _common_schema(self) -> pa.Schema:
-        """Return the columns that every file with rows contains with the same kind of type, such as integer or text."""
-        import pyarrow as pa
-
-        schema, partitions = self.schema(), self.partition_fields()
-        kinds = {field.name: kind_of(field.type) for field in schema}
-        common = set(kinds)
-        for footer in self.used_footers():
-            found = {field.name: kind_of(field.type) for field in footer.schema}
-            of_path = {name for name, _ in footer.partitions} & partitions.keys()
-            common -= {name for name in common - of_path if found.get(name) not in (kinds[name], "null")}
-        return pa.schema([field for field in schema if field.name in common])
-
-    def _first_footer(self) -> Footer:
-        footers = self.footers()
-        return next((footer for footer in footers if footer.rows), footers[0])
 
     def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
         """Return the files whose partition values match the filters.

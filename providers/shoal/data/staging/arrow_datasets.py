@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.data.parquet.filesystems import join
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.staging.staged_data import staged
+from shoal.data.staging.location import staged
 from shoal.data.staging.table_writer import write_batches
 from shoal.errors import DataError, InvalidArgumentError
 

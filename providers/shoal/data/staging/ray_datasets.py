@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.data.parquet.filesystems import is_local, resolve
 from shoal.data.ray_data import connected_ray
-from shoal.data.staging.staged_data import staged
+from shoal.data.staging.location import staged
 from shoal.errors import InvalidArgumentError
 
 

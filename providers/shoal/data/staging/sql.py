@@ -11,7 +11,7 @@ from shoal.data.column_names import check_present
 from shoal.data.parquet.filesystems import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.query_syntax import as_table, without_end
-from shoal.data.staging.staged_data import staged
+from shoal.data.staging.location import staged
 from shoal.data.staging.table_writer import TableWriter
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.redaction import redact_value

@@ -1,4 +1,5 @@
-"""Write and remove staged data: Parquet files that shoal writes for the workers.
+"""Record which processes and jobs use staged data (Parquet files that shoal writes for the workers), and remove staged
+data.
 
 A directory of staged data contains a marker file, which names the process that uses the data, and a file for each job
 that uses the data. The directory is removed when neither a process nor a job uses the data.
@@ -8,15 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.data.libraries import need
-from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
-from shoal.errors import DataAccessError, DataError, InvalidArgumentError
+from shoal.data.parquet.filesystems import normalise, resolve
+from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -33,71 +29,22 @@ MARKER = "_shoal_staging"
 # the data, and the rest of its name is the id of the attempt. The file is removed when the attempt ends.
 _USED_BY = "_shoal_used_by."
 
-_GLOB = "*?[]"
-"""Characters that fsspec interprets as a pattern when it removes a directory. URIs that contain these characters are
-refused."""
 
-
-def default_location() -> str:
-    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` without ``SHOAL_HOME``."""
-    home = os.environ.get("SHOAL_HOME") or "~/.shoal"
-    return str(Path(home).expanduser().absolute() / "staging")
-
-
-@contextlib.contextmanager
-def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
-    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
+def hold(location: str) -> None:
+    """Record in a directory of staged data that this process uses the data.
 
     Args:
-        staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
-        name: Name of the new directory; None: a random name.
-
-    Yields:
-        Path or URI of the new directory.
-
-    Raises:
-        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
-            data.
-        DataError: If the location is not writable.
-        MissingExtraError: If the libraries of the extra ``data`` are not installed.
+        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
     """
-    need("pyarrow", "numpy")
-    import pyarrow as pa
-
-    base = default_location() if staging_location is None else normalise(staging_location)
-    if not is_local(base) and any(character in base for character in _GLOB):
-        raise InvalidArgumentError(
-            f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
-        )
-    directory = join(base, name or uuid.uuid4().hex)
-    try:
-        if is_local(directory):
-            # With mode 700, other users of this host cannot read the staged rows.
-            Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
-            Path(directory).mkdir(mode=0o700)
-        filesystem, inner = resolve(directory)
-        filesystem.create_dir(inner, recursive=True)
-        _write_holder(filesystem, inner, _this_process())
-    except DataError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as exc:
-        # ValueError is also caught, because Python raises it for a path that contains a NUL character.
-        raise DataAccessError(
-            f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
-        ) from None
-    try:
-        yield directory
-    except BaseException:
-        with contextlib.suppress(OSError, DataError):
-            discard(directory)
-        raise
+    filesystem, inner = resolve(normalise(location))
+    _write_holder(filesystem, inner, _this_process())
 
 
 def claim(location: str, user: str) -> None:
     """Record in a directory of staged data that a job uses the data.
 
     Args:
-        location: Directory or URI that :func:`staged` created.
+        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
         user: Id under which the attempt of the job is submitted.
 
     Raises:
@@ -175,7 +122,7 @@ def is_held(location: str, *, unknown: bool = False) -> bool:
     """Return whether the process that uses a directory of staged data is running, or may be running on another host.
 
     Args:
-        location: Directory or URI that :func:`staged` created.
+        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
         unknown: Return value if the marker file does not exist, or does not contain a process, as in earlier versions
             of shoal.
     """
@@ -205,13 +152,13 @@ def discard(location: str) -> bool:
     """Remove a directory that shoal created for staged data, even if a process or a job still uses the data.
 
     Args:
-        location: Directory or URI that :func:`staged` created.
+        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
 
     Returns:
         True if the directory was removed, False if it did not exist.
 
     Raises:
-        InvalidArgumentError: If :func:`staged` did not create the directory. Nothing is removed in this case.
+        InvalidArgumentError: If shoal did not create the directory. Nothing is removed in this case.
     """
     from pyarrow.fs import FileSelector, FileType
 

@@ -29,7 +29,7 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
         Directory or URI of each query, by the query's key (see :meth:`DatasetSpec.query_key`).
     """
     from shoal.data.parquet.filesystems import join, normalise
-    from shoal.data.staging.staged_data import default_location
+    from shoal.data.staging.location import default_location
 
     queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
     if not queries:
@@ -55,8 +55,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     Raises:
         DataError: A query failed, or there is no URL for a connection.
     """
+    from shoal.data.staging.location import staged as staged_in
     from shoal.data.staging.sql import stage_select
-    from shoal.data.staging.staged_data import staged as staged_in
 
     done: set[str] = set()
     where = locations(spec, key)

@@ -11,6 +11,7 @@ from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
 from shoal.data.staging import staged_data
+from shoal.data.staging.location import default_location
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import staging, working_folder
@@ -149,7 +150,7 @@ def _has_ended(session: Session, submission_id: str) -> bool:
 
 
 def _staged_here() -> set[str]:
-    folder = Path(staged_data.default_location())
+    folder = Path(default_location())
     return {str(path) for path in folder.iterdir() if path.is_dir()} if folder.exists() else set()
 
 

@@ -71,7 +71,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec)
         return
     from shoal.data.parquet.filesystems import join, normalise
-    from shoal.data.staging.staged_data import release, staged
+    from shoal.data.staging.location import staged
+    from shoal.data.staging.staged_data import release
 
     copies: dict[str, str] = {}
     try:

@@ -12,7 +12,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
 

@@ -13,8 +13,8 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.option_validation import unknown_value
 from shoal.redaction import redact
-from shoal.settings import unknown_value
 from shoal.training.boosting.request import Framework
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK, is_name

@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
-from shoal.settings import Settings, without_defaults
+from shoal.option_validation import Settings, without_defaults
 
 DEFAULT_ALIAS = "champion"
 """Alias that marks the champion, unless the options of the job name another alias."""

@@ -23,14 +23,15 @@ from shoal.errors import (
 )
 from shoal.pool import reconciler
 from shoal.pool.backends import BACKENDS
+from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import HolderUsage
+from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
-from shoal.pool.lease_rules import nodes_for
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.selection import which_pool

@@ -13,7 +13,8 @@ from shoal import history
 from shoal.errors import InvalidArgumentError
 from shoal.pool import reconciler
 from shoal.pool.api.compute_pool import ComputePool
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.bound_host import is_here
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
 from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import sweep as _sweep

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
-from shoal.pool.holder import is_bound_here
+from shoal.pool.bound_host import is_bound_here
 from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.journal.rollback import end_operation
-from shoal.pool.lease_rules import grantable
+from shoal.pool.lease_queue import grantable
 from shoal.pool.scaling_plan import (
     cause_of_starts,
     cooldown,

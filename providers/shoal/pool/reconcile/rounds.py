@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
-from shoal.pool.holder import is_here, job_of
+from shoal.pool.bound_host import is_here
+from shoal.pool.holder import job_of
 from shoal.pool.journal import budgets, commands, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction

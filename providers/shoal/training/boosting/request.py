@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec, as_dataset_spec
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 from shoal.training.boosting.checkpoints import History
 from shoal.training.boosting.rows import Columns
 from shoal.training.run_config import RunConfig

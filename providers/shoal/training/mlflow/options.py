@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
 

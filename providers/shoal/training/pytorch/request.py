@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
-from shoal.settings import Settings, without_defaults
+from shoal.option_validation import Settings, without_defaults
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
 

@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError
-from shoal.settings import Settings
+from shoal.option_validation import Settings
 from shoal.training.capacity import Node, limited, resources, workers_on
 
 

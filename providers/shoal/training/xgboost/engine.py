@@ -13,8 +13,8 @@ from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
-from shoal.training.xgboost.gpu import WITHOUT_CUDA, gpu_problem, has_cuda
-from shoal.training.xgboost.params import check_params, device_of, merge_params, seed_of, worker_params
+from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
+from shoal.training.xgboost.params import check_params, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:

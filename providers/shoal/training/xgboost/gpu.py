@@ -1,14 +1,35 @@
-"""Check whether the installed XGBoost can train on a GPU."""
+"""Check the device that the user set, and whether the installed XGBoost can train on a GPU."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
 
 WITHOUT_CUDA = (
     "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
     'and then `pip install "shoal[xgboost-gpu]"` on each node'
 )
 """Message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
+
+
+def device_of(params: Mapping[str, Any]) -> str | None:
+    """Return the parameter `device`, or None if `params` do not contain it.
+
+    Raises:
+        InvalidArgumentError: The device contains the number of a GPU. This is not allowed, because Ray assigns the GPUs
+            to the workers.
+    """
+    device = params.get("device")
+    if device is None:
+        return None
+    if ":" in str(device):
+        raise InvalidArgumentError(
+            f'device="{device}" selects one GPU by number, but Ray assigns a GPU to each worker: use device="cuda"'
+        )
+    return str(device)
 
 
 def has_cuda() -> bool:

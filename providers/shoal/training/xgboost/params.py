@@ -50,23 +50,6 @@ def merge_params(
     return merge(params, objective, n_estimators, _NAMES)
 
 
-def device_of(params: Mapping[str, Any]) -> str | None:
-    """Return the parameter `device`, or None if `params` do not contain it.
-
-    Raises:
-        InvalidArgumentError: The device contains the number of a GPU. This is not allowed, because Ray assigns the GPUs
-            to the workers.
-    """
-    device = params.get("device")
-    if device is None:
-        return None
-    if ":" in str(device):
-        raise InvalidArgumentError(
-            f'device="{device}" selects one GPU by number, but Ray assigns a GPU to each worker: use device="cuda"'
-        )
-    return str(device)
-
-
 def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
     """Return the seed that `params` contain, or `otherwise` if they contain no seed."""
     return seed_in(params, otherwise, _NAMES)

@@ -1,4 +1,4 @@
-"""Build the name of the holder (the owner of leases and jobs) from the current flow run or task run."""
+"""Build the name of the holder (the owner of leases and jobs) of a flow run: ``prefect:<flow_run_id>``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the name of the holder (the owner of leases and jobs) from the current DAG run."""
+"""Build the name of the holder (the owner of leases and jobs) of a DAG run: ``airflow:<dag_id>/<run_id>``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
 ENGINE = "airflow"
-
 
 ONLY_LEASE = "lease_pool"
 """Default id of the task that leases the nodes. With this id, the name of the lease's holder contains only the DAG run,

@@ -1,4 +1,4 @@
-"""Decide which of the waiting leases are granted, and how many nodes the leases of a pool take together.
+"""Decide in which order waiting leases are granted, and how many nodes the leases of a pool take together.
 
 All functions are pure: they do no I/O and read no clock.
 """

@@ -1,4 +1,5 @@
-"""Base class of all options and specs that users write. The class reports wrong options as `InvalidArgumentError`."""
+"""Validate options and specs that users write. The base class `Settings` reports a wrong or unknown option as
+`InvalidArgumentError`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,76 @@
+"""Decide which columns a dataset of several Parquet files has, and of which types. The first file that has rows defines
+them, and the partition directories (``month=1/``) add columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.data.parquet.digest import kind_of
+from shoal.data.parquet.footers import Footer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def reference_footer(footers: Sequence[Footer], used: Iterable[Footer]) -> Footer:
+    """Return the footer that defines the columns of a dataset: the footer of the first file that has rows.
+
+    The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
+
+    Args:
+        footers: Footers of all files, in the order of the files.
+        used: Footers of the files that have rows that match the filters. If there is no such file, the filters are
+            ignored.
+    """
+    return next(iter(used), None) or _first_with_rows(footers)
+
+
+def partition_fields(footers: Sequence[Footer], types: Mapping[str, str]) -> dict[str, pa.Field]:
+    """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
+    name.
+
+    Args:
+        footers: Footers of all files, in the order of the files.
+        types: Name of a partition -> Arrow's alias of its type, such as ``int64``.
+    """
+    import pyarrow as pa
+
+    stored = set(_first_with_rows(footers).schema.names)
+    return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items() if name not in stored}
+
+
+def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field]) -> pa.Schema:
+    """Return the schema of a dataset: the columns of the reference file, then the partition columns.
+
+    Args:
+        reference: Result of :func:`reference_footer`.
+        partitions: Result of :func:`partition_fields`.
+    """
+    schema = reference.schema
+    for field in partitions.values():
+        schema = schema.append(field)
+    return schema
+
+
+def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
+    """Return the columns that every file with rows contains with the same kind of type, such as integer or text.
+
+    Args:
+        schema: Result of :func:`dataset_schema`.
+        partitions: Result of :func:`partition_fields`.
+        used: Footers of the files that have rows that match the filters.
+    """
+    import pyarrow as pa
+
+    kinds = {field.name: kind_of(field.type) for field in schema}
+    common = set(kinds)
+    for footer in used:
+        found = {field.name: kind_of(field.type) for field in footer.schema}
+        of_path = {name for name, _ in footer.partitions} & partitions.keys()
+        common -= {name for name in common - of_path if found.get(name) not in (kinds[name], "null")}
+    return pa.schema([field for field in schema if field.name in common])
+
+
+def _first_with_rows(footers: Sequence[Footer]) -> Footer:
+    return next((footer for footer in footers if footer.rows), footers[0])

@@ -1,0 +1,33 @@
+"""Record to which host a pool is bound, and decide whether this machine can start and end the pool's nodes.
+
+A local pool is bound to the host on which it was started: only that host can start and end its nodes.
+"""
+
+from __future__ import annotations
+
+from shoal.state.host import host_id, hostname
+from shoal.state.schema import Pool
+
+ANYWHERE = ""
+"""Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
+
+
+def is_here(pool: Pool) -> bool:
+    """Return whether this machine can start and end a pool's nodes.
+
+    Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
+    """
+    if pool.host == ANYWHERE:
+        return True
+    return pool.host == hostname() if pool.host_id is None else pool.host_id == host_id()
+
+
+def bind_here(pool: Pool) -> None:
+    """Write to a pool's row that the pool is bound to this machine."""
+    pool.host, pool.host_id = hostname(), host_id()
+
+
+def is_bound_here(pool: Pool) -> bool:
+    """Return whether a pool's row contains this machine's current hostname and host id. Return True, too, if the pool
+    is bound to no host."""
+    return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())
