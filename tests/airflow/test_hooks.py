@@ -55,7 +55,10 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         (as_json(max_nodes="many"), "max_nodes"),
         (as_json(name="other"), 'must not contain "name"'),
         ("compute-pool://retrain/local?backend=ray", "names two backends, local in its schema and ray in its extra"),
-        ("compute-pool://:secret@retrain/local", "which is the token of a Ray cluster: leave the password empty"),
+        (
+            "compute-pool://:secret@retrain/local",
+            "only for ray:// pools, where it is the token of the Ray cluster: remove the password",
+        ),
         (
             with_token("secret", token_file="/run/token"),
             "a password and the option token_file: use only one",

@@ -57,7 +57,10 @@ def test_options_that_are_unset_are_not_stored():
         ({"env": {"A B": "1"}}, '"A B" is not the name of an environment variable'),
         ({"env": {"RAY_ADDRESS": "x"}}, "RAY_ADDRESS cannot be set for a job"),
         ({"env": {"PYTHONPATH": "x"}}, "use the options code and packages"),
-        ({"env": {"MY_PIN": "1"}, "secret_env": ["MY_PIN"]}, "MY_PIN is in env and in secret_env: name it in only one"),
+        (
+            {"env": {"MY_PIN": "1"}, "secret_env": ["MY_PIN"]},
+            "must be in env or in secret_env, and not in both: MY_PIN",
+        ),
         ({"secret_env": "HF_TOKEN"}, r'must be a list such as \["a", "b"\]'),
         ({"packages": ["--index-url=http://x"]}, "is not a package"),
         (

@@ -202,8 +202,8 @@ def _check_token(spec: PoolSpec, conn_id: str) -> None:
     """Check that the password of a connection may be used as the token of the connection's pool."""
     if spec.backend != "ray":
         raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password, which is the token of a Ray cluster: leave the password empty, '
-            f'because the backend "{spec.backend}" makes its own tokens'
+            f'connection "{conn_id}" has a password, but a password is allowed only for ray:// pools, where it is the '
+            f"token of the Ray cluster: remove the password, because a {spec.backend}:// pool creates its own tokens"
         )
     if spec.token_file is not None:
         raise InvalidArgumentError(

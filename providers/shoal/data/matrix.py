@@ -81,7 +81,7 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     if column.null_count == 0:
         whole = np.from_dlpack(column)
         return lambda start, stop: whole[start:stop]
-    # The scalar is read from an array, because `pa.scalar` imports pandas, too.
+    # The NaN is taken from an array. The shorter `pa.scalar(nan)` would import pandas, which is slow.
     nan = pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(np.array([np.nan]))])[0]
     return lambda start, stop: np.from_dlpack(
         column.slice(start, stop - start).cast(pa.float64(), safe=False).fill_null(nan)

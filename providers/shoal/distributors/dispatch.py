@@ -146,7 +146,7 @@ def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
-    """Return the environment variables for the workers that a call of this process starts in the connected Ray cluster.
+    """Return the environment variables for the workers that this process starts in the connected Ray cluster.
 
     Raises:
         InvalidArgumentError: The run has packages or code, which only a job can bring to its workers; or the variable

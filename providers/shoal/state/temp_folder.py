@@ -138,7 +138,7 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def turn_lock(turn: int) -> Path:
-    """Return the path of one of the few lock files that limit how many nodes start at the same time.
+    """Return the path of one of the lock files that limit how many nodes start at the same time.
 
     A supervisor has to lock one of these files (a turn) while it starts its node. All home folders of a user on this
     host use the same files, because the nodes share the host's CPUs.

@@ -175,7 +175,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if twice := sorted(self.env.keys() & set(self.secret_env)):
-            raise ValueError(f"{', '.join(twice)} is in env and in secret_env: name it in only one of them")
+            raise ValueError(f"a variable must be in env or in secret_env, and not in both: {', '.join(twice)}")
         return self
 
     @field_validator("packages")

@@ -93,8 +93,8 @@ def require_action(request: Request, viewer: Viewer) -> None:
     if not viewer.may_act:
         raise HTTPException(
             403,
-            "you may see this page, but not act on pools and jobs: ask your administrator for the permission to edit "
-            "connections",
+            "you may see this page, but you may not change pools and jobs, because only users who may edit Airflow's "
+            "connections can do that: ask your administrator for this permission",
         )
     token = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(token.encode(), viewer.csrf_token.encode()):

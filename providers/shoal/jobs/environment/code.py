@@ -1,4 +1,4 @@
-"""Send folders and files with the user's Python code to the pool, as one zip archive."""
+"""Send the user's Python code (files and folders) to the pool, as one zip archive."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
 
 
 def _queue(store: Store, key: Key, now: float) -> None:
-    """Put an attempt into its pool's queue, unless it has joined the queue or has ended meanwhile.
+    """Put an attempt into its pool's queue, unless the attempt is already in the queue or has ended.
 
     The UPDATE is the transaction's only statement, so that other writers wait for a short time only.
     """

@@ -34,7 +34,7 @@ class TaskTry:
         return self.durable and (job.task_try or 0) > self.cleared
 
     def is_older_than(self, job: Job) -> bool:
-        """Return whether a job belongs to a newer try of the same task than this one."""
+        """Return whether this try is older than the try of the same task to which a job belongs."""
         return job.task_key == self.key and (job.task_try or 0) > self.number
 
     def superseded_by(self, job: Job) -> JobError:

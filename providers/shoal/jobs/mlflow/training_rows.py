@@ -61,7 +61,9 @@ class Overlap:
 
 
 def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> TrainingRows:
-    """Return a record of the rows in datasets. Only the footers of the Parquet files are read.
+    """Describe the rows in datasets by their files and time ranges, so that another process can find the same rows.
+
+    Only the footers of the Parquet files are read.
 
     Args:
         datasets: The datasets, each with the time range of its rows, or with None if the dataset has no time column.

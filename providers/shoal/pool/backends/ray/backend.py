@@ -120,8 +120,8 @@ class RayBackend:
         return ""
 
     def _lower(self, pool: PoolRef) -> None:
-        """Request only the pool's present number of nodes from the autoscaler. If the cluster's list of jobs shows that
-        the pool has never requested nodes, send no request."""
+        """Replace the pool's earlier request to the autoscaler by a request for the pool's present number of nodes. Do
+        nothing if the pool has made no request yet."""
         cluster = Cluster(pool.spec)
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
