@@ -45,7 +45,7 @@ def folder(key: Key, artifact_location: str | None) -> str:
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """Return an attempt's claim, the content of the marker file that shows which attempt owns a folder.
+    """Return the text that an attempt writes into the marker file of its folder, to show that it owns the folder.
 
     Args:
         store: Store that has the job's rows.

@@ -74,7 +74,7 @@ class Holdout:
         check_columns(connector, columns)
         tables = list(connector.iter_batches(columns))
         if not tables:
-            raise DataError("the holdout has no rows: name a dataset with rows in register.holdout")
+            raise DataError("the holdout has no rows: set register.holdout to a dataset that has rows")
         table = pa.concat_tables(tables, promote_options="permissive")
         try:
             labels = to_vector(table, label_col)

@@ -57,7 +57,7 @@ def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
 
 
 def _remove_folders_of_dead_workers() -> None:
-    """Remove the folders with matrices that killed workers left in the node's temporary folder."""
+    """Remove the matrix folders of killed workers from the node's temporary folder."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         if not Path("/proc", folder.name.removeprefix(_PREFIX).split("-")[0]).exists():
             shutil.rmtree(folder, ignore_errors=True)
