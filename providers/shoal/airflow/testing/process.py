@@ -215,8 +215,8 @@ class _Lines:
             self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
 
     def of_name(self, name: str) -> int | None:
-        """Return the line of the first function or string whose text is the name of a DAG or task. A task group at the
-        beginning of the name is ignored."""
+        """Return the number of the first line with a function or a string that is called like this DAG or task. A task
+        group at the beginning of the name is ignored."""
         plain = name.rpartition(".")[2]
         for node in self._nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:

@@ -179,8 +179,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    # A promotion needs the digest of the holdout. The digest is computed before the training because this reads every
-    # row if the holdout has filters, and so finds an unreadable row early.
+    # A promotion needs the digest of the holdout. The digest is computed before the training, so that unreadable
+    # rows are found early: if the holdout has filters, all its rows are read for the digest.
     digest = holdout.connector.digest()
     overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
     if overlap and register.overlap == "refuse":

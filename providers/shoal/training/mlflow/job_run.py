@@ -73,8 +73,9 @@ class _JobRun:
 
         @functools.wraps(original)
         def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
-            # MLflow removes MLFLOW_RUN_ID from the environment when user code starts the job's run in this process.
-            # Runs that user code starts later do not belong to the job, so MLflow's own `set_experiment` is called.
+            # MLflow removes MLFLOW_RUN_ID from the environment when user code starts the job's run in this process. So
+            # if the variable is missing, this run was started before, and the experiment is set for further runs, which
+            # do not belong to the job.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
             # User code has chosen another tracking server, which does not have the job's run. Runs on that server do

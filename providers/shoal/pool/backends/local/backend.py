@@ -105,7 +105,7 @@ class LocalBackend:
             remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Return each node whose supervisor process has ended as a lost node."""
+        """Return the lost nodes: those whose supervisor process has ended."""
         return Seen(
             lost={
                 node.id: f"its supervisor (pid {node.supervisor.pid}) is gone"
