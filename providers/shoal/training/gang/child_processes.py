@@ -57,7 +57,7 @@ class ChildProcesses:
         self.seats: Sequence[Seat] = [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the processes, let them connect to the driver, and yield the answer of each, in the order of their ranks."""
+        """Start the processes, let them connect to the driver, and yield their answers in the order of their ranks."""
         deadline = time.monotonic() + timeout
         joins = []
         for place in places:
