@@ -113,6 +113,23 @@ def test_a_signal_waits_for_the_transaction(either_store):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interrupt_while_a_connection_is_closed_is_raised_and_not_logged(fresh_home, monkeypatch, caplog):
+    store = Store()
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def read() -> None:
+        with store.reading() as session, monkeypatch.context() as patched:
+            patched.setattr(session.get_bind().dialect, "do_close", interrupted)
+            session.execute(text("SELECT 1"))
+            session.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    assert caplog.text == ""
+
+
 def test_a_newer_database_is_refused(either_store):
     store = Store()
     with store.transaction() as session:

@@ -22,6 +22,7 @@ if one process keeps the lock for too long, probably because that process is pau
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sqlite3
@@ -137,7 +138,10 @@ def engine(url: str) -> Engine:
         StoreError: The URL is invalid (see `parsed`), or the driver is not installed.
     """
     found = parsed(url)
-    return _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
+    made = _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
+    pool = type(made.pool)
+    logging.getLogger(f"{pool.__module__}.{pool.__name__}").addFilter(_is_no_interrupt)
+    return made
 
 
 def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
@@ -155,6 +159,15 @@ def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
     if writing.dialect.name == "postgresql":
         options |= {"isolation_level": "REPEATABLE READ" if snapshot else "AUTOCOMMIT", "postgresql_readonly": True}
     return writing.execution_options(**options)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Return whether a log record may be written: False if it reports Ctrl-C, or another exception of a signal handler.
+
+    If such an exception arrives while SQLAlchemy closes a connection, SQLAlchemy logs the traceback as an error, and
+    raises the exception again.
+    """
+    return record.exc_info is None or record.exc_info[1] is None or isinstance(record.exc_info[1], Exception)
 
 
 def _sqlite(url: URL) -> Engine:
