@@ -132,6 +132,13 @@ def test_what_does_not_exist_is_not_found(client):
         assert client.get(path, headers={"accept": "text/html"}).status_code == 404
 
 
+def test_a_job_and_a_pool_have_a_page_as_soon_as_they_exist(client, store):
+    assert client.get("/").status_code == 200  # the store was read a moment ago
+    ui_systems.broken(store)
+    for path in ("/jobs/flights-2026-11-23", f"/pools/{report_pools(store)[0].status.name}"):
+        assert client.get(path).status_code == 200, path
+
+
 def test_the_jobs_are_filtered_and_come_in_pages(client, store):
     ui_systems.large(store, pools=3, jobs=120)
 

@@ -95,10 +95,12 @@ class Pages:
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
-        overview = self._reader.overview()
         key = (page, subject, tuple(sorted(query.items())), viewer.may_act, root)
-        version = (overview.version, self._models.version if page in ("models", "model") else 0)
-        main = self._main(key, version, overview)
+        try:
+            main = self._main(key)
+        except (JobNotFoundError, PoolNotFoundError):
+            self._reader.read_again()  # the job or pool may have been created after the last read of the store
+            main = self._main(key)
         if is_fragment:
             return main
         return self._environment.get_template("base.html").render(
@@ -109,7 +111,9 @@ class Pages:
         """Return the HTML of a page about an error. A user without access may see this page."""
         return self._environment.get_template("error.html").render(status=status, message=message)
 
-    def _main(self, key: tuple[Any, ...], version: tuple[int, int], overview: Overview) -> str:
+    def _main(self, key: tuple[Any, ...]) -> str:
+        overview = self._reader.overview()
+        version = (overview.version, self._models.version if key[0] in ("models", "model") else 0)
         # If many viewers request a page at the same time, one request renders the page, and the other requests wait for
         # the result.
         with self._lock:
