@@ -98,7 +98,7 @@ def queue() -> Iterator[Answer]:
             "input_cols": list(FEATURES),
             "label_col": LABEL,
             "n_estimators": ROUNDS,
-            "scaling_config": {"num_workers": 1},
+            "scaling_config": {"num_workers": 1, "num_cpu_per_worker": 1},
             "tracking": None,
             "run_config": {"pool_name": POOL},
         }
