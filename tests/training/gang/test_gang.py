@@ -13,7 +13,7 @@ from shoal.errors import CapacityError, CapacityTimeoutError, DataError, Trainin
 from shoal.training.context import gang_context
 from shoal.training.gang import placement, ray_actors
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.lifeline import Switchboard
+from shoal.training.gang.heartbeats import WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.shared import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
@@ -82,7 +82,7 @@ def test_workers_enter_the_jobs_folder_and_share_a_temporary_one_where_it_does_n
     assert not any(Path(folder).exists() for folder in folders)
 
 
-def test_lifelines_stay_on_loopback_where_the_gang_is_on_the_drivers_node() -> None:
+def test_sockets_of_workers_stay_on_loopback_where_the_gang_is_on_the_drivers_node() -> None:
     assert ray_actors._listen_on("10.0.0.1", "a", ["a", "a"]) == "127.0.0.1"
     assert ray_actors._listen_on("10.0.0.1", "a", ["a", "b"]) == "10.0.0.1"
     assert ray_actors._listen_on("10.0.0.1", "a", ["b"]) == "10.0.0.1"
@@ -158,14 +158,14 @@ def test_a_worker_that_died_between_two_calls_is_told(driver: TwoNodes) -> None:
 
 
 def test_hellos_that_are_read_late_are_waited_for(driver: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    accept = Switchboard._accept
+    accept = WorkerConnections._accept
 
-    def busy(board: Switchboard) -> None:
+    def busy(board: WorkerConnections) -> None:
         time.sleep(0.5)  # the thread that reads them gets no turn
         accept(board)
 
     end_gangs()
-    monkeypatch.setattr(Switchboard, "_accept", busy)
+    monkeypatch.setattr(WorkerConnections, "_accept", busy)
     with shared_gang(TWO) as gang:
         assert gang.sound
 
@@ -241,7 +241,7 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.lifeline import Switchboard
+from shoal.training.gang.heartbeats import WorkerConnections
 from shoal.training.gang.shared import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))

@@ -23,8 +23,8 @@ class Workers(Protocol):
     """Placement of each worker, by rank."""
     host: str
     """Address of the driver that all nodes can reach."""
-    lifeline_host: str
-    """Address at which the driver accepts the workers' sockets (lifelines)."""
+    listen_host: str
+    """Address at which the driver accepts the workers' sockets."""
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, make them connect to the driver, and yield their answers in the order of the ranks.

@@ -41,7 +41,7 @@ class ChildProcesses:
         CapacityError: The workers do not fit on this machine.
     """
 
-    host = lifeline_host = _LOOPBACK
+    host = listen_host = _LOOPBACK
 
     def __init__(self, shape: GangShape, node: Node) -> None:
         # The pool's queue starts a job only if the CPUs of its workers are free, so this code does not wait for free

@@ -1,7 +1,7 @@
 """Start the workers of one training, run functions on all of them, and raise the error that caused a failure.
 
 A gang is the group of workers of one training. Each worker is a Ray actor, or a process of this machine
-(`shoal.training.cluster`), and keeps a socket to the driver open (its lifeline), so that the driver notices at once
+(`shoal.training.cluster`), and keeps a socket to the driver open (`heartbeats`), so that the driver notices at once
 when the worker dies. A run ends when every rank has returned a result, or at the first failure. After a failure the
 gang collects the errors of all ranks for a few seconds, raises the most likely cause, and kills all workers. If a
 worker has died, its death is the most likely cause, because it also causes errors in the other workers. A gang that
@@ -27,7 +27,7 @@ from shoal.training.context import say
 from shoal.training.gang import placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.child_processes import ChildProcesses
-from shoal.training.gang.lifeline import EventKind, Switchboard
+from shoal.training.gang.heartbeats import EventKind, WorkerConnections
 from shoal.training.gang.placement import WAIT_SECONDS, GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
@@ -61,7 +61,7 @@ class _Weight(IntEnum):
     reports only the most likely cause."""
 
     STARVED = 0
-    """A worker was killed because memory ran out. Only Ray reports this reason; the worker's lifeline (its socket to
+    """A worker was killed because memory ran out. Only Ray reports this reason; the worker's socket (its connection to
     the driver) only shows that the worker is gone."""
     LOST = 1
     """A worker's process or node is gone."""
@@ -151,7 +151,7 @@ class Gang:
         self._sidecars: dict[str, Sidecar] = {}
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
-        self._switchboard: Switchboard | None = None
+        self._connections: WorkerConnections | None = None
 
     @classmethod
     def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
@@ -197,8 +197,8 @@ class Gang:
         return (
             not self.ended
             and not self._failed.is_set()
-            and self._switchboard is not None
-            and len(self._switchboard.connected()) == self.shape.num_workers
+            and self._connections is not None
+            and len(self._connections.connected()) == self.shape.num_workers
         )
 
     def can_move_from(self) -> list[str]:
@@ -287,18 +287,18 @@ class Gang:
             # ended, too.
             if self._workers is not None:
                 self._workers.kill()
-        if self._switchboard is not None:
-            self._hang_up(self._switchboard)
+        if self._connections is not None:
+            self._hang_up(self._connections)
         for sidecar in self._sidecars.values():
             sidecar.close()
         with contextlib.suppress(Exception):
             if self._workers is not None:
                 self._workers.clean_up()
 
-    def _hang_up(self, board: Switchboard) -> None:
+    def _hang_up(self, board: WorkerConnections) -> None:
         if not board.wait_all_gone(_KILL_SECONDS):
             # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A worker
-            # ends itself when its socket to the driver (the lifeline) is closed, so the sockets are closed now.
+            # ends itself when its socket to the driver is closed, so the sockets are closed now.
             board.hang_up()
             if not board.wait_all_gone(_END_SECONDS):
                 say(
@@ -313,8 +313,8 @@ class Gang:
         seats = workers.seats
         size = len(seats)
         _nodes_in_use.set(self, (seat.node_id for seat in seats))
-        board = Switchboard(workers.lifeline_host, size, self._hear)
-        self._switchboard = board
+        board = WorkerConnections(workers.listen_host, size, self._hear)
+        self._connections = board
         places = [
             Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
             for rank, seat in enumerate(seats)
@@ -404,7 +404,7 @@ class Gang:
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {outcome.reason}")))
 
     def _hear(self, rank: int, kind: EventKind, text: str) -> None:
-        """Handle a message from a worker, or the loss of a worker; the thread of the `Switchboard` calls this
+        """Handle a message from a worker, or the loss of a worker; the thread of the `WorkerConnections` calls this
         method."""
         if kind is EventKind.LINE:
             # Printing fails if the output of this process is closed or accepts only ASCII. A failure to print must not

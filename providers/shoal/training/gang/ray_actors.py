@@ -41,7 +41,7 @@ class RayActors:
             self.seats: Sequence[Seat] = placement.seats(shape, self._group)
             self.host = str(ray.util.get_node_ip_address())
             here = str(ray.get_runtime_context().get_node_id())
-            self.lifeline_host = _listen_on(self.host, here, (seat.node_id for seat in self.seats))
+            self.listen_host = _listen_on(self.host, here, (seat.node_id for seat in self.seats))
         except BaseException:
             self.kill()
             raise

@@ -14,7 +14,7 @@ from typing import Any
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
-from shoal.training.gang.lifeline import Lifeline
+from shoal.training.gang.heartbeats import DriverConnection
 from shoal.training.host import memory, working_folder
 from shoal.training.host.imports import import_lean
 
@@ -52,8 +52,8 @@ class Place:
         rank: Rank of the worker.
         world_size: Number of workers in the gang.
         local_world_size: Number of workers on the worker's node.
-        host: Address at which the driver's `Switchboard` accepts the workers' sockets.
-        port: Port of the `Switchboard`.
+        host: Address at which the driver's `WorkerConnections` accepts the workers' sockets.
+        port: Port of the `WorkerConnections`.
         token: Secret text of the gang, which the worker sends first to identify itself.
     """
 
@@ -124,7 +124,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._lifeline: Lifeline | None = None
+        self._driver: DriverConnection | None = None
 
     def trim_memory(self) -> None:
         """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
@@ -143,7 +143,7 @@ class Worker:
         """
         os.environ.update(env)
         own_folder = working_folder.enter(env["PWD"], place.token) if "PWD" in env else None
-        self._lifeline = line = Lifeline(place.host, place.port, place.token, place.rank)
+        self._driver = line = DriverConnection(place.host, place.port, place.token, place.rank)
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, line.log, line.note))
         return Joined(os.getpid(), own_folder)
@@ -163,7 +163,7 @@ class Worker:
             The result or the error. An exception is returned and not raised, so that an error from Ray always means
             that this process died.
         """
-        assert self._lifeline is not None
+        assert self._driver is not None
         try:
             return Success(function(*args))
         except Exception as exc:
@@ -171,4 +171,4 @@ class Worker:
             summary = "".join(traceback.format_exception_only(exc)).strip()
             return Failure(summary, traceback.format_exc(), error)
         finally:
-            self._lifeline.done()
+            self._driver.done()

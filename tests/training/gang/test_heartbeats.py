@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.training.gang import lifeline
-from shoal.training.gang.lifeline import EventKind, Switchboard
+from shoal.training.gang import heartbeats
+from shoal.training.gang.heartbeats import EventKind, WorkerConnections
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
 WORKER = """
 import sys
-from shoal.training.gang.lifeline import Lifeline
+from shoal.training.gang.heartbeats import DriverConnection
 host, port, token, rank = sys.argv[1:5]
-line = Lifeline(host, int(port), token, int(rank))
+line = DriverConnection(host, int(port), token, int(rank))
 for text in sys.argv[5:]:
     line.log(text)
 line.done()
@@ -37,11 +37,11 @@ UNPRINTABLE = "unprintable"
 
 
 class Heard:
-    """A switchboard, what it heard, and the worker processes at its lines."""
+    """The driver's end of the sockets, what it heard, and the worker processes."""
 
     def __init__(self) -> None:
         self.events: queue.Queue = queue.Queue()
-        self.board = Switchboard("127.0.0.1", SIZE, self.listen)
+        self.board = WorkerConnections("127.0.0.1", SIZE, self.listen)
         self.workers: list[subprocess.Popen] = []
 
     def listen(self, rank: int, kind: EventKind, text: str) -> None:
@@ -113,7 +113,7 @@ def test_workers_end_when_the_driver_hangs_up(heard: Heard) -> None:
 
 
 def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(heartbeats, "_SILENCE_SECONDS", 3.0)
     worker = heard.worker(0)
     assert heard.next()[1] is EventKind.DONE
     os.kill(worker.pid, signal.SIGSTOP)
@@ -192,14 +192,14 @@ def test_an_endless_line_is_cut_off(heard: Heard) -> None:
 
 
 def test_whoever_says_no_hello_is_hung_up_on_after_a_while(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "_HELLO_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeats, "_HELLO_SECONDS", 0.5)
     with heard.stranger() as stranger:
         assert is_hung_up(stranger)
 
 
 def test_many_half_open_connections_keep_no_worker_out(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "_SPARE_CONNECTIONS", 3)
-    monkeypatch.setattr(lifeline, "_HELLO_SECONDS", 300.0)  # it is not their silence that ends them
+    monkeypatch.setattr(heartbeats, "_SPARE_CONNECTIONS", 3)
+    monkeypatch.setattr(heartbeats, "_HELLO_SECONDS", 300.0)  # it is not their silence that ends them
     strangers = [heard.stranger() for _ in range(3 * (SIZE + 3))]
     try:
         for number, stranger in enumerate(strangers[: -(SIZE + 3)]):  # the newest have their time to say hello

@@ -1,4 +1,6 @@
-"""Detect dead workers and a dead driver at once, with a socket (a lifeline) between the driver and each worker.
+"""Decide when a worker counts as lost: its heartbeats stop, or its socket to the driver closes.
+
+There is one socket between the driver and each worker, which also tells the worker that its driver is dead.
 
 Ray reports a dead actor quickly only if the actor's process ended. Ray detects a vanished node after five missed
 health checks, which take about 15 s. A socket is faster: the kernel closes the socket of a killed process, and TCP
@@ -62,7 +64,7 @@ _SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
-    """Kinds of events about a worker that `Switchboard`, the driver's end of the workers' sockets, reports."""
+    """Kinds of events about a worker that `WorkerConnections`, the driver's end of the workers' sockets, reports."""
 
     GONE = "gone"
     """The worker's process or host is gone, or does not respond; the text contains the reason."""
@@ -78,7 +80,7 @@ Listener = Callable[[int, EventKind, str], None]
 
 
 @dataclass
-class _Line:
+class _Connection:
     """State of one accepted connection; `rank` is None until the connected process has identified itself as a
     worker."""
 
@@ -90,13 +92,13 @@ class _Line:
     buffer: bytearray = field(default_factory=bytearray)
 
 
-class Switchboard:
-    """Driver's end of the sockets (lifelines) of all workers of a gang; calls a function for each event of a worker.
+class WorkerConnections:
+    """Driver's end of the sockets of all workers of a gang; calls a function for each event of a worker.
 
     Args:
         host: Address to listen on; the workers must be able to reach this address.
         size: Number of workers.
-        listener: Function to call for each event, in the switchboard's own thread, with rank, kind and text.
+        listener: Function to call for each event, in the own thread of this object, with rank, kind and text.
     """
 
     def __init__(self, host: str, size: int, listener: Listener) -> None:
@@ -110,17 +112,17 @@ class Switchboard:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._lines: dict[socket.socket, _Line] = {}
+        self._connections: dict[socket.socket, _Connection] = {}
         self._joined: set[int] = set()
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="shoal-lifelines", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="shoal-worker-connections", daemon=True)
         self._thread.start()
 
     def connected(self) -> set[int]:
         """Return the ranks of the workers whose sockets to the driver are open."""
         with self._changed:
-            return {line.rank for line in self._lines.values() if line.rank is not None}
+            return {connection.rank for connection in self._connections.values() if connection.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
         """Wait until `number` workers have connected; workers that have ended since then also count.
@@ -145,7 +147,9 @@ class Switchboard:
             False if a worker was still running at the end of the wait.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: all(line.rank is None for line in self._lines.values()), timeout)
+            return self._changed.wait_for(
+                lambda: all(connection.rank is None for connection in self._connections.values()), timeout
+            )
 
     def hang_up(self) -> None:
         """Make the remaining workers end themselves: the driver closes its sending direction of each worker's socket.
@@ -153,9 +157,9 @@ class Switchboard:
         The other direction stays open, so that `wait_all_gone` notices when a worker's process has ended.
         """
         with self._changed:
-            for line in self._lines.values():
+            for connection in self._connections.values():
                 with contextlib.suppress(OSError):
-                    line.sock.shutdown(socket.SHUT_WR)
+                    connection.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the sockets of all workers and stop listening for further connections."""
@@ -173,13 +177,13 @@ class Switchboard:
                     if key.fileobj is self._server:
                         self._accept()
                     # The selector may report a connection that _accept() has just closed, because there were too many
-                    # connections. Such a connection is no longer in _lines and is skipped.
-                    elif line := self._lines.get(key.fileobj):  # type: ignore[call-overload]
-                        self._read(line)
+                    # connections. Such a connection is no longer in _connections and is skipped.
+                    elif connection := self._connections.get(key.fileobj):  # type: ignore[call-overload]
+                        self._read(connection)
                 self._check_silence()
         finally:
-            for line in list(self._lines.values()):
-                self._drop(line)
+            for connection in list(self._connections.values()):
+                self._drop(connection)
             for sock in (self._server, self._wake_out, self._wake_in):
                 sock.close()
             self._selector.close()
@@ -192,44 +196,44 @@ class Switchboard:
             self._selector.register(sock, selectors.EVENT_READ)
             now = time.monotonic()
             with self._changed:
-                self._lines[sock] = _Line(sock, opened=now, heard=now)
-        strangers = [line for line in self._lines.values() if line.rank is None]
+                self._connections[sock] = _Connection(sock, opened=now, heard=now)
+        strangers = [connection for connection in self._connections.values() if connection.rank is None]
         if len(strangers) > self._size + _SPARE_CONNECTIONS:
             self._drop(strangers[0])
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
-            data = line.sock.recv(65536)
+            data = connection.sock.recv(65536)
         except BlockingIOError:
             return
         except OSError as exc:
-            self._lost(line, f"its host no longer answers ({exc.strerror})")
+            self._lost(connection, f"its host no longer answers ({exc.strerror})")
             return
         if not data:
-            self._lost(line, "its process was killed or crashed")
+            self._lost(connection, "its process was killed or crashed")
             return
-        line.heard = time.monotonic()
-        line.buffer += data
-        *frames, rest = line.buffer.split(b"\n")
-        line.buffer = rest
+        connection.heard = time.monotonic()
+        connection.buffer += data
+        *frames, rest = connection.buffer.split(b"\n")
+        connection.buffer = rest
         for frame in frames:
-            if line.rank is None:
-                if not self._admit(line, bytes(frame)):
-                    self._drop(line)
+            if connection.rank is None:
+                if not self._admit(connection, bytes(frame)):
+                    self._drop(connection)
                     return
                 continue
             try:
-                self._handle(line, line.rank, bytes(frame))
+                self._handle(connection, connection.rank, bytes(frame))
             except Exception as exc:
                 # A malformed frame from one worker must not end the thread that serves all other workers.
-                self._lost(line, f"it sent a frame that the driver cannot read ({type(exc).__name__}: {exc})")
+                self._lost(connection, f"it sent a frame that the driver cannot read ({type(exc).__name__}: {exc})")
                 return
-        if line.rank is None and len(rest) > _MAX_HELLO_BYTES:
-            self._drop(line)
+        if connection.rank is None and len(rest) > _MAX_HELLO_BYTES:
+            self._drop(connection)
         elif len(rest) > _MAX_FRAME_BYTES:
-            self._lost(line, f"it sent a frame of more than {_MAX_FRAME_BYTES} bytes")
+            self._lost(connection, f"it sent a frame of more than {_MAX_FRAME_BYTES} bytes")
 
-    def _admit(self, line: _Line, hello: bytes) -> bool:
+    def _admit(self, connection: _Connection, hello: bytes) -> bool:
         """Check the first message (hello) of a connection, and record the rank that the message contains.
 
         Returns:
@@ -241,12 +245,12 @@ class Switchboard:
         if not rank.isdigit() or int(rank) >= self._size:
             return False
         with self._changed:
-            line.rank = int(rank)
-            self._joined.add(line.rank)
+            connection.rank = int(rank)
+            self._joined.add(connection.rank)
             self._changed.notify_all()
         return True
 
-    def _handle(self, line: _Line, rank: int, frame: bytes) -> None:
+    def _handle(self, connection: _Connection, rank: int, frame: bytes) -> None:
         """Decode a frame (one line of text from a worker), and call the function `listener` with its content.
 
         Raises:
@@ -259,44 +263,45 @@ class Switchboard:
         elif frame[:1] == b"d":
             self._listener(rank, EventKind.DONE, "")
         elif frame[:1] == b"x":
-            self._report(line, str(json.loads(frame[1:])))
+            self._report(connection, str(json.loads(frame[1:])))
 
     def _check_silence(self) -> None:
         now = time.monotonic()
-        for line in list(self._lines.values()):
-            if line.rank is None:
-                if now - line.opened > _HELLO_SECONDS:
-                    self._drop(line)
-            elif now - line.heard > _SILENCE_SECONDS:
+        for connection in list(self._connections.values()):
+            if connection.rank is None:
+                if now - connection.opened > _HELLO_SECONDS:
+                    self._drop(connection)
+            elif now - connection.heard > _SILENCE_SECONDS:
                 # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` can detect the end
                 # of the worker process.
                 self._report(
-                    line, f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time"
+                    connection,
+                    f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time",
                 )
 
-    def _lost(self, line: _Line, why: str) -> None:
-        self._drop(line)
-        self._report(line, why)
+    def _lost(self, connection: _Connection, why: str) -> None:
+        self._drop(connection)
+        self._report(connection, why)
 
-    def _report(self, line: _Line, why: str) -> None:
-        if line.rank is not None and not line.reported:
-            line.reported = True
-            self._listener(line.rank, EventKind.GONE, why)
+    def _report(self, connection: _Connection, why: str) -> None:
+        if connection.rank is not None and not connection.reported:
+            connection.reported = True
+            self._listener(connection.rank, EventKind.GONE, why)
 
-    def _drop(self, line: _Line) -> None:
+    def _drop(self, connection: _Connection) -> None:
         with self._changed:
-            self._selector.unregister(line.sock)
-            line.sock.close()
-            del self._lines[line.sock]
+            self._selector.unregister(connection.sock)
+            connection.sock.close()
+            del self._connections[connection.sock]
             self._changed.notify_all()
 
 
-class Lifeline:
+class DriverConnection:
     """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
-        host: Address of the driver's switchboard.
-        port: Port of the switchboard.
+        host: Address at which the driver listens.
+        port: Port at which the driver listens.
         token: Token of the gang.
         rank: Rank of this worker.
     """
@@ -311,7 +316,7 @@ class Lifeline:
         # raylet is still the parent process.
         self._raylet = os.getppid()
         self._send(f"{token} {rank}".encode())
-        threading.Thread(target=self._live, name="shoal-lifeline", daemon=True).start()
+        threading.Thread(target=self._live, name="shoal-heartbeats", daemon=True).start()
 
     def log(self, text: str) -> None:
         """Send text to the driver, which prints it.
