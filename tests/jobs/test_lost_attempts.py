@@ -9,7 +9,7 @@ from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.lost_attempts import Lost, Missing, Silence, View, judge
-from shoal.jobs.tunables import FAR_HEAD_PATIENCE_S, HEAD_PATIENCE_S
+from shoal.jobs.timeouts import FAR_HEAD_PATIENCE_S, HEAD_PATIENCE_S
 from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState

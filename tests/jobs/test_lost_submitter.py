@@ -163,7 +163,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
 @pytest.mark.processes
 def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(silent_jobs, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(silent_jobs, "JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
 
     running = threading.Thread(target=reconciler.run, daemon=True)
@@ -177,7 +177,7 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
 
 @pytest.mark.processes
 def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(silent_jobs, "_WAITING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(silent_jobs, "WAITING_JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
 
     running = threading.Thread(target=reconciler.run, daemon=True)

@@ -18,7 +18,7 @@ from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.remote.handover import AttemptTakenError, receive
 from shoal.jobs.remote.sealing import DriverKey, SealError, seal
-from shoal.jobs.tunables import CREDENTIALS_PATIENCE_S
+from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool

@@ -41,7 +41,7 @@ from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.results import JobResult
-from shoal.jobs.tunables import HEAD_PATIENCE_S
+from shoal.jobs.timeouts import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, engines

@@ -25,7 +25,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.tunables import LEASE_TTL
+from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState

@@ -6,7 +6,7 @@ import os
 import time
 
 from shoal.pool.reconcile.election import Turn
-from shoal.pool.tunables import TURN_PATIENCE
+from shoal.pool.timeouts import TURN_PATIENCE
 from shoal.state.home import lock_file
 
 FILE = "waiting-p"

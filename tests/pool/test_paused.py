@@ -11,7 +11,7 @@ import pytest
 
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.sweep import sweep
-from shoal.pool.tunables import LEASE_TTL
+from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from tests.support import ROOT, clocks
 from tests.support.pool_processes import folders, node_rows, tagged

@@ -8,6 +8,7 @@ import pytest
 
 from shoal.pool.lease_queue import grantable, may_resize, nodes_for
 from shoal.pool.scaling_plan import (
+    MAX_START_FAILURES,
     NodePlan,
     Verdict,
     cause_of_starts,
@@ -18,7 +19,7 @@ from shoal.pool.scaling_plan import (
     why_down,
 )
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.tunables import MAX_START_FAILURES, REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
+from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
 from shoal.state.schema import (
     Demand,
     Lease,

@@ -19,7 +19,7 @@ from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
-from shoal.pool.tunables import LEASE_TTL
+from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._submissions import Submissions

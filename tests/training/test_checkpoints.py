@@ -132,9 +132,9 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(restarts, "_REPLACE_SECONDS", 1.0)
+    monkeypatch.setattr(restarts, "REPLACE_NODE_S", 1.0)
     for module in (engine, restarts):
-        monkeypatch.setattr(module, "WAIT_SECONDS", 20.0)
+        monkeypatch.setattr(module, "RESOURCES_WAIT_S", 20.0)
     Losses(monkeypatch, 1, 1, deed=driver.kill_second)
     try:
         with pytest.raises(CapacityError, match="do not fit on this pool"):

@@ -60,7 +60,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     display.show(AT_2)
     display.show(AT_2)
     assert capsys.readouterr().out == f"{AT_2}\n"
-    monkeypatch.setattr(progress, "_SAY_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_LINE_PERIOD_S", 0.0)
     display = ProgressDisplay(first_line_s=0.0)
     display.show(AT_2)
     display.show(AT_2)

@@ -12,8 +12,9 @@ from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
+from shoal.pool.journal.usage import USAGE_DAYS
 from shoal.pool.names import is_pool_name
-from shoal.pool.tunables import RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS
+from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:
     from shoal.pool.api import ComputePool

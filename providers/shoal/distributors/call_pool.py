@@ -22,7 +22,7 @@ from shoal.pool.holder import job_holder
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import JOB_LEASE_TTL
+from shoal.pool.timeouts import JOB_LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState

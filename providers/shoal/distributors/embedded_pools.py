@@ -14,7 +14,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import IDLE_TIMEOUT
+from shoal.pool.timeouts import IDLE_TIMEOUT
 from shoal.state.home import home
 from shoal.state.store import default_url
 

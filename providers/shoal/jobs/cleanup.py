@@ -25,7 +25,7 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
-from shoal.jobs.tunables import QUEUE_PERIOD_S, SETTLE_EVERY
+from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import python_holder
@@ -38,6 +38,10 @@ from shoal.state.locks import open_locked
 from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
 
 log = logging.getLogger(__name__)
+
+SETTLE_EVERY = 30
+"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
+any more, for example after their timeout."""
 
 _AT_ONCE = 1000
 """One sweep checks at most this number of running jobs, and at most this number of pending jobs."""

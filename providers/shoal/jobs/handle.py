@@ -52,7 +52,7 @@ from shoal.jobs.remote import handover, package
 from shoal.jobs.remote.package import Package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
-from shoal.jobs.tunables import (
+from shoal.jobs.timeouts import (
     CLEAN_UP_PATIENCE_S,
     CLEAN_UP_PERIOD_S,
     FAR_SUBMISSION_GRACE_S,
@@ -66,7 +66,7 @@ from shoal.jobs.tunables import (
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, driver_command
-from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
+from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId, sleep_until_end

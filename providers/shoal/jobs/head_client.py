@@ -8,9 +8,13 @@ from typing import Self
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from shoal.errors import JobError
-from shoal.jobs.tunables import HEAD_TIMEOUT_S, SUBMIT_ATTEMPTS
+from shoal.jobs.timeouts import HEAD_TIMEOUT_S
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.endpoint import Endpoint
+
+SUBMIT_ATTEMPTS = 6
+"""Number of tries to submit a job. A new head refuses submissions with status 500 for about 5 s after it has answered
+its first request. 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):

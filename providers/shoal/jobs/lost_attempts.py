@@ -9,7 +9,7 @@ from enum import Enum, auto
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.tunables import FAR_HEAD_PATIENCE_S, FAR_SUBMISSION_GRACE_S, HEAD_PATIENCE_S, SUBMISSION_GRACE_S
+from shoal.jobs.timeouts import FAR_HEAD_PATIENCE_S, FAR_SUBMISSION_GRACE_S, HEAD_PATIENCE_S, SUBMISSION_GRACE_S
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, stamps

@@ -6,15 +6,12 @@ ends itself.
 
 from __future__ import annotations
 
-from shoal.jobs.tunables import (
-    LONGEST_PAUSE_S,
-    POLL_PERIOD_S,
-    POLLS_PER_ORPHAN_AFTER,
-    SHORTEST_PAUSE_S,
-    TURN_CHECK_PER_PLACE_S,
-    TURN_CHECK_S,
-)
+from shoal.jobs.timeouts import LONGEST_PAUSE_S, POLL_PERIOD_S, SHORTEST_PAUSE_S, TURN_CHECK_PER_PLACE_S, TURN_CHECK_S
 from shoal.state.schema import Job
+
+POLLS_PER_ORPHAN_AFTER = 3
+"""Number of updates of `last_polled_at` within `orphan_after` seconds if `orphan_after` is short. So two updates may
+fail before the job ends itself."""
 
 
 def bounded_pause(wanted_s: float) -> float:

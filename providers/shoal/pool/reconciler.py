@@ -25,10 +25,10 @@ from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
-from shoal.pool.journal.retention import retain
+from shoal.pool.journal.retention import RETENTION_PERIOD, retain
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.silent_jobs import SilentJobs
-from shoal.pool.tunables import RECONCILE_PERIOD, RETENTION_PERIOD, STORE_PATIENCE
+from shoal.pool.timeouts import LOST_JOBS_PERIOD, RECONCILE_PERIOD, SILENT_JOBS_PERIOD, STORE_PATIENCE
 from shoal.state import Store
 from shoal.state.home import home, lock_file, store_tag, subfolder
 from shoal.state.host import hostname
@@ -40,13 +40,6 @@ log = logging.getLogger("shoal.reconciler")
 _SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
 """Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. The command runs in
 a separate process, because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
-
-_SILENCE_PERIOD_S = 10.0
-"""Seconds between two checks for jobs whose rows in the database no longer change."""
-
-_SETTLE_PERIOD_S = 60.0
-"""Shortest time in seconds between two starts of the command `_SETTLE`. A head that does not answer needs some time to
-recover, so more frequent requests would be useless."""
 
 _MOST_AT_ONCE = 32
 """Largest number of pools that are reconciled at the same time. Each pool has its own thread, so that a cluster that
@@ -171,18 +164,18 @@ class _Settling:
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + _SILENCE_PERIOD_S
+        self._look_at = now + SILENT_JOBS_PERIOD
         try:
             with self._store.reading() as session:
                 silent = self._silent.among(rows.unfinished_jobs(session, names))
             if silent and now >= self._settle_at:
-                self._settle_at = now + _SETTLE_PERIOD_S
+                self._settle_at = now + LOST_JOBS_PERIOD
                 log.info("no sign of life from jobs %s: asking their heads", ", ".join(job.id for job in silent))
                 spawn_detached(_SETTLE, env=inherited_environment(), log=_log())
         except StoreError as error:
             log.warning("%s", error)
         except Exception:
-            log.exception("the check for lost jobs failed; it is repeated in %.0f s", _SILENCE_PERIOD_S)
+            log.exception("the check for lost jobs failed; it is repeated in %.0f s", SILENT_JOBS_PERIOD)
 
 
 def _log() -> Path:

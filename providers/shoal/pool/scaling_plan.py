@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from shoal.pool.lease_queue import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import (
-    MAX_START_FAILURES,
-    REPLACE_COOLDOWN,
-    REPLACE_COOLDOWN_MOST,
-    SPAWN_GRACE,
-    START_TIMEOUT,
-)
+from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, SPAWN_GRACE, START_TIMEOUT
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
+
+MAX_START_FAILURES = 3
+"""Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be a
+coincidence. After three failures the cause is probably permanent, so further starts would fail, too."""
 
 _COMING = frozenset({NodeState.PLANNED, NodeState.STARTING})
 _GOING = frozenset({NodeState.DRAINING, NodeState.FAILED, NodeState.ENDING})

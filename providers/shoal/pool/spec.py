@@ -21,7 +21,7 @@ from pydantic import (
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, unknown_value, without_defaults
 from shoal.pool.names import NAME_RULE, is_pool_name
-from shoal.pool.tunables import ROLLBACK_AFTER
+from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_value
 
 _NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")

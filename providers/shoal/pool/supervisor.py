@@ -26,12 +26,11 @@ from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import (
+from shoal.pool.timeouts import (
     DRAIN_GRACE,
     GPU_PATIENCE,
     KILL_PATIENCE,
     REVIVE_PERIOD,
-    STARTS_AT_ONCE,
     STORE_PATIENCE,
     SUPERVISOR_PERIOD,
 )
@@ -42,6 +41,11 @@ from shoal.state.schema import Node, NodeState, Pool
 from shoal.state.temp_folder import remove_own_folder, turn_lock
 
 log = logging.getLogger("shoal.supervisor")
+
+
+STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
+"""Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
+one core busy with the imports of its agents. When the node has to wait, another node can use the core."""
 
 
 class Member(Protocol):

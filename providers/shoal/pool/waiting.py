@@ -15,7 +15,7 @@ from shoal.pool.lease_queue import nodes_for
 from shoal.pool.reconcile.election import Turn
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.status import PoolStatus, status_of
-from shoal.pool.tunables import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
+from shoal.pool.timeouts import DOWN_PATIENCE, STORE_PERIOD, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationKind, OperationState, PoolState
 

@@ -12,7 +12,7 @@ from prefect.exceptions import MissingContextError
 from shoal.jobs import clean_up
 from shoal.pool.api import ComputePool
 from shoal.pool.lease_renewal import PoolLease
-from shoal.pool.tunables import LEASE_TTL
+from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder
 from shoal.prefect._submissions import Submissions

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
-from shoal.pool.tunables import ROLLBACK_AFTER
+from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder
 from shoal.prefect._threads import in_thread

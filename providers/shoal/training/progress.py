@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from shoal.training.context import say
+from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -19,10 +20,6 @@ _MOST_METRICS = 20
 _LONGEST_NAME = 100
 """Maximum number of metrics in a progress record, and maximum length of a metric's name. The record is written to the
 database with every heartbeat of the job, and users choose the names, so the size of the record must be limited."""
-
-# Seconds between two progress lines in a log. A shorter interval would make the log long, and a longer interval would
-# make a slow training look like a training that hangs.
-_SAY_EVERY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class ProgressDisplay:
         if sys.stderr.isatty():
             self._show(progress)
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _SAY_EVERY_SECONDS
+            self._next_line = time.monotonic() + PROGRESS_LINE_PERIOD_S
             say(str(progress))
 
     def _show(self, progress: Progress) -> None:

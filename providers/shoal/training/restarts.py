@@ -8,14 +8,8 @@ from typing import TypeVar
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.training.context import say
-from shoal.training.gang.placement import WAIT_SECONDS
 from shoal.training.run_config import RunConfig
-
-_REPLACE_SECONDS = 60.0
-"""Seconds to wait for the replacement of a lost node before the training continues with fewer workers, if
-`RunConfig.min_workers` allows fewer. A local node is replaced within 40 s, including the time to detect its loss."""
-_PATIENCE_SECONDS = 2.0
-"""Seconds between two attempts to start the workers while the training waits for the replacement of a lost node."""
+from shoal.training.timeouts import REPLACE_NODE_S, RESOURCES_WAIT_S, RESTART_PERIOD_S
 
 _T = TypeVar("_T")
 
@@ -85,8 +79,8 @@ class Restarts:
                 # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
                 # therefore waits and tries again instead of failing at once.
                 waited = None if lost_at is None else time.monotonic() - lost_at
-                if waited is None or waited > WAIT_SECONDS or self.left(1.0) == 0.0:
+                if waited is None or waited > RESOURCES_WAIT_S or self.left(1.0) == 0.0:
                     raise
-                if waited > _REPLACE_SECONDS and (fewer := shrink()):
-                    say(f"the lost node was not replaced within {_REPLACE_SECONDS:.0f} s: continuing with {fewer}")
-                time.sleep(_PATIENCE_SECONDS)
+                if waited > REPLACE_NODE_S and (fewer := shrink()):
+                    say(f"the lost node was not replaced within {REPLACE_NODE_S:.0f} s: continuing with {fewer}")
+                time.sleep(RESTART_PERIOD_S)

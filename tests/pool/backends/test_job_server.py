@@ -69,7 +69,7 @@ def test_a_command_is_stopped_by_sigterm_and_then_with_its_children_by_sigkill(
     client.submit(["sleep", "600"], "gentle", {})
     assert client.stop("gentle")
     assert ended(client, "gentle") == RayJob("STOPPED", None, -signal.SIGTERM)
-    monkeypatch.setattr("shoal.pool.backends.local.job_server._STOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr("shoal.pool.backends.local.job_server.DRIVER_STOP_PATIENCE", 0.2)
     client.submit(["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"], "stubborn", {})
     child = int(wait_until(lambda: client.logs("stubborn").strip(), "its child"))
     assert server.busy()
@@ -129,7 +129,7 @@ def run():
     return 0
 
 main.run = run
-fork_server._IDLE_S = float(os.environ.get("IDLE_S", "300"))
+fork_server.FORK_SERVER_IDLE_S = float(os.environ.get("IDLE_S", "300"))
 # A restart starts this file again, not the module.
 execv = os.execv
 os.execv = lambda path, command: execv(path, [path, __file__, *command[4:]])

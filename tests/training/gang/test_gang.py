@@ -203,7 +203,7 @@ def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
 ) -> None:
     end_gangs()
     holder = Gang.start(GangShape(1, 1.0))
-    monkeypatch.setattr(placement, "_QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(placement, "FIRST_WAIT_MESSAGE_S", 0.2)
     try:
         with pytest.raises(CapacityTimeoutError, match="did not get the resources"):
             Gang.start(TWO, timeout=2.0)

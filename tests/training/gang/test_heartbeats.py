@@ -113,7 +113,7 @@ def test_workers_end_when_the_driver_hangs_up(heard: Heard) -> None:
 
 
 def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(heartbeats, "WORKER_SILENCE_S", 3.0)
     worker = heard.worker(0)
     assert heard.next()[1] is EventKind.DONE
     os.kill(worker.pid, signal.SIGSTOP)

@@ -159,7 +159,7 @@ def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
     deed: str,
 ) -> None:
     if deed == "stop":  # elsewhere a worker may be silent for longer, while it imports on a busy machine
-        monkeypatch.setattr(heartbeats, "_SILENCE_SECONDS", 4.0)
+        monkeypatch.setattr(heartbeats, "WORKER_SILENCE_S", 4.0)
     run = distributor(functions.train, tmp_path, max_restarts=1).run(10, 64, deed=deed, at=6, folder=str(tmp_path))
     assert run.result.restarts == 1
     assert run.get_results() == [undisturbed, undisturbed]
@@ -197,7 +197,7 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(restarts, "_REPLACE_SECONDS", 1.0)
+    monkeypatch.setattr(restarts, "REPLACE_NODE_S", 1.0)
     training = distributor(functions.train, tmp_path, max_restarts=1, min_workers=1, job_id="node")
     try:
         run = training.run(10, 64, deed="kill the node", at=6, folder=str(tmp_path))

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
+from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.training.host.imports import NOT_NEEDED, import_lean
 
 _PR_SET_PDEATHSIG = 1
@@ -60,9 +61,6 @@ _VARIABLES_OF_IMPORTS = {
 
 _PAUSE_S = 0.2
 """Seconds without a request after which the server imports a module. Imports wait, so that they delay no answer."""
-
-_IDLE_S = 300.0
-"""Seconds without a driver after which the server frees the memory of the modules (about 150 MiB)."""
 
 
 class ForkServer:
@@ -122,7 +120,7 @@ class ForkServer:
             return _PAUSE_S
         if self._running or not self._preloaded:
             return None
-        return _PAUSE_S if _threads() > 1 else _IDLE_S
+        return _PAUSE_S if _threads() > 1 else FORK_SERVER_IDLE_S
 
     def _start(self, request: dict[str, Any]) -> None:
         server = os.getpid()

@@ -19,7 +19,7 @@ from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
-from shoal.jobs.tunables import METRICS_PERIOD_S
+from shoal.jobs.timeouts import METRICS_PERIOD_S
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.mlflow.job_run import MOVED_NOTE
 from shoal.training.pytorch.program import Program

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
-from shoal.jobs.tunables import LEAVING_PERIOD_S
+from shoal.jobs.timeouts import LEAVING_PERIOD_S
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store

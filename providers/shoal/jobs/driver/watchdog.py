@@ -18,10 +18,10 @@ from typing import Any
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.tunables import HEARTBEAT_S, SIGTERM_GRACE_S, WATCHDOG_PERIOD_S
+from shoal.jobs.timeouts import HEARTBEAT_S, SIGTERM_GRACE_S, WATCHDOG_PERIOD_S
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
-from shoal.pool.tunables import LEASE_TTL
+from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.gang.gang import nodes_in_use

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import JobError, StoreError
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.tunables import LOCK_PERIOD_S
+from shoal.jobs.timeouts import LOCK_PERIOD_S
 from shoal.state import Store
 from shoal.state.schema import Lock
 from shoal.state.stamps import shared_now

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from shoal.errors import StoreError
-from shoal.pool.tunables import STORE_PATIENCE, STORE_PERIOD
+from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state import Store
 
 T = TypeVar("T")

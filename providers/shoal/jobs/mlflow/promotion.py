@@ -42,7 +42,7 @@ from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register
-from shoal.jobs.tunables import PROMOTION_LOCK_TTL_S
+from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 

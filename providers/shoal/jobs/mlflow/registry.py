@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.tracking import legal_name
-from shoal.jobs.tunables import REGISTRY_PATIENCE_S
+from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.redaction import redact_value
 from shoal.state.engines import sqlite_file
 

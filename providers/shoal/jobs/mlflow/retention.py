@@ -26,7 +26,7 @@ from shoal.jobs.mlflow.registry import (
     is_missing,
     quoted,
 )
-from shoal.jobs.tunables import DELETION_LOCK_TTL_S
+from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job
 

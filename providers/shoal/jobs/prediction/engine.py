@@ -18,14 +18,12 @@ from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
 from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
-from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
-
-_FIRST_LINE_S = 10.0
-"""Seconds until the first line about the progress is printed. Shorter predictions print no progress."""
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 
 def run(
@@ -144,10 +142,10 @@ class _Run:
     def _attempt(self) -> list[int]:
         self._done = 0
         shape = GangShape(len(self._files), self._size.cpus_per_worker, trim_memory=True)
-        timeout = min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS))
+        timeout = min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S))
         with (
             shared_gang(shape, timeout=timeout, env=self._env) as gang,
-            ProgressDisplay(first_line_s=_FIRST_LINE_S) as display,
+            ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
         ):
             peaks: list[int] = gang.run(
                 worker.predict,

@@ -16,7 +16,7 @@ from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.remote.sealing import DriverKey, seal
-from shoal.jobs.tunables import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
+from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 

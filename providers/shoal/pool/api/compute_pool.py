@@ -29,7 +29,7 @@ from shoal.pool.holder import python_holder
 from shoal.pool.journal import budgets, commands, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
-from shoal.pool.journal.usage import HolderUsage
+from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
 from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.reconcile import sweep as _sweep
@@ -38,7 +38,7 @@ from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
-from shoal.pool.tunables import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, USAGE_DAYS, WAIT_PERIOD
+from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, WAIT_PERIOD
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store, stamps
 from shoal.state.codec import storable

@@ -28,7 +28,7 @@ from shoal.pool.scaling_plan import (
 )
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import DRAIN_GRACE, START_TIMEOUT
+from shoal.pool.timeouts import DRAIN_GRACE, START_TIMEOUT
 from shoal.state import stamps
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState, PoolState
 

@@ -23,7 +23,7 @@ from shoal.pool.journal import budgets, clock, rows, usage
 from shoal.pool.lease_queue import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec
-from shoal.pool.tunables import RETIRE_WITHIN
+from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 

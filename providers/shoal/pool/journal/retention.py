@@ -8,8 +8,20 @@ from __future__ import annotations
 from contextlib import suppress
 
 from shoal.pool.journal import rows, usage
-from shoal.pool.tunables import KEEP_LOGS, KEEP_OPERATIONS, KEEP_USAGE
 from shoal.state import Store, home
+
+KEEP_OPERATIONS = 100
+"""Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
+larger number would make each read slower."""
+
+KEEP_LOGS = 7 * 24 * 3600.0
+"""Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
+
+KEEP_USAGE = 400 * 24 * 3600.0
+"""Time for which the record of used nodes is kept: long enough to compare a month with the same month of last year."""
+
+RETENTION_PERIOD = 3600.0
+"""Interval at which the reconciler removes old logs and operations."""
 
 
 def retain(store: Store, name: str, now: float) -> None:

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from shoal.pool.timeouts import DRIVER_LOST_AFTER
 from shoal.state import stamps
 from shoal.state.schema import Job, JobState, Lease, Usage
 
-_LOST_S = 60.0
-"""If the last heartbeat of a job's driver is older than this number of seconds when the job's end is recorded, the job
-has used its nodes only until that heartbeat. A driver writes a heartbeat every 5 s, but the store may not answer for
-some time."""
+USAGE_DAYS = 30.0
+"""Number of past days whose use of nodes `shoal pool describe` shows: about a month, the period of most budgets."""
 
 _SEVERAL_RUNS = ("python:", "cli:")
 """Prefixes of the names of holders that several runs may use one after the other (see `shoal.pool.holder`)."""
@@ -102,7 +101,7 @@ def end_job(session: Session, job: Job, now: float) -> None:
     the driver's last heartbeat."""
     last = job.heartbeat_at or job.started_at or now
     for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
-        _end(session, row, now, until=last if now - last > _LOST_S else None)
+        _end(session, row, now, until=last if now - last > DRIVER_LOST_AFTER else None)
 
 
 def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: float) -> dict[tuple[str, int], float]:

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from uuid import uuid4
 
-from shoal.pool.tunables import TURN_PATIENCE
+from shoal.pool.timeouts import TURN_PATIENCE
 from shoal.state.home import lock_file
 
 

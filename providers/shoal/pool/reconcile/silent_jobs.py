@@ -6,17 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from shoal.pool.timeouts import JOB_SILENT_AFTER, WAITING_JOB_SILENT_AFTER
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
-
-_PATIENCE_S = 30.0
-"""Seconds without a change in a job's row after which the job counts as silent (possibly lost). A driver (the process
-that runs the job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this
-limit."""
-
-_WAITING_PATIENCE_S = 45.0
-"""Seconds that a job may wait in the queue of its pool before it counts as silent (possibly lost). If a process on this
-host waits for the job's result, that process starts the job sooner."""
 
 
 class SilentJobs:
@@ -47,7 +39,7 @@ class SilentJobs:
 
 
 def _patience_s(job: Job) -> float:
-    return _WAITING_PATIENCE_S if job.is_waiting else _PATIENCE_S
+    return WAITING_JOB_SILENT_AFTER if job.is_waiting else JOB_SILENT_AFTER
 
 
 def _is_doubtful(job: Job) -> bool:

@@ -30,11 +30,12 @@ from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
-from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.shared import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, resolve_size
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -43,9 +44,6 @@ _LIBRARIES = {
     "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
     "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
 }
-
-_FIRST_LINE_S = 10.0
-"""Seconds until the first line about the progress is printed, so that a training of a few seconds prints none."""
 
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
@@ -267,7 +265,7 @@ class _Training:
             none_empty=bool(self._user_code.metrics),
         )
         with shared_gang(
-            _shape(size), timeout=min(WAIT_SECONDS, self._restarts.left(WAIT_SECONDS)), env=self._env
+            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
         ) as gang:
             gang.preload([self._library.worker])
             self._check_gpus(gang)
@@ -339,7 +337,7 @@ class _Training:
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
         # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
-        with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else _FIRST_LINE_S) as display:
+        with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)

@@ -7,10 +7,7 @@ import time
 from shoal.training.boosting.checkpoints import History
 from shoal.training.context import GangContext
 from shoal.training.progress import bounded
-
-_REPORT_EVERY_S = 2.0
-"""Minimum number of seconds between two reports. Reporting every round would be slow, because a round may take less
-than a millisecond."""
+from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
 
 class RoundReporter:
@@ -24,12 +21,12 @@ class RoundReporter:
 
     def __init__(self, context: GangContext) -> None:
         self._context = context
-        self._next = time.monotonic() + _REPORT_EVERY_S
+        self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
 
     def done(self, rounds: int, history: History) -> None:
         """Report the number of finished rounds and their metrics, unless the last report is less than 2 s old."""
         if self._context.rank == 0 and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _REPORT_EVERY_S
+            self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
             self._context.note({"rounds": rounds, "metrics": bounded(latest(history))})
 
 

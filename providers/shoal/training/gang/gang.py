@@ -28,24 +28,17 @@ from shoal.training.gang import placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.heartbeats import EventKind, WorkerConnections
-from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
-
-# Seconds to wait for further errors after the first failure, to find the real cause. If a worker raises an exception or
-# is killed, the kernel closes its connections at once. The other workers then failed within 0.1 s, so `_SETTLE_SECONDS`
-# is enough. If a host vanishes, the driver notices this only after the 4 s of the TCP keepalive. Therefore
-# `_EXPLAIN_SECONDS` is used while all known errors only report an unreachable worker.
-_SETTLE_SECONDS = 0.5
-_EXPLAIN_SECONDS = 4.5
-# Seconds to wait until killed workers have ended. After `_KILL_SECONDS`, the driver closes the workers' sockets and
-# waits for another `_END_SECONDS`. In our measurements killed processes ended within 0.1 s, so the limits are reached
-# only if a node is dead or a host has vanished.
-_KILL_SECONDS = 1.0
-_END_SECONDS = 4.0
-# Seconds to wait until all workers have started. Workers on a running node start in 1 to 5 s. The limit is much longer,
-# because workers start more slowly on a machine where many processes import modules at once.
-_START_SECONDS = 120.0
+from shoal.training.timeouts import (
+    FURTHER_ERRORS_S,
+    RESOURCES_WAIT_S,
+    UNREACHABLE_WORKER_S,
+    WORKER_END_S,
+    WORKER_KILL_S,
+    WORKER_START_S,
+)
 
 
 class Sidecar(Protocol):
@@ -154,7 +147,9 @@ class Gang:
         self._connections: WorkerConnections | None = None
 
     @classmethod
-    def start(cls, shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None) -> Gang:
+    def start(
+        cls, shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
+    ) -> Gang:
         """Start all workers of a gang; if one of them cannot start, end the others.
 
         This process must be connected to a cluster. The ranks are numbered node by node: first the workers on the head
@@ -296,11 +291,11 @@ class Gang:
                 self._workers.clean_up()
 
     def _hang_up(self, board: WorkerConnections) -> None:
-        if not board.wait_all_gone(_KILL_SECONDS):
+        if not board.wait_all_gone(WORKER_KILL_S):
             # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A worker
             # ends itself when its socket to the driver is closed, so the sockets are closed now.
             board.hang_up()
-            if not board.wait_all_gone(_END_SECONDS):
+            if not board.wait_all_gone(WORKER_END_S):
                 say(
                     f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its host "
                     "runs again"
@@ -319,8 +314,8 @@ class Gang:
             Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
             for rank, seat in enumerate(seats)
         ]
-        deadline = time.monotonic() + _START_SECONDS
-        joined = workers.join(places, env, _START_SECONDS)
+        deadline = time.monotonic() + WORKER_START_S
+        joined = workers.join(places, env, WORKER_START_S)
         infos = [WorkerInfo(rank, seat.node, next(joined).pid, seat.node_id) for rank, seat in enumerate(seats)]
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
@@ -370,7 +365,7 @@ class Gang:
         causes = [first]
         while all(cause.weight is not _Weight.STARVED for cause in causes):
             known = any(cause.weight is not _Weight.PEER for cause in causes)
-            event = self._next(began + (_SETTLE_SECONDS if known else _EXPLAIN_SECONDS))
+            event = self._next(began + (FURTHER_ERRORS_S if known else UNREACHABLE_WORKER_S))
             if event is None:
                 break
             if isinstance(event, _Cause):

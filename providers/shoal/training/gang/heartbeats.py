@@ -32,12 +32,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-_HEARTBEAT_SECONDS = 1.0
-# Seconds without a heartbeat after which the driver reports a worker as lost. The kernel answers TCP keepalives even
-# for a stopped process, so only missing heartbeats show that a process is stopped. The limit is longer than the limit
-# for a vanished host, because loading a C extension from a cold disk blocks all Python threads for seconds, and a
-# blocked process sends no heartbeats.
-_SILENCE_SECONDS = 20.0
+from shoal.training.timeouts import WORKER_HEARTBEAT_S, WORKER_SILENCE_S
+
 # TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
 # every second, and closes the connection after three unanswered probes. The kernel also closes the connection when sent
 # data was not acknowledged for 4 s.
@@ -173,7 +169,7 @@ class WorkerConnections:
     def _serve(self) -> None:
         try:
             while not self._closing:
-                for key, _ in self._selector.select(timeout=_HEARTBEAT_SECONDS):
+                for key, _ in self._selector.select(timeout=WORKER_HEARTBEAT_S):
                     if key.fileobj is self._server:
                         self._accept()
                     # The selector may report a connection that _accept() has just closed, because there were too many
@@ -271,12 +267,12 @@ class WorkerConnections:
             if connection.rank is None:
                 if now - connection.opened > _HELLO_SECONDS:
                     self._drop(connection)
-            elif now - connection.heard > _SILENCE_SECONDS:
+            elif now - connection.heard > WORKER_SILENCE_S:
                 # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` can detect the end
                 # of the worker process.
                 self._report(
                     connection,
-                    f"its process sent nothing for {_SILENCE_SECONDS:.0f} s: it was stopped, or got no CPU time",
+                    f"its process sent nothing for {WORKER_SILENCE_S:.0f} s: it was stopped, or got no CPU time",
                 )
 
     def _lost(self, connection: _Connection, why: str) -> None:
@@ -346,7 +342,7 @@ class DriverConnection:
         while True:
             # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
             # then ends its own process.
-            if selector.select(timeout=_HEARTBEAT_SECONDS):
+            if selector.select(timeout=WORKER_HEARTBEAT_S):
                 _leave()
             if os.getppid() != self._raylet:
                 self._send(b"x" + json.dumps("the raylet of its node ended, so the node is lost").encode())

@@ -14,16 +14,9 @@ from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.training import cluster
 from shoal.training.capacity import resources
 from shoal.training.context import say
+from shoal.training.timeouts import FIRST_WAIT_MESSAGE_S, WAIT_MESSAGE_PERIOD_S
 
-# Default number of seconds to wait for CPUs that other work uses. This time is long enough for another training to end,
-# and short enough that a waiting Airflow or Prefect task does not occupy its slot for hours.
-WAIT_SECONDS = 600.0
-# Seconds to wait before the first message about the wait is printed. A free pool reserves the resources in 0.05 s, and
-# a pool whose last gang was just killed needs up to 2 s, so these normal cases print no message.
-_QUIET_SECONDS = 3.0
 _POLL_SECONDS = 2.0
-# Seconds between two messages about the wait. The messages show the user that the process waits and does not hang.
-_SAY_EVERY_SECONDS = 30.0
 # Amount that is reserved instead of 0, because Ray does not accept a placement group bundle without any resource.
 _LEAST = 0.001
 
@@ -116,7 +109,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
     import ray
 
     began = said = time.monotonic()
-    pause = _QUIET_SECONDS
+    pause = FIRST_WAIT_MESSAGE_S
     while not group.wait(timeout_seconds=max(0.0, min(pause, deadline - time.monotonic()))):
         # Nodes may leave the pool during the wait, so check again whether the gang fits on the remaining nodes.
         refuse_if_impossible(shape)
@@ -128,7 +121,7 @@ def _wait(shape: GangShape, group: Any, deadline: float) -> None:
                 f"{shape} did not get the resources within {now - began:.0f} s ({state}): "
                 "wait for the other work on this pool to end, or add nodes with shoal.scale_cluster"
             )
-        if pause == _QUIET_SECONDS or now - said >= _SAY_EVERY_SECONDS:
+        if pause == FIRST_WAIT_MESSAGE_S or now - said >= WAIT_MESSAGE_PERIOD_S:
             said = now
             say(f"waiting for {shape}: {state}; giving up in {deadline - now:.0f} s")
         pause = _POLL_SECONDS

@@ -13,10 +13,7 @@ from shoal.training.gang.backend import Answered
 from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Worker
 from shoal.training.host import working_folder
-
-# Seconds to wait until the workers' temporary working folders on other hosts are removed. Ray has to start a process on
-# each of these hosts to remove the folder.
-_REMOVE_SECONDS = 10.0
+from shoal.training.timeouts import REMOVE_FOLDERS_S
 
 
 class RayActors:
@@ -100,7 +97,7 @@ class RayActors:
 
     def clean_up(self) -> None:
         """Remove the temporary working folders of actors that have ended."""
-        working_folder.remove_from_nodes(self._own_folders, _REMOVE_SECONDS)
+        working_folder.remove_from_nodes(self._own_folders, REMOVE_FOLDERS_S)
 
 
 def _pass_on(answered: Answered, rank: int, future: Any) -> None:

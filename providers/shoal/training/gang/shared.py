@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import GangShape
+from shoal.training.timeouts import RESOURCES_WAIT_S
 
 _idle: dict[tuple[Any, ...], Gang] = {}
 _idle_lock = threading.Lock()
@@ -22,7 +23,7 @@ _idle_lock = threading.Lock()
 
 @contextlib.contextmanager
 def shared_gang(
-    shape: GangShape, *, timeout: float = WAIT_SECONDS, env: Mapping[str, str] | None = None
+    shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
     """Provide a gang (group of workers) to one run, and keep the gang for later runs with as many workers of the same
     size.

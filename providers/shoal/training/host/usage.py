@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 
-EVERY_SECONDS = 10.0
-"""Seconds between two measurements. MLflow's system metrics have the same default interval."""
+from shoal.training.timeouts import USAGE_PERIOD_S
 
 USAGE_NOTE = "usage"
 """Key of the notes with which workers send their usage to the driver."""
@@ -37,7 +36,7 @@ def measured(gpus: Sequence[str], report: Callable[[dict[str, float]], None]) ->
     ended = threading.Event()
 
     def measure() -> None:
-        while not ended.wait(EVERY_SECONDS):
+        while not ended.wait(USAGE_PERIOD_S):
             report(meter.measure())
 
     thread = threading.Thread(target=measure, name="shoal-usage", daemon=True)

@@ -16,10 +16,8 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 
 from shoal.errors import TrainingError
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
+from shoal.training.timeouts import COLLECTIVE_S
 
-# Maximum time in minutes that a worker waits for the other workers in one exchange of data. XGBoost's workers have the
-# same limit.
-_STEP_MINUTES = 10
 # Number of attempts to bind LightGBM to the reserved port. shoal must release the port just before LightGBM binds to
 # it, so another process may take the port. That process may soon release the port, so shoal tries again.
 _TRIES = 10
@@ -81,7 +79,7 @@ class Port:
     def _connect(self, machines: str, count: int) -> None:
         for last in (*[False] * (_TRIES - 1), True):
             try:
-                _safe_call(_LIB.LGBM_NetworkInit(_c_str(machines), self._number, _STEP_MINUTES, count))
+                _safe_call(_LIB.LGBM_NetworkInit(_c_str(machines), self._number, COLLECTIVE_S // 60, count))
                 return
             except LightGBMError as exc:
                 if "Binding port" not in str(exc):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.training.context import GangContext
 from shoal.training.mlflow.experiments import experiment_id
 from shoal.training.mlflow.import_hook import after_import
+from shoal.training.timeouts import SET_EXPERIMENT_WAIT_S
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,11 +40,6 @@ MOVED_NOTE = "mlflow_run"
 """Key of the note (message to the driver) with which rank 0 sends the id of the job's new run."""
 
 _RUN_ID = "MLFLOW_RUN_ID"
-
-_WAIT_SECONDS = 30.0
-"""Maximum time in seconds that the other ranks wait for rank 0 to call ``set_experiment``. If all ranks run the same
-code, they call ``set_experiment`` within a second of each other. After the maximum time, a rank uses the first run of
-the job."""
 
 _POLL_SECONDS = 0.25
 
@@ -115,13 +111,13 @@ class _JobRun:
     def _wait_for_rank_0(self, client: MlflowClient) -> MlflowRun:
         """Return the MLflow run that rank 0 has chosen, or the job's first run if rank 0 does not choose a run in
         time."""
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + SET_EXPERIMENT_WAIT_S
         while (chosen := client.get_run(self._first).data.tags.get(JOB_RUN_TAG)) is None:
             if time.monotonic() > deadline:
                 self._gang.log(
                     f"rank {self._gang.rank} called mlflow.set_experiment, but rank 0 did not call it within "
-                    f"{_WAIT_SECONDS:.0f} s: only rank 0's call has an effect, so the experiment of the job's MLflow "
-                    "run is unchanged"
+                    f"{SET_EXPERIMENT_WAIT_S:.0f} s: only rank 0's call has an effect, so the experiment of the job's "
+                    "MLflow run is unchanged"
                 )
                 chosen = self._first
                 break

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.training.context import say
-from shoal.training.host.usage import EVERY_SECONDS
+from shoal.training.timeouts import USAGE_PERIOD_S
 
 _END_SECONDS = 5.0
 """Maximum time in seconds to wait for the end of the thread. The thread usually ends at once, because its calls to
@@ -96,7 +96,7 @@ class NodeMetrics:
         while not self._ended.is_set() and actors:
             asked = set(waiting.values())
             waiting |= {actor.measure.remote(): name for name, actor in actors.items() if name not in asked}
-            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=EVERY_SECONDS)
+            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=USAGE_PERIOD_S)
             for reference in ready:
                 name = waiting.pop(reference)
                 try:
@@ -105,4 +105,4 @@ class NodeMetrics:
                     del actors[name]
                     if not self._ended.is_set():
                         say(f"the system metrics of node {name} are no longer measured: {str(error).splitlines()[0]}")
-            self._ended.wait(EVERY_SECONDS)
+            self._ended.wait(USAGE_PERIOD_S)

@@ -20,7 +20,7 @@ from shoal.training import cluster, locations
 from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.placement import WAIT_SECONDS, GangShape
+from shoal.training.gang.placement import GangShape
 from shoal.training.gang.shared import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
 from shoal.training.progress import OnProgress
@@ -31,6 +31,7 @@ from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
 from shoal.training.restarts import Restarts
+from shoal.training.timeouts import RESOURCES_WAIT_S
 
 
 def run(
@@ -166,11 +167,11 @@ class _Run:
         request, layout = self._request, self._layout
         each = layout.each
         shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
-        left = self._restarts.left(WAIT_SECONDS)
+        left = self._restarts.left(RESOURCES_WAIT_S)
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
         end_gangs()
-        gang = Gang.start(shape, timeout=min(WAIT_SECONDS, left), env=self._env)
+        gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self._env)
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)

@@ -33,13 +33,10 @@ from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
 from shoal.training.pytorch.program import SCRIPT_FOLDER
+from shoal.training.timeouts import TORCH_JOIN_S
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
-
-_JOIN_SECONDS = 300.0
-"""Maximum time in seconds that a rank's request to PyTorch's key-value server (the store) waits for a key. The ranks
-find each other with this server. The value is PyTorch's default."""
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
 # message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.
@@ -124,7 +121,7 @@ def meet() -> Machine:
         address,
         port,
         is_master=True,
-        timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
+        timeout=datetime.timedelta(seconds=TORCH_JOIN_S),
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )

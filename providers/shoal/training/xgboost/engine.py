@@ -13,6 +13,7 @@ from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
+from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
 from shoal.training.xgboost.params import check_params, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
     from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
-# Seconds that a worker waits for the other workers in a collective operation (such as an allreduce) before it fails.
-# XGBoost's default is half an hour. The driver detects a dead worker within seconds, because the worker's socket
-# closes. This limit is needed only for a worker that is alive but makes no progress, for example because a read from
-# storage hangs. Shard sizes differ by at most 1 %, so a healthy worker is never ten minutes slower than the others.
-_COLLECTIVE_SECONDS = 600
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
 
@@ -77,7 +73,7 @@ class XGBoost:
         if gang.shape.num_workers == 1:
             return [{}]
         tracker = gang.sidecar("xgboost", lambda on_death: Tracker(gang.host, gang.shape.num_workers, on_death))
-        collective = {**tracker.begin(), "dmlc_timeout": _COLLECTIVE_SECONDS, "dmlc_retry": _COLLECTIVE_RETRIES}
+        collective = {**tracker.begin(), "dmlc_timeout": COLLECTIVE_S, "dmlc_retry": _COLLECTIVE_RETRIES}
         return [collective] * gang.shape.num_workers
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:

@@ -20,10 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import TrainingError
-
-# Seconds to wait for the answer of the tracker process. The import of xgboost takes 1.4 s, or 3 s from a cold disk, and
-# longer while many processes start. The limit is much longer, so that only a process that hangs exceeds it.
-_START_SECONDS = 60.0
+from shoal.training.timeouts import TRACKER_START_S
 
 
 class Tracker:
@@ -80,9 +77,9 @@ class Tracker:
         with contextlib.suppress(OSError):
             self._process.stdin.write("begin\n")
             self._process.stdin.flush()
-            if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
+            if not select.select([self._process.stdout], [], [], TRACKER_START_S)[0]:
                 raise TrainingError(
-                    f"XGBoost's tracker process (pid {self.pid}) did not answer within {_START_SECONDS:.0f} s"
+                    f"XGBoost's tracker process (pid {self.pid}) did not answer within {TRACKER_START_S:.0f} s"
                 )
             answer = self._process.stdout.readline()
         if not answer:

@@ -22,7 +22,7 @@ from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import KILL_PATIENCE, START_TIMEOUT, TERMINATE_PATIENCE
+from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
 from shoal.state.home import subfolder
 from shoal.state.private_folders import remove_folder
 from shoal.state.process import ProcessId
@@ -34,10 +34,6 @@ from shoal.state.temp_folder import (
     runtime_root,
 )
 
-_START_TIMEOUT_PER_NODE = 10.0
-"""Seconds that are added to a node's time limit for its start, for each node that starts earlier. A host starts only a
-few nodes at the same time, and each start takes 3 to 9 s."""
-
 
 class LocalBackend:
     """The default backend, which runs nodes on this machine. No service has to be installed. Only the user and the host
@@ -47,7 +43,7 @@ class LocalBackend:
     """Module with which the supervisor process of a node is started (``python -m``)."""
     bound_to_host = True
     start_timeout = START_TIMEOUT
-    start_timeout_per_node = _START_TIMEOUT_PER_NODE
+    start_timeout_per_node = START_TIMEOUT_PER_NODE
 
     def admit(self, spec: PoolSpec, size: int) -> None:
         """Check that Ray is installed, that the folder for the nodes' sockets can be used, and that this machine has

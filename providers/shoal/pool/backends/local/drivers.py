@@ -15,11 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-_FORK_SERVER = "shoal.jobs.driver.fork_server"
+from shoal.pool.timeouts import DRIVER_START_TIMEOUT
 
-_START_S = 60.0
-"""Seconds to wait until the fork server has started a driver. The fork server needs 1 s for its imports, and more on a
-busy host."""
+_FORK_SERVER = "shoal.jobs.driver.fork_server"
 
 
 class Process(Protocol):
@@ -72,9 +70,9 @@ class _Forked:
         Raises:
             ProcessLookupError: The driver was not started in time.
         """
-        self._changed.wait(_START_S)
+        self._changed.wait(DRIVER_START_TIMEOUT)
         if self._pid is None:
-            raise ProcessLookupError(f"the fork server did not start the driver within {_START_S:.0f} s")
+            raise ProcessLookupError(f"the fork server did not start the driver within {DRIVER_START_TIMEOUT:.0f} s")
         return self._pid
 
     def poll(self) -> int | None:

@@ -23,13 +23,7 @@ from typing import Any
 
 from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
 from shoal.pool.endpoint import driver_arguments
-
-_STOP_PATIENCE_S = 3.0
-"""Seconds after SIGTERM within which a driver has to end. After this time the driver is killed. Ray's Job API uses the
-same time."""
-
-_REQUEST_S = 30.0
-"""Seconds within which a client has to send its request. Without this limit, idle connections would occupy threads."""
+from shoal.pool.timeouts import DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT
 
 _CLOSE_S = 0.1
 """Longest time in seconds that the server needs to close."""
@@ -75,7 +69,7 @@ class _Driver:
         self._is_stopped = True
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGTERM)
-        killing = threading.Timer(_STOP_PATIENCE_S, kill_group, [self._process])
+        killing = threading.Timer(DRIVER_STOP_PATIENCE, kill_group, [self._process])
         killing.daemon = True
         killing.start()
         return True
@@ -98,7 +92,7 @@ class JobServer:
         server, expected = self, f"Bearer {token}".encode()
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = _REQUEST_S
+            timeout = HEAD_REQUEST_TIMEOUT
 
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)

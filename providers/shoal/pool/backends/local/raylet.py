@@ -19,9 +19,7 @@ from ray._private.parameter import RayParams
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
-from shoal.pool.tunables import HEAD_PATIENCE
-
-_RPC_TIMEOUT_S = 5.0
+from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
 
 
 class _NodeWithoutDashboard(Node):  # type: ignore[misc]
@@ -121,7 +119,7 @@ class Raylet:
         """Return whether a task, actor or placement group uses this node's CPUs or GPUs, or the head does not
         answer."""
         try:
-            said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=_RPC_TIMEOUT_S)
+            said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=RAY_RPC_TIMEOUT)
         except RayError:
             # The time without an answer is counted from the first failed request, not from the last answer. So a
             # supervisor that was paused sends another request before it gives up.
@@ -146,7 +144,7 @@ class Raylet:
             autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
             reason,
             int((time.time() + seconds) * 1000),
-            timeout=_RPC_TIMEOUT_S,
+            timeout=RAY_RPC_TIMEOUT,
         )
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefus
 from shoal.pool.backends.ray.token_file import ca_path, remove_token, token_path
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import CLUSTER_START_TIMEOUT
+from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 
 log = logging.getLogger(__name__)
 

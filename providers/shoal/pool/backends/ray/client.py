@@ -18,7 +18,7 @@ from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray.token_file import ca_path, token_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.spec import PoolSpec
-from shoal.pool.tunables import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 _MOST_NODES = 10_000
 """Largest number of nodes to request from Ray's state API. Without a limit in the request, the API returns only 100."""

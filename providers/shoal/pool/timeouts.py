@@ -1,8 +1,7 @@
-"""All tunable constants of pools, each with the reason for its value. Durations are in seconds."""
+"""Time-outs and periods of pools in seconds, each with the reason for its value. A limit that is not a duration is
+beside its rule."""
 
 from __future__ import annotations
-
-import os
 
 ROLLBACK_AFTER = 720.0
 """Default time from the request of a scale operation to its deadline. Snowflake's `scale_cluster` has the same default.
@@ -30,10 +29,6 @@ SPAWN_GRACE = 20.0
 """Time within which a spawned supervisor process has to write its identity to its node's row. After this time another
 supervisor is spawned. On an idle host a supervisor needs about 1 s."""
 
-MAX_START_FAILURES = 3
-"""Number of failed node starts after which an operation is rolled back, even before its deadline. Two failures may be a
-coincidence. After three failures the cause is probably permanent, so further starts would fail, too."""
-
 REPLACE_COOLDOWN = 30.0
 """Pause before the next start of a node, after two nodes in a row have failed while no operation was open. The pause
 doubles with each further failure, so that a broken host does not start nodes in a loop. The first failed node is
@@ -42,22 +37,6 @@ replaced without a pause, because a single failure is normal."""
 REPLACE_COOLDOWN_MOST = 900.0
 """Longest pause between starts after failures. When the cause of the failures is fixed, the next start is tried within
 this time."""
-
-KEEP_OPERATIONS = 100
-"""Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
-larger number would make each read slower."""
-
-KEEP_LOGS = 7 * 24 * 3600.0
-"""Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
-
-KEEP_USAGE = 400 * 24 * 3600.0
-"""Time for which the record of used nodes is kept: long enough to compare a month with the same month of last year."""
-
-USAGE_DAYS = 30.0
-"""Number of past days whose use of nodes `shoal pool describe` shows: about a month, the period of most budgets."""
-
-RETENTION_PERIOD = 3600.0
-"""Interval at which the reconciler removes old logs and operations."""
 
 RETIRE_WITHIN = 120.0
 """Default time until the announced end of a node. AWS announces the end of a spot machine 120 s in advance."""
@@ -129,6 +108,41 @@ CLUSTER_START_TIMEOUT = 900.0
 """Time within which a node that was requested from Ray's autoscaler has to join the cluster: enough to start a cloud
 machine and pull its image. By default, a lease expires after the same time."""
 
-STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
-one core busy with the imports of its agents. When the node has to wait, another node can use the core."""
+DRIVER_LOST_AFTER = 60.0
+"""If the last heartbeat of a job's driver is older than this number of seconds when the job's end is recorded, the job
+has used its nodes only until that heartbeat. A driver writes a heartbeat every 5 s, but the store may not answer for
+some time."""
+
+START_TIMEOUT_PER_NODE = 10.0
+"""Seconds that are added to a node's time limit for its start, for each node that starts earlier. A host starts only a
+few nodes at the same time, and each start takes 3 to 9 s."""
+
+DRIVER_START_TIMEOUT = 60.0
+"""Seconds to wait until the fork server has started a driver. The fork server needs 1 s for its imports, and more on a
+busy host."""
+
+DRIVER_STOP_PATIENCE = 3.0
+"""Seconds after SIGTERM within which a driver has to end. After this time the driver is killed. Ray's Job API uses the
+same time."""
+
+HEAD_REQUEST_TIMEOUT = 30.0
+"""Seconds within which a client has to send its request. Without this limit, idle connections would occupy threads."""
+
+RAY_RPC_TIMEOUT = 5.0
+"""Time limit of one request of a supervisor to the GCS of its Ray cluster. The answer normally takes milliseconds."""
+
+JOB_SILENT_AFTER = 30.0
+"""Seconds without a change in a job's row after which the job counts as silent (possibly lost). A driver (the process
+that runs the job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this
+limit."""
+
+WAITING_JOB_SILENT_AFTER = 45.0
+"""Seconds that a job may wait in the queue of its pool before it counts as silent (possibly lost). If a process on this
+host waits for the job's result, that process starts the job sooner."""
+
+SILENT_JOBS_PERIOD = 10.0
+"""Seconds between two checks for jobs whose rows in the database no longer change."""
+
+LOST_JOBS_PERIOD = 60.0
+"""Shortest time in seconds between two starts of the command that asks heads about jobs that may be lost. A head that
+does not answer needs some time to recover, so more frequent requests would be useless."""

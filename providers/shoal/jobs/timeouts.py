@@ -1,4 +1,5 @@
-"""Time limits, intervals and grace periods of jobs, each with the reason for its value."""
+"""Time-outs and periods of jobs, each with the reason for its value. A limit that is not a duration is beside its
+rule."""
 
 from __future__ import annotations
 
@@ -27,10 +28,6 @@ check most often, and the number of checks grows slowly: 40 waiting processes to
 POLL_PERIOD_S = 30.0
 """Seconds between two updates of `last_polled_at`. The period is far below the default `orphan_after` of 15 minutes, so
 that no job ends by mistake. With this period, even hundreds of waiting processes cause little load."""
-
-POLLS_PER_ORPHAN_AFTER = 3
-"""Number of updates of `last_polled_at` within `orphan_after` seconds if `orphan_after` is short. So two updates may
-fail before the job ends itself."""
 
 ORPHAN_GRACE_S = 60.0
 """Seconds that a process other than the driver waits, after a job's `orphan_after` has passed, before that process ends
@@ -75,17 +72,9 @@ HEAD_TIMEOUT_S = 30.0
 """Time limit in seconds for one request. A submission to a Ray cluster waits for a process of Ray on the head, the
 agent, which took up to 10 s on a busy 2-core machine."""
 
-SUBMIT_ATTEMPTS = 6
-"""Number of tries to submit a job. A new head refuses submissions with status 500 for about 5 s after it has answered
-its first request. 6 tries take 15 s in total."""
-
 QUEUE_PERIOD_S = 1.0
 """Seconds between two checks of the queues by the process that starts waiting jobs. The period need not be shorter,
 because a driver that has recorded the end of its job starts the next job itself."""
-
-SETTLE_EVERY = 30
-"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
-any more, for example after their timeout."""
 
 WATCHDOG_PERIOD_S = 2.0
 """Seconds between two reads of the job's row. The period need not be shorter, because a SIGTERM from the head usually
@@ -131,3 +120,6 @@ requests to MLflow."""
 REGISTRY_PATIENCE_S = 10.0
 """Time limit in seconds for the first answer of a tracking server. Without this limit, MLflow's own client would retry
 for several minutes."""
+
+FORK_SERVER_IDLE_S = 300.0
+"""Seconds without a driver after which the server frees the memory of the modules (about 150 MiB)."""
