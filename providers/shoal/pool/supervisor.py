@@ -1,6 +1,8 @@
 """The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
 EPOCH is the pool's number of starts at the time when the node was planned.
 
+How the node starts, and what is logged if it does not start, is in `shoal.pool.backends.local.node_start`.
+
 The supervisor claims its node's row (writes its own process id there) before it starts the node. Then it reads the row
 every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
 `ending`. So a node without a valid row does not keep running, even if the process that planned the node was paused or
@@ -14,74 +16,29 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Protocol
 
-from shoal.errors import CapacityError, StoreError
+from shoal.errors import StoreError
 from shoal.pool.backends import versions
-from shoal.pool.backends.local import gpus, processes
-from shoal.pool.backends.local.backend import node_folder, token_path
+from shoal.pool.backends.local import gpus, node_start, processes
+from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.backends.local.node_start import Load, Member, load_node
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconciler import ensure_running
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import (
     DRAIN_GRACE,
-    GPU_PATIENCE,
     KILL_PATIENCE,
     REVIVE_PERIOD,
     STORE_PATIENCE,
     SUPERVISOR_PERIOD,
 )
 from shoal.state import Store
-from shoal.state.locks import open_locked
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, Pool
-from shoal.state.temp_folder import remove_own_folder, turn_lock
+from shoal.state.temp_folder import remove_own_folder
 
 log = logging.getLogger("shoal.supervisor")
-
-
-STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
-"""Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
-one core busy with the imports of its agents. When the node has to wait, another node can use the core."""
-
-
-class Member(Protocol):
-    """Interface through which a supervisor watches and ends its running node: a Ray node, a node without Ray, or a
-    small substitute process in the crash tests."""
-
-    @property
-    def endpoint(self) -> dict[str, str]:
-        """Return the node's addresses by name. The supervisor writes this dict to the node's row."""
-
-    def dead(self) -> str | None:
-        """Return the reason why the node cannot be used any more, or None if the node works."""
-
-    def busy(self) -> bool:
-        """Return whether work is running on the node."""
-
-    def drain(self, seconds: float, reason: str) -> None:
-        """Stop giving new work to the node.
-
-        Args:
-            seconds: Time in which the running work may finish.
-            reason: Text that Ray shows in its messages as the reason.
-        """
-
-    def stop(self) -> None:
-        """End the node."""
-
-
-Start = Callable[[Node, PoolSpec, str | None, Path], Member]
-"""Function that starts a node. Its arguments are the node's row, the pool's spec, the address of the head (None if the
-node is the head), and the node's folder."""
-
-Load = Callable[[PoolSpec], Start]
-"""Function that imports all modules needed to start a node of a pool, and returns the function that starts the node.
-Importing and starting are separate, because any number of nodes may import at the same time, but the number of
-concurrent starts is limited (`STARTS_AT_ONCE`)."""
 
 
 class _Ended(Exception):
@@ -124,7 +81,18 @@ class Supervisor:
         os.environ["TMPDIR"] = str(self._folder)
         member: Member | None = None
         try:
-            member = self._bring_up(node, spec, gcs, embedded=embedded)
+            start = self._load(spec)
+            self._gpus = node_start.claim_gpus(
+                node,
+                spec.gpus_per_node,
+                self._folder,
+                embedded=embedded,
+                check=self._checked_row,
+                pause=self._pause,
+            )
+            member = node_start.in_turn(
+                lambda: start(node, spec, gcs, self._folder), check=self._checked_row, stopping=lambda: self._stopping
+            )
             self._checked_row()  # raises _Ended if the node became ready only after its start deadline
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
@@ -134,9 +102,7 @@ class Supervisor:
             log.info("%s ends: %s", node.name, reason)
             return 0
         except Exception as error:
-            log.exception("%s failed", node.name)
-            untested = versions.untested_ray()
-            self._fail(f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else ""))
+            self._fail(node_start.log_failure(node.name, error))
             return 1
         finally:
             self._take_down(member)
@@ -162,44 +128,6 @@ class Supervisor:
             node.state = NodeState.STARTING
             gcs = head.endpoint["gcs"] if head and head.endpoint else None
             return node, PoolSpec.model_validate(pool.spec), gcs, pool.owner is not None
-
-    def _bring_up(self, node: Node, spec: PoolSpec, gcs: str | None, *, embedded: bool) -> Member:
-        """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
-
-        The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
-        supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take
-        place before this, without a lock.
-        """
-        start = self._load(spec)
-        self._claim_gpus(node, spec.gpus_per_node, embedded=embedded)
-        looked = -SUPERVISOR_PERIOD
-        while True:
-            # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU
-            # time from the nodes that are starting.
-            if self._stopping or time.monotonic() - looked > SUPERVISOR_PERIOD:
-                self._checked_row()
-                looked = time.monotonic()
-            for turn in range(STARTS_AT_ONCE):
-                with open_locked(turn_lock(turn), wait=False) as mine:
-                    if mine:
-                        self._checked_row()
-                        return start(node, spec, gcs, self._folder)
-            time.sleep(0.05)
-
-    def _claim_gpus(self, node: Node, wanted: int, *, embedded: bool) -> None:
-        """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
-        `GPU_PATIENCE` seconds, because another node may be about to release some."""
-        until = time.monotonic() + GPU_PATIENCE
-        while self._gpus is None:
-            try:
-                self._gpus = gpus.claim(wanted, node, self._folder, embedded=embedded)
-            except CapacityError:
-                if time.monotonic() > until:
-                    raise
-                self._checked_row()
-                self._pause()
-        self._gpus.show_only_these()
-        node.gpus = len(self._gpus.gpus)
 
     def _watch(self, member: Member) -> None:
         busy = draining = False
@@ -303,28 +231,6 @@ class Supervisor:
             # After a signal handler returns, Python continues the interrupted sleep. So the pause is a series of short
             # sleeps, and SIGTERM takes effect within 0.1 s.
             time.sleep(min(left, 0.1))
-
-
-def load_node(spec: PoolSpec) -> Start:
-    """Import the modules that a pool's nodes need, such as Ray, and return a function that starts a node."""
-    from shoal.pool.backends.local.heads import HeadWithoutRay, RayHead
-    from shoal.pool.backends.local.job_server import JobServer
-
-    def job_server(spec: PoolSpec, folder: Path) -> JobServer:
-        return JobServer(folder, token_path(spec.name).read_text().strip())
-
-    if not spec.ray:
-        return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
-    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
-
-    def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-        store_bytes = spec.object_store_mb * 2**20
-        raylet = Raylet(
-            RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, dashboard=spec.ray_dashboard)
-        )
-        return raylet if gcs or spec.ray_dashboard else RayHead(raylet, job_server(spec, folder))
-
-    return start
 
 
 def main(load: Load = load_node) -> None:

@@ -1,0 +1,158 @@
+"""Start one local node: import what the node needs, claim its GPUs, wait for a turn, and start it. Log a failed start.
+
+All functions run in the node's supervisor process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from shoal.errors import CapacityError
+from shoal.pool.backends import versions
+from shoal.pool.backends.local import gpus
+from shoal.pool.backends.local.backend import token_path
+from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import GPU_PATIENCE, SUPERVISOR_PERIOD
+from shoal.state.locks import open_locked
+from shoal.state.schema import Node
+from shoal.state.temp_folder import turn_lock
+
+log = logging.getLogger("shoal.supervisor")
+
+STARTS_AT_ONCE = (os.cpu_count() or 1) + 1
+"""Number of nodes that may start at the same time on this host: one more than the host has cores. A starting node keeps
+one core busy with the imports of its agents. When the node has to wait, another node can use the core."""
+
+
+class Member(Protocol):
+    """Interface through which a supervisor watches and ends its running node: a Ray node, a node without Ray, or a
+    small substitute process in the crash tests."""
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Return the node's addresses by name. The supervisor writes this dict to the node's row."""
+
+    def dead(self) -> str | None:
+        """Return the reason why the node cannot be used any more, or None if the node works."""
+
+    def busy(self) -> bool:
+        """Return whether work is running on the node."""
+
+    def drain(self, seconds: float, reason: str) -> None:
+        """Stop giving new work to the node.
+
+        Args:
+            seconds: Time in which the running work may finish.
+            reason: Text that Ray shows in its messages as the reason.
+        """
+
+    def stop(self) -> None:
+        """End the node."""
+
+
+Start = Callable[[Node, PoolSpec, str | None, Path], Member]
+"""Function that starts a node. Its arguments are the node's row, the pool's spec, the address of the head (None if the
+node is the head), and the node's folder."""
+
+Load = Callable[[PoolSpec], Start]
+"""Function that imports all modules needed to start a node of a pool, and returns the function that starts the node.
+Importing and starting are separate, because any number of nodes may import at the same time, but the number of
+concurrent starts is limited (`STARTS_AT_ONCE`)."""
+
+
+def load_node(spec: PoolSpec) -> Start:
+    """Import the modules that a pool's nodes need, such as Ray, and return a function that starts a node."""
+    from shoal.pool.backends.local.heads import HeadWithoutRay, RayHead
+    from shoal.pool.backends.local.job_server import JobServer
+
+    def job_server(spec: PoolSpec, folder: Path) -> JobServer:
+        return JobServer(folder, token_path(spec.name).read_text().strip())
+
+    if not spec.ray:
+        return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
+    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
+
+    def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
+        store_bytes = spec.object_store_mb * 2**20
+        raylet = Raylet(
+            RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, dashboard=spec.ray_dashboard)
+        )
+        return raylet if gcs or spec.ray_dashboard else RayHead(raylet, job_server(spec, folder))
+
+    return start
+
+
+def claim_gpus(
+    node: Node, wanted: int, folder: Path, *, embedded: bool, check: Callable[[], object], pause: Callable[[], None]
+) -> gpus.GpuClaim:
+    """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
+    `GPU_PATIENCE` seconds, because another node may be about to release some.
+
+    Args:
+        node: Row of the node, whose number of GPUs is set.
+        wanted: Number of GPUs of the node; -1: all free GPUs.
+        folder: Folder of the node.
+        embedded: Whether the pool is embedded.
+        check: Function that raises an exception if the node must not start any more.
+        pause: Function that waits until the next check.
+
+    Raises:
+        CapacityError: Too few GPUs are free.
+    """
+    until = time.monotonic() + GPU_PATIENCE
+    while True:
+        try:
+            claim = gpus.claim(wanted, node, folder, embedded=embedded)
+            break
+        except CapacityError:
+            if time.monotonic() > until:
+                raise
+            check()
+            pause()
+    claim.show_only_these()
+    node.gpus = len(claim.gpus)
+    return claim
+
+
+def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stopping: Callable[[], bool]) -> Member:
+    """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
+
+    The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
+    supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take place
+    before this, without a lock.
+
+    Args:
+        start: Function that starts the node.
+        check: Function that reads the node's row, and raises an exception if the node must not start any more.
+        stopping: Function that returns whether the supervisor has received SIGTERM.
+    """
+    looked = -SUPERVISOR_PERIOD
+    while True:
+        # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU time
+        # from the nodes that are starting.
+        if stopping() or time.monotonic() - looked > SUPERVISOR_PERIOD:
+            check()
+            looked = time.monotonic()
+        for turn in range(STARTS_AT_ONCE):
+            with open_locked(turn_lock(turn), wait=False) as mine:
+                if mine:
+                    check()
+                    return start()
+        time.sleep(0.05)
+
+
+def log_failure(node: str, error: Exception) -> str:
+    """Log that a node could not start or has failed, and return the error for the node's row.
+
+    Args:
+        node: Name of the node.
+        error: Error of the start, or of the running node.
+    """
+    log.error("%s failed", node, exc_info=error)
+    untested = versions.untested_ray()
+    return f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else "")
