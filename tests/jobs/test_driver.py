@@ -36,7 +36,7 @@ from shoal.errors import (
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, watchdog
+from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, staged_queries, working_folder
@@ -452,7 +452,7 @@ class TestDriver:
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
     def test_its_row_ends_it(self, store, spec, monkeypatch):
-        monkeypatch.setattr(watchdog, "WATCHDOG_PERIOD_S", 0.01)
+        monkeypatch.setattr(heartbeats, "ROW_CHECK_S", 0.01)
 
         def cancelled(*_: object, **__: object) -> None:
             attempts.end(Store(), KEY, JobState.CANCELLED, 1.0, error="on request")
@@ -467,15 +467,15 @@ class TestDriver:
 
     @pytest.mark.parametrize("error", [None, TrainingError("rank 0 failed")])
     def test_progress_is_in_the_row_while_it_trains_and_after_its_end(self, store, spec, monkeypatch, error):
-        monkeypatch.setattr(watchdog, "WATCHDOG_PERIOD_S", 0.01)
-        monkeypatch.setattr(watchdog, "HEARTBEAT_S", 0.01)
+        monkeypatch.setattr(heartbeats, "ROW_CHECK_S", 0.01)
+        monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.01)
         seen = []
 
         def training(request: TrainRequest, *, on_progress: OnProgress, **_: object) -> TrainResult:
             on_progress(Progress(1, 3, "rounds", {"eval-rmse": 2.5}))
             wait_until(lambda: attempts.load(Store(), KEY).progress, "the first record")
             seen.append(JobStatus.of(attempts.load(Store(), KEY)).progress)
-            monkeypatch.setattr(watchdog, "HEARTBEAT_S", 60.0)
+            monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 60.0)
             on_progress(Progress(3, 3, "rounds", {"eval-rmse": 1.5, "eval-inf": math.inf}))
             if error is not None:
                 raise error

@@ -127,7 +127,7 @@ class TestRanks:
         assert os.environ["MLFLOW_RUN_ID"] == run.run_id
 
     def test_without_rank_0_the_run_stays_and_the_log_says_so(self, run, worker, told, monkeypatch):
-        monkeypatch.setattr(job_run, "_WAIT_SECONDS", 0.0)
+        monkeypatch.setattr(job_run, "SET_EXPERIMENT_WAIT_S", 0.0)
         monkeypatch.setattr(job_run, "_POLL_SECONDS", 0.0)
         assert worker(1).set_experiment("digits").name == "shoal"
         assert os.environ["MLFLOW_RUN_ID"] == run.run_id

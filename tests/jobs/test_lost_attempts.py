@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from shoal.jobs.driver.watchdog import Reason, Watchdog, why_end
+from shoal.jobs.driver.heartbeats import HeartbeatThread
+from shoal.jobs.driver.time_limits import Reason, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.lost_attempts import Lost, Missing, Silence, View, judge
@@ -124,7 +125,7 @@ class TestWhyEnd:
         assert why(None) is not None
 
 
-class TestWatchdog:
+class TestHeartbeats:
     """With a real store, and a monotonic clock that the test moves."""
 
     KEY = Key("j", 1)
@@ -139,41 +140,41 @@ class TestWatchdog:
 
     def test_a_job_that_was_asked_about_survives_a_suspend_and_a_jump_of_the_clock(self, store):
         passed = [5000.0]
-        watchdog = Watchdog(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
 
         # To the wall clock the row is as old as its `last_polled_at` and `started_at` of 1970.
-        assert watchdog.look()[1] is None
+        assert thread.look()[1] is None
         passed[0] += 899.0
-        assert watchdog.look()[1] is None
+        assert thread.look()[1] is None
         attempts.touch(store, self.KEY, 99.0)  # asked by a process whose clock is behind
         passed[0] += 899.0
-        assert watchdog.look()[1] is None
+        assert thread.look()[1] is None
         passed[0] += 1000.0
-        reason = watchdog.look()[1]
+        reason = thread.look()[1]
         assert reason is not None
         assert "no process has polled the job" in reason.text
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]
-        watchdog = Watchdog(store, self.KEY, 60.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, 60.0, monotonic=lambda: passed[0])
 
         passed[0] += 60.0
-        assert watchdog.look()[1] is None
+        assert thread.look()[1] is None
         passed[0] += 1.0
-        reason = watchdog.look()[1]
+        reason = thread.look()[1]
         assert reason is not None
         assert "timeout=60 s" in reason.text
 
     def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
         passed = [5000.0]
-        watchdog = Watchdog(store, self.KEY, None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, None, monotonic=lambda: passed[0])
         writes = []
         transaction = store.transaction
         monkeypatch.setattr(store, "transaction", lambda: (writes.append(passed[0]), transaction())[1])
         began = time.time()
 
         for passed[0] in (5000.0, 5002.0, 5004.0, 5006.0, 5008.0):
-            watchdog.look()
+            thread.look()
 
         assert writes == [5000.0, 5006.0]
         with store.reading() as session:
@@ -181,12 +182,12 @@ class TestWatchdog:
 
     def test_progress_is_written_with_the_sign_of_life(self, store):
         passed = [5000.0]
-        watchdog = Watchdog(store, self.KEY, None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, None, monotonic=lambda: passed[0])
         seen = []
 
         for done, passed[0] in enumerate((5000.0, 5002.0, 5006.0), start=1):
-            watchdog.keep(Progress(done, 9, "rounds", {"eval-rmse": math.nan}))
-            watchdog.look()
+            thread.keep(Progress(done, 9, "rounds", {"eval-rmse": math.nan}))
+            thread.look()
             seen.append(self.row(store).progress["done"])
 
         assert seen == [1, 1, 3]
@@ -195,7 +196,7 @@ class TestWatchdog:
     def test_an_ended_job_gets_no_sign_of_life(self, store):
         attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")
 
-        _, reason = Watchdog(store, self.KEY, None).look()
+        _, reason = HeartbeatThread(store, self.KEY, None).look()
 
         assert reason == Reason(JobState.CANCELLED, "on request")
         assert self.row(store).heartbeat_at is None

@@ -313,7 +313,7 @@ class TestResultsInTheStore:
         assert fs.find(root) == [f"jobs/model/{other.job_id}/weights.pt", f"jobs/{other.job_id}/1/results.pkl"]
 
     def test_a_result_that_is_too_large_is_refused(self, store, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.files.store_filesystem.MAX_BYTES", 10)
+        monkeypatch.setattr("shoal.jobs.files.database_files.MAX_BYTES", 10)
 
         with pytest.raises(InvalidArgumentError, match=r"model\.ubj is .* set run_config\.artifact_location"):
             storage.write(f"{storage.IN_STORE}/job/1/model.ubj", b"more than ten")

@@ -880,7 +880,7 @@ class TestCancel:
         run(store, head, handle)
         head.close()
 
-        assert handle.cancel()  # its watchdog sees the row
+        assert handle.cancel()  # its thread of heartbeats sees the row
 
     def test_a_head_that_refuses_the_token(self, store, head, submit, held, spec, tmp_path):
         (tmp_path / "another").write_text("another token")

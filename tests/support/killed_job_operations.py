@@ -82,11 +82,11 @@ def drive(scene: Scene) -> None:
 
 
 def beat(_: Scene) -> None:
-    """Be the watchdog of the newest attempt's driver, at its first look."""
-    from shoal.jobs.driver.watchdog import Watchdog
+    """Be the thread of heartbeats of the newest attempt's driver, at its first look."""
+    from shoal.jobs.driver.heartbeats import HeartbeatThread
 
     store = Store()
-    Watchdog(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()
+    HeartbeatThread(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()
 
 
 MODEL = b"a model, as a library writes it"

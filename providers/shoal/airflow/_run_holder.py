@@ -1,4 +1,5 @@
-"""Build the name of the holder (the owner of leases and jobs) of a DAG run: ``airflow:<dag_id>/<run_id>``."""
+"""Build the name of the holder (the owner of leases and jobs) of a DAG run, ``airflow:<dag_id>/<run_id>``, and the name
+of its team."""
 
 from __future__ import annotations
 
@@ -12,6 +13,18 @@ ENGINE = "airflow"
 ONLY_LEASE = "lease_pool"
 """Default id of the task that leases the nodes. With this id, the name of the lease's holder contains only the DAG run,
 and not the id of the task."""
+
+_DEFAULT_OWNER = "airflow"
+"""Owner that Airflow's configuration gives to tasks without an owner of their own. shoal does not use this owner as a
+team."""
+
+
+def team_of(owner: str) -> str | None:
+    """Return the team to which a DAG's leases belong: the owner of its tasks. None for Airflow's default owner.
+
+    :param owner: The task's owner.
+    """
+    return None if owner == _DEFAULT_OWNER else owner
 
 
 def holder_of(context: Context, lease: str | None = None) -> str:

@@ -408,7 +408,7 @@ class JobHandle:
     def _see_driver_end(self, job: Job) -> None:
         """Stop the driver through the head's Job API, and wait up to 15 s until the driver has ended.
 
-        If the driver has not ended by then, its watchdog (a thread that reads the job's row) ends the driver a little
+        If the driver has not ended by then, a thread that reads the job's row ends the driver a little
         later.
 
         Raises:

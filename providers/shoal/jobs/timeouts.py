@@ -31,7 +31,7 @@ that no job ends by mistake. With this period, even hundreds of waiting processe
 
 ORPHAN_GRACE_S = 60.0
 """Seconds that a process other than the driver waits, after a job's `orphan_after` has passed, before that process ends
-the job. Normally the driver's watchdog, a thread that checks every 2 s, has ended the job by then."""
+the job. Normally a thread of the driver, which checks every 2 s, has ended the job by then."""
 
 TURN_PATIENCE_S = 4.0
 """Seconds for which the pool must have had room for a waiting job of another process before this process starts that
@@ -76,7 +76,7 @@ QUEUE_PERIOD_S = 1.0
 """Seconds between two checks of the queues by the process that starts waiting jobs. The period need not be shorter,
 because a driver that has recorded the end of its job starts the next job itself."""
 
-WATCHDOG_PERIOD_S = 2.0
+ROW_CHECK_S = 2.0
 """Seconds between two reads of the job's row. The period need not be shorter, because a SIGTERM from the head usually
 ends a cancelled job sooner."""
 
@@ -85,8 +85,8 @@ HEARTBEAT_S = 5.0
 store at each heartbeat."""
 
 SIGTERM_GRACE_S = 10.0
-"""Seconds that the main thread has after SIGTERM to end the workers and record the end, before the watchdog ends the
-process."""
+"""Seconds that the main thread has after SIGTERM to end the workers and record the end, before its other thread ends
+the process."""
 
 LEAVING_PERIOD_S = 5.0
 """Seconds between two checks by a driver whether nodes have announced their end. AWS announces the end of a spot

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
+from shoal.airflow._run_holder import team_of
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
-
-_DEFAULT_OWNER = "airflow"
-"""Owner that Airflow's configuration gives to tasks without an owner of their own. shoal does not use this owner as a
-team."""
 
 
 class _NodesOperator(WaitingOperator):
@@ -202,8 +199,7 @@ class LeasePoolOperator(_NodesOperator):
         """
         check_block(self, context)
         hook = self.hook
-        owner = None if self.owner == _DEFAULT_OWNER else self.owner
-        pool = hook.pool(self.holder_in(context), owner=owner)
+        pool = hook.pool(self.holder_in(context), owner=team_of(self.owner))
         pool.lease(
             node_count(self.size, "size"),
             exclusive=self.exclusive,

@@ -26,9 +26,10 @@ from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving import LeavingWatch
 from shoal.jobs.driver.stopwatch import Stopwatch
-from shoal.jobs.driver.watchdog import Reason, Watchdog, job_nodes
+from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_queries, staging, working_folder
 from shoal.jobs.files.logs import log_path, teed
@@ -113,7 +114,7 @@ class Driver:
         self._key = Key(job.id, job.attempt)
         self._spec = spec
         self._secrets = secrets
-        self._watchdog = Watchdog(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._heartbeats = HeartbeatThread(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
         self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
@@ -126,11 +127,12 @@ class Driver:
         The end of the attempt is stored before the clean-up, and errors in the clean-up are only printed. The last step
         starts the next waiting job of the pool, which now has room.
         """
-        self._watchdog.start()
+        self._heartbeats.start()
         end = self._until_end()
-        # The watchdog, a thread that may send SIGTERM to this process, is stopped first, because no signal may prevent
-        # the end of the attempt from being stored. The watchdog is not needed any more, because the process ends soon.
-        self._watchdog.stop()
+        # The thread of the heartbeats, which may send SIGTERM to this process, is stopped first, because no signal may
+        # prevent the end of the attempt from being stored. The thread is not needed any more, because the process ends
+        # soon.
+        self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
         with act(JobStep.TIDY):
@@ -162,7 +164,7 @@ class Driver:
             end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _Ended:
-            reason = self._watchdog.reason or _STOPPED
+            reason = self._heartbeats.reason or _STOPPED
             end = end or _End(reason.state, error=reason.text, error_is_permanent=reason.permanent or None)
         return end
 
@@ -275,7 +277,7 @@ class Driver:
                 error_is_permanent=end.error_is_permanent,
                 result=result,
                 results_digest=end.results_digest,
-                progress=self._watchdog.progress,
+                progress=self._heartbeats.progress,
             ):
                 return True
             # The job's row already contains a state, an error and a result. If these values are equal to the values to
@@ -295,7 +297,7 @@ class Driver:
         return stored
 
     def _work(self, run: Run | None) -> tuple[JobResult, str | None]:
-        environment, keep = self._worker_environment(run), self._watchdog.keep
+        environment, keep = self._worker_environment(run), self._heartbeats.keep
         place = AttemptContext(
             self._store,
             self._key,

@@ -178,7 +178,7 @@ def _remove_stored_files(session: Session, removed: Sequence[_Row], job_id: str)
 
     The files of a training function belong to all attempts of the job, so they are removed with the job's last attempt.
     """
-    from shoal.jobs.files.store_filesystem import remove_folder
+    from shoal.jobs.files.database_files import remove_folder
 
     folders = [artifacts.folder(row.key, storage.IN_STORE) for row in removed]
     session.flush()

@@ -14,7 +14,7 @@ from shoal.state.home import home
 from shoal.training import locations
 
 IN_STORE = "shoal-store://jobs"
-"""URI of the location of results that are kept in the store itself (`shoal.jobs.files.store_filesystem`)."""
+"""URI of the location of results that are kept in the store itself (`shoal.jobs.files.database_files`)."""
 
 _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 """Pattern of the names of temporary files, which get their final names when they are complete."""

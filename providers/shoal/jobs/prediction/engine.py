@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.prediction import model, worker
-from shoal.jobs.prediction.output_files import Output
+from shoal.jobs.prediction.output_files import Output, predictions_key
 from shoal.jobs.prediction.planning import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
@@ -65,7 +62,7 @@ def run(
         raise DataError("the dataset has no rows to predict: check its paths and its filters")
     uri = model.pinned(spec.model)
     output = Output(spec.output_path, claim, may_publish, has_ended)
-    key = _key(spec, uri, connector)
+    key = predictions_key(spec, model.identity(uri), connector.digest())
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
@@ -101,13 +98,6 @@ def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
         )
     check_same_schema(connector.source, keep)
     return keep
-
-
-def _key(spec: PredictJobSpec, uri: str, connector: DataConnector) -> str:
-    """Return a digest of the rows, the model and the columns, which together determine the predictions."""
-    columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
-    decides: list[Any] = [model.identity(uri), connector.digest(), *columns]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 class _Run:

@@ -1,9 +1,10 @@
-"""Publish the output folder of a batch prediction, completely or not at all, and never replace files of other
-programs."""
+"""Name the output files of a batch prediction, decide which are complete, and publish them: all or none, and never in
+place of other programs' files."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
+from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.redaction import redacted_errors
 from shoal.training import artifact_claims
 from shoal.training.artifact_claims import Claim
@@ -21,6 +23,41 @@ MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
 
 _PART = re.compile(r"part-\d{12}-\d+\.parquet")
+
+
+def file_name(first_row: int, rows: int) -> str:
+    """Return the name of an output file. If the files are sorted by name, they are in the order of the rows.
+
+    Args:
+        first_row: Position of the file's first row in the dataset, from 0.
+        rows: Number of rows in the file.
+    """
+    return f"part-{first_row:012d}-{rows}.parquet"
+
+
+def is_complete(filesystem: Any, path: str, rows: int) -> bool:
+    """Return whether a Parquet file exists and has the given number of rows."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not filesystem.get_file_info(path).is_file:
+        return False
+    try:
+        return bool(parquet.read_metadata(path, filesystem=filesystem).num_rows == rows)
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def predictions_key(spec: PredictJobSpec, model: str, rows: str) -> str:
+    """Return a digest of the rows, the model and the columns, which together determine the predictions.
+
+    Args:
+        spec: Names of the columns.
+        model: Text that identifies the model.
+        rows: Digest of the rows.
+    """
+    columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
+    return hashlib.sha256(json.dumps([model, rows, *columns]).encode()).hexdigest()
 
 
 class Output:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.data.planning.row_groups import RowGroup, RowRange
+from shoal.jobs.prediction.output_files import file_name
 
 _FILE_ROWS = 1_000_000
 """Number of rows after which a worker begins a new output file with the next row group. The files are large because few
@@ -35,12 +36,8 @@ class OutputFile:
 
     @property
     def name(self) -> str:
-        """Return the name of the file. The name contains the position of the file's first row and the number of its
-        rows.
-
-        If the files are sorted by name, they are in the order of the rows.
-        """
-        return f"part-{self.first_row:012d}-{self.rows}.parquet"
+        """Return the name of the file."""
+        return file_name(self.first_row, self.rows)
 
 
 def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[OutputFile, ...], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.data.parquet.filesystems import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
@@ -13,6 +13,7 @@ from shoal.errors import DataError
 from shoal.jobs.prediction import model
 from shoal.jobs.prediction.model import Predictor
 from shoal.jobs.prediction.output_columns import with_predictions
+from shoal.jobs.prediction.output_files import is_complete
 from shoal.jobs.prediction.planning import OutputFile
 from shoal.training.context import gang_context
 from shoal.training.host import memory
@@ -52,32 +53,19 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        if _is_complete(filesystem, path, file.rows):
+        if is_complete(filesystem, path, file.rows):
             gang_context().note({"rows": file.rows})
             continue
         predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
         # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
-        # file closes the file, and the file then looks complete. Therefore `_is_complete` counts the rows.
+        # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
             _write(stream, _predicted(assignment, predictor, file))
         if target != path:
             filesystem.move(target, path)
     return memory.peak_rss_bytes()
-
-
-def _is_complete(filesystem: Any, path: str, rows: int) -> bool:
-    """Return whether a Parquet file exists and has the given number of rows."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    if not filesystem.get_file_info(path).is_file:
-        return False
-    try:
-        return bool(parquet.read_metadata(path, filesystem=filesystem).num_rows == rows)
-    except (OSError, pa.ArrowException):
-        return False
 
 
 def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -> Iterator[pa.Table]:

@@ -26,7 +26,7 @@ from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
-from shoal.pool.journal import budgets, commands, rows, usage
+from shoal.pool.journal import commands, lease_limits, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
@@ -558,9 +558,9 @@ class ComputePool:
             raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
         with transaction(self._store, JournalStep.REQUEST) as session:
             pool = rows.load(session, self.name).pool
-            before = budgets.quota_text(pool, storable(team))
-            budgets.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
-            after = budgets.quota_text(pool, storable(team))
+            before = lease_limits.quota_text(pool, storable(team))
+            lease_limits.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
+            after = lease_limits.quota_text(pool, storable(team))
             self._record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
             reconciler.ensure_running()

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.bound_host import is_bound_here
-from shoal.pool.journal import budgets, clock, rows, usage
+from shoal.pool.journal import clock, lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_queue import grantable
 from shoal.pool.scaling_plan import (
@@ -106,7 +106,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         The nodes to start and end after the transaction, and the decisions.
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
-    if spent := budgets.end_spent_leases(session, snapshot, now):
+    if spent := lease_limits.end_spent_leases(session, snapshot, now):
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     snapshot, ended = _end_operations(session, snapshot, now)

@@ -19,7 +19,7 @@ from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
-from shoal.pool.journal import budgets, clock, rows, usage
+from shoal.pool.journal import clock, lease_limits, rows, usage
 from shoal.pool.lease_queue import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec
@@ -170,8 +170,8 @@ def lease(
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
-    budgets.check_request(session, name, holder, options, now)
-    budgets.check_quota(session, pool, team, size, options, now)
+    lease_limits.check_request(session, name, holder, options, now)
+    lease_limits.check_quota(session, pool, team, size, options, now)
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
     replaced = None
     if lease is None:
@@ -216,7 +216,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
-        if reason := budgets.end_reason(session, lease_id):
+        if reason := lease_limits.end_reason(session, lease_id):
             raise FencedError(reason)
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:

@@ -1,6 +1,6 @@
 """Record the end of a job's attempt: set its final state, remove its credentials, and end its use of nodes.
 
-Most callers are in `shoal.jobs.journal.attempts`. The module `budgets` ends the jobs of a lease that is over its
+Most callers are in `shoal.jobs.journal.attempts`. The module `lease_limits` ends the jobs of a lease that is over its
 limits, in the transaction that ends the lease.
 """
 

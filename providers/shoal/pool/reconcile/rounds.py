@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import job_of
-from shoal.pool.journal import budgets, commands, rows
+from shoal.pool.journal import commands, lease_limits, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.snapshot import Snapshot
@@ -73,7 +73,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     with store.reading() as session:
         snapshot = rows.load(session, name, lock=False)
         shared_now = stamps.shared_now(session, clock())
-        spent = bool(budgets.spent_leases(session, snapshot, clock()))
+        spent = bool(lease_limits.spent_leases(session, snapshot, clock()))
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)

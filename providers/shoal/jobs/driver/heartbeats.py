@@ -1,8 +1,8 @@
-"""End a driver whose job was cancelled, has timed out, or has not been polled by any process for too long.
+"""Write a driver's heartbeats and the progress of its training into the job's row, and end the driver when its job has
+to end.
 
-The watchdog, a thread of the driver, reads the job's row every 2 s to find out whether the driver has to end. The
-thread also writes the driver's heartbeat (the time of its last sign of life) into the row, together with the progress
-of the training.
+A thread of the driver reads the job's row every 2 s. A heartbeat is the time of the driver's last sign of life. Why a
+job has to end is in `shoal.jobs.driver.time_limits`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
-from shoal.jobs.journal.attempts import Key, budget_spent
+from shoal.jobs.driver.time_limits import Reason, why_end
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.timeouts import HEARTBEAT_S, SIGTERM_GRACE_S, WATCHDOG_PERIOD_S
+from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED, Job, JobState
+from shoal.state.schema import Job, JobState
 from shoal.training.gang.gang import nodes_in_use
 from shoal.training.progress import Progress
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Reason why a driver has to end its job, and the final state that the job gets."""
-
-    state: JobState
-    text: str
-    permanent: bool = False
-    """Whether a further attempt would end for the same reason."""
 
 
 def job_nodes() -> tuple[int, float]:
@@ -47,46 +37,11 @@ def job_nodes() -> tuple[int, float]:
     return max(1, nodes), seconds
 
 
-def why_end(
-    job: Job | None,
-    *,
-    unasked_for: float,
-    running_for: float,
-    timeout: float | None,
-    used_node_hours: float = 0.0,
-    budget_node_hours: float | None = None,
-) -> Reason | None:
-    """Return the reason why a running job has to end; None if the job may go on.
+class HeartbeatThread:
+    """Thread that writes heartbeats, and sends SIGTERM to its own process when the job has to end; :attr:`reason` then
+    says why.
 
-    Args:
-        job: The job's row; None if the row is gone.
-        unasked_for: Seconds for which no process has polled the job.
-        running_for: Seconds since the driver started.
-        timeout: Seconds that the job may run; None: no limit.
-        used_node_hours: Node-hours that the job has used.
-        budget_node_hours: Node-hours that the job may use; None: no limit.
-    """
-    if job is None:
-        return Reason(JobState.CANCELLED, "the job's row was removed from the store")
-    if job.state in JOB_ENDED:
-        return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
-    if job.orphan_after is not None and unasked_for > job.orphan_after:
-        return Reason(
-            JobState.CANCELLED,
-            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None to "
-            "let a job go on even if no process waits for it",
-        )
-    if timeout is not None and running_for > timeout:
-        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
-    if budget_node_hours is not None and used_node_hours >= budget_node_hours:
-        return Reason(JobState.FAILED, budget_spent(used_node_hours, budget_node_hours), permanent=True)
-    return None
-
-
-class Watchdog:
-    """Thread that sends SIGTERM to its own process when the job has to end; :attr:`reason` then says why.
-
-    The watchdog measures with its monotonic clock how long `last_polled_at` has stayed unchanged. The watchdog does not
+    The thread measures with its monotonic clock how long `last_polled_at` has stayed unchanged. The thread does not
     compare the value with a wall clock, because wall clocks may jump, differ between hosts, and go on while the machine
     is suspended.
 
@@ -117,7 +72,7 @@ class Watchdog:
         self._begun = self._polled_since = monotonic()
         self._last_polled_at: float | None = None
         self._renew_at = self._beat_at = self._begun
-        self._thread = threading.Thread(target=self._run, name="shoal-watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shoal-heartbeats", daemon=True)
         self._progress: Progress | None = None
         self.reason: Reason | None = None
 
@@ -138,7 +93,7 @@ class Watchdog:
         return None if self._progress is None else self._progress.document()
 
     def stop(self) -> None:
-        """Stop the watchdog's thread. After this call, the thread does not end this process."""
+        """Stop the thread. After this call, the thread does not end this process."""
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
@@ -186,7 +141,7 @@ class Watchdog:
         return job, reason
 
     def _run(self) -> None:
-        while not self._done.wait(WATCHDOG_PERIOD_S):
+        while not self._done.wait(ROW_CHECK_S):
             try:
                 job, self.reason = self.look()
             except StoreError:
