@@ -40,14 +40,14 @@ from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, staged_queries, working_folder
-from shoal.jobs.files import staging as jobs_staging
+from shoal.jobs.files import staged_data_claims as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
-from shoal.jobs.mlflow import scoring
+from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -308,7 +308,9 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        again = scoring.evaluate(scoring.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
+        again = holdout_evaluation.evaluate(
+            model_loading.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"]
+        )
         assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.

@@ -23,7 +23,7 @@ from shoal.errors import DataError
 from shoal.jobs import Register, Tracking, describe_model, model_history
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import promotion, scoring, training_rows
+from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.tracking import Run
@@ -100,7 +100,7 @@ class Gate:
             is_current=lambda: attempts.is_current(self.store, KEY),
             tags=tags or {},
             model_uri=self.uris[model],
-            model=scoring.load(self.uris[model]),
+            model=model_loading.load(self.uris[model]),
             label_col=label_col,
             group_col="query",
             trained_on=rows,

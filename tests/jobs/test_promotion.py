@@ -19,9 +19,9 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import promotion
-from shoal.jobs.mlflow.decision import Evaluation
-from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.promotion_decision import Evaluation
+from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.waiting import wait_until

@@ -202,7 +202,7 @@ class TestHandOver:
         def refuse(*_: object) -> None:
             raise InvalidArgumentError("no job can run on the nodes")
 
-        monkeypatch.setattr("shoal.jobs.remote.reach.check_nodes", refuse)
+        monkeypatch.setattr("shoal.jobs.remote.reachability.check_nodes", refuse)
         again = submit(secret)
 
         assert received(first, again) is not None

@@ -14,11 +14,11 @@ from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import promotion, scoring
-from shoal.jobs.mlflow.decision import Evaluation
+from shoal.jobs.mlflow import holdout_evaluation, model_loading, promotion
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
-from shoal.jobs.mlflow.ledger import Ledger
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.promotion_decision import Evaluation
+from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.tracking import Run, metric_name
 from shoal.state import Store
 from shoal.state.schema import JobState
@@ -157,7 +157,9 @@ def test_names_that_mlflow_refuses():
 
 def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:
     register = Register(model="m", metric=metric, holdout=holdout)
-    return scoring.evaluate(model, Holdout.read(register, label_col), register.all_metrics, input_cols=input_cols)
+    return holdout_evaluation.evaluate(
+        model, Holdout.read(register, label_col), register.all_metrics, input_cols=input_cols
+    )
 
 
 class TestGate:
@@ -174,7 +176,7 @@ class TestGate:
         def score_champion(version: str) -> Evaluation:
             if meanwhile is not None:
                 meanwhile(version)
-            return evaluated(scoring.load(f"models:/{name}/{version}"), holdout)
+            return evaluated(model_loading.load(f"models:/{name}/{version}"), holdout)
 
         register = Register(model=name, metric="rmse", holdout=holdout)
         return promotion.challenge(
@@ -231,7 +233,9 @@ class TestGate:
         model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
         outcome = self.challenge(run, store, "either", model, holdout, "lightgbm")
         assert outcome.decision.promote
-        assert evaluated(scoring.load("models:/either/2"), holdout).value == pytest.approx(outcome.challenger.value)
+        assert evaluated(model_loading.load("models:/either/2"), holdout).value == pytest.approx(
+            outcome.challenger.value
+        )
 
     def test_a_model_of_any_kind_that_user_code_has_logged(self, run, store, holdout):
         import mlflow
@@ -250,7 +254,7 @@ class TestGate:
             mlflow.pyfunc.log_model(name="exact", python_model=Exact(), signature=signature, pip_requirements=[])
             uri = run.logged_model()
             assert uri is not None
-            model = scoring.load(uri)
+            model = model_loading.load(uri)
             assert evaluated(model, holdout, input_cols=columns).value < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
             evaluated(model, holdout)
@@ -287,7 +291,7 @@ class TestGate:
                 is_current=lambda: attempts.is_current(store, Key("job", 1)),
                 tags={},
                 model_uri=uri,
-                model=scoring.load(uri),
+                model=model_loading.load(uri),
                 label_col="y",
                 input_cols=columns,
             )
@@ -308,7 +312,7 @@ class TestGate:
 
     def test_a_champion_that_is_gone_is_said(self, run):
         with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):
-            scoring.load("models:/nothing/1")
+            model_loading.load("models:/nothing/1")
 
 
 class TestScore:

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 from shoal import history, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
-from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
+from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, settle, submission
 from shoal.jobs.capacity import DRIVER_BYTES, Gang
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
@@ -235,7 +235,7 @@ def test_a_run_that_is_cleaned_up_leaves_the_queue(queue, monkeypatch):
 
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
-    monkeypatch.setattr("shoal.jobs.cleanup._AT_ONCE", 1)
+    monkeypatch.setattr("shoal.jobs.settle._AT_ONCE", 1)
     queue.submit("first")
     attempts.start(queue.store, Key("first", 1), ProcessId.mine().to_json(), queue.now)
     for name, holder in (("second", "airflow:other/run"), ("third", "airflow:dag/run")):
@@ -244,7 +244,7 @@ def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     checked: list[str] = []
     monkeypatch.setattr(JobHandle, "end_if_lost", lambda handle: checked.append(handle.job_id))
 
-    assert cleanup.settle_jobs() == []
+    assert settle.settle_jobs() == []
     assert checked == ["first", "second"]  # the running one, and of the others the one polled longest ago
     assert cleanup.clean_up_everywhere("airflow:other/run", reason="over") == [f"{POOL}: cancelled job second: over"]
 

@@ -14,7 +14,7 @@ import pytest
 from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.distributors.xgboost import XGBScalingConfig
-from shoal.jobs.driver.leaving import LeavingWatch
+from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.pool.journal import rows as pool_rows
 from shoal.pool.scaling_plan import plan_nodes
 from shoal.pool.spec import PoolSpec
@@ -22,7 +22,7 @@ from shoal.state import Store
 from shoal.state.schema import Lease, Node, NodeState, Pool
 from shoal.training import cluster
 from shoal.training.boosting.engine import train
-from shoal.training.gang.shared import end_gangs
+from shoal.training.gang.reused_workers import end_gangs
 from tests.support.job_store import POOL, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until

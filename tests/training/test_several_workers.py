@@ -16,7 +16,7 @@ from shoal.errors import CapacityError
 from shoal.training.boosting.engine import train
 from shoal.training.gang import placement
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import end_gangs, shared_gang
+from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.test_gpus import request
 

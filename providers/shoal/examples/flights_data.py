@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError
-from shoal.examples.complete import complete
+from shoal.examples.atomic_folder import complete
 from shoal.state.home import subfolder
 
 if TYPE_CHECKING:

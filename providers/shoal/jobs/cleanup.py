@@ -1,7 +1,4 @@
-"""Clean up: cancel a run's jobs, release its leases of nodes, record lost jobs, and delete old jobs and models.
-
-A job is lost if its driver or its submitter died before the end of the job was recorded.
-"""
+"""Clean up: cancel a run's jobs, release its leases of nodes, sweep this host, and delete old jobs and models."""
 
 from __future__ import annotations
 
@@ -16,35 +13,23 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal import history
-from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
-from shoal.jobs.files.sweep import discard_leftovers
-from shoal.jobs.handle import JobHandle
-from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import tracking
 from shoal.jobs.mlflow.retention import prune_models
+from shoal.jobs.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
-from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.bound_host import is_here
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 from shoal.state.codec import storable
-from shoal.state.home import lock_file
-from shoal.state.locks import open_locked
-from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease, Pool
+from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease
 
 log = logging.getLogger(__name__)
-
-SETTLE_EVERY = 30
-"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
-any more, for example after their timeout."""
-
-_AT_ONCE = 1000
-"""One sweep checks at most this number of running jobs, and at most this number of pending jobs."""
 
 
 @dataclass(frozen=True)
@@ -157,84 +142,6 @@ def retain(
     for model, count in Counter(each.model for each in pruned.deleted).items():
         did.append(f"model {model}: {verb} {count} old versions")
     return [*did, *pruned.failed]
-
-
-def settle_jobs(store: Store | None = None) -> list[str]:
-    """Record the end of jobs whose driver or submitter died before recording the end, and remove the jobs' files.
-
-    Args:
-        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-
-    Returns:
-        The actions that were taken, one sentence each.
-    """
-    did = []
-    store = store or Store()
-    # Running jobs and pending jobs have separate limits, so that running jobs are checked even if there are very many
-    # pending jobs. Jobs that no process waits for are checked first, because a process that waits for a job checks the
-    # job itself.
-    states = (JobState.RUNNING, JobState.PENDING)
-    for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
-        try:
-            lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
-        except ShoalError as error:
-            # A ShoalError is expected here, for example if the job's pool is on another host. In that case, that host
-            # checks the job.
-            log.info("job %s was not checked: %s", key.job_id, error)
-            continue
-        except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
-            log.exception("job %s could not be checked", key.job_id)
-            did.append(f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}")
-            continue
-        if lost:
-            ended = attempts.load(store, key)
-            did.append(f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}")
-    return [*did, *discard_leftovers(store)]
-
-
-def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
-    """Start the waiting jobs of this host's pools as soon as the pools have room, until no job waits any more.
-
-    The function starts jobs that no process waits for, and ends jobs that must not wait any more. Only one process of a
-    host runs this function at a time; a call in a second process returns at once.
-
-    Args:
-        sleep: Function that waits for a given number of seconds.
-    """
-    store = Store()
-    with open_locked(lock_file("queue"), wait=False) as mine:
-        rounds = 0
-        while mine and store.exists() and (pools := _pools_with_queue(store)):
-            for pool in pools:
-                start_next(store, pool)
-            sleep(QUEUE_PERIOD_S)
-            rounds += 1
-            if rounds % SETTLE_EVERY == 0:
-                settle_jobs()
-
-
-def start_next(store: Store, pool: str) -> None:
-    """Start the waiting jobs for which a pool has room now; do nothing if no job waits.
-
-    A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
-    another process checks the queue. If the driver is killed before this call, another process starts the next job.
-
-    Args:
-        store: Store that has the jobs' rows.
-        pool: Name of the pool.
-    """
-    for key in job_queue.look(store, pool).free_for:
-        try:
-            JobHandle(store, attempts.load(store, key)).start_if_room()
-        except ShoalError as error:  # an error is expected here, for example if the pool was deleted
-            log.info("job %s was not started: %s", key.job_id, error)
-
-
-def _pools_with_queue(store: Store) -> list[str]:
-    """Return the sorted names of those pools of this host on which at least one job waits."""
-    with store.reading() as session:
-        here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
-    return sorted(job_queue.pools_with_queue(store) & here)
 
 
 def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:

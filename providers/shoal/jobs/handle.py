@@ -27,7 +27,7 @@ from shoal.errors import (
 )
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts, staging, working_folder
+from shoal.jobs.files import artifacts, staged_data_claims, working_folder
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
@@ -870,7 +870,7 @@ class JobHandle:
             with self._logged():
                 working_folder.discard(self._key.submission_id)
             with self._logged():
-                staging.give_up(self._key, parse_spec(job.spec).staged())
+                staged_data_claims.give_up(self._key, parse_spec(job.spec).staged())
             with self._logged():
                 results = artifacts.folder(self._key, parse_spec(job.spec).run_config.artifact_location)
                 artifacts.discard_unfinished(results, artifacts.claim_of(self._store, self._key))

@@ -22,14 +22,14 @@ from shoal.jobs import credentials, ids
 from shoal.jobs.capacity import Gang, refuse_without_ray
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
-from shoal.jobs.files import staging
+from shoal.jobs.files import staged_data_claims
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle, JobStatus
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.lost_attempts import address, pool_endpoint
-from shoal.jobs.remote import frames, package, reach
+from shoal.jobs.remote import frames, package, reachability
 from shoal.jobs.remote.package import Package
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.backends import versions
@@ -132,10 +132,10 @@ def submit(
         )
         if found is not None:
             return found
-    pool_spec = reach.spec_of(store, pool)
-    is_remote = reach.is_remote(pool_spec)
+    pool_spec = reachability.spec_of(store, pool)
+    is_remote = reachability.is_remote(pool_spec)
     along: Package | None = None
-    spec = reach.located(spec, pool_spec)
+    spec = reachability.located(spec, pool_spec)
     with frames.sent_for(spec, pool_spec) as sent:
         spec = sent.spec
         document, uris = credentials.hide(spec.document())
@@ -287,9 +287,9 @@ def _refusal(
     """
     try:
         versions.check(pool.name, endpoint.versions, library)
-        reach.check(spec, pool)
+        reachability.check(spec, pool)
         refuse_without_ray(spec, pool)
-        reach.check_nodes(store, pool)
+        reachability.check_nodes(store, pool)
         attempts.check_budget(store, job_id, spec.run_config.budget_node_hours, now)
     except (InvalidArgumentError, BudgetError) as error:
         return error
@@ -324,7 +324,7 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
         DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     try:
-        staging.claim(Key(job.id, job.attempt), locations)
+        staged_data_claims.claim(Key(job.id, job.attempt), locations)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.

@@ -19,10 +19,10 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.context import gang_context
 from shoal.training.gang.child_processes import import_ahead, use_template
+from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import end_gangs, shared_gang
-from shoal.training.gang.template import fork_template
+from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
@@ -146,7 +146,7 @@ from shoal.training import cluster
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
 from shoal.training.gang import child_processes
-from shoal.training.gang.template import fork_template
+from shoal.training.gang.fork_template import fork_template
 cluster.use_this_machine({"name": "here", "cpus": 2, "gpus": 0})
 shape = GangShape(2, 1.0)
 if sys.argv[1] == "True":

@@ -15,7 +15,7 @@ from shoal.training.gang import placement, ray_actors
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.heartbeats import WorkerConnections
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import end_gangs, shared_gang
+from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
 from tests.support.two_node_cluster import TwoNodes, assert_ended
 from tests.support.waiting import wait_until
@@ -242,7 +242,7 @@ import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.heartbeats import WorkerConnections
-from shoal.training.gang.shared import shared_gang
+from shoal.training.gang.reused_workers import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))
 """

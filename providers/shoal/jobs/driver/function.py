@@ -13,7 +13,7 @@ from shoal.errors import JobError
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
-from shoal.jobs.mlflow import promotion, scoring, training_rows
+from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
@@ -232,7 +232,7 @@ def _register(
         is_current=place.is_current,
         tags=place.tags,
         model_uri=uri,
-        model=scoring.load(uri),
+        model=model_loading.load(uri),
         label_col=register.label_col,
         input_cols=register.input_cols,
         group_col=register.group_col,

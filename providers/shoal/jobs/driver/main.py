@@ -21,17 +21,17 @@ from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
-from shoal.jobs import cleanup, credentials
+from shoal.jobs import credentials, settle
 from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
-from shoal.jobs.driver.leaving import LeavingWatch
-from shoal.jobs.driver.stopwatch import Stopwatch
+from shoal.jobs.driver.leaving_nodes import LeavingWatch
+from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
-from shoal.jobs.files import staged_queries, staging, working_folder
+from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
@@ -55,7 +55,7 @@ from shoal.state.schema import Job, JobState
 from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
-from shoal.training.gang.template import fork_template
+from shoal.training.gang.fork_template import fork_template
 from shoal.training.host.imports import forget_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
@@ -137,9 +137,9 @@ class Driver:
         stored = self._store_end(end)
         with act(JobStep.TIDY):
             with _logged("the rows of SQL queries could not be removed"):
-                staging.discard(staged_queries.locations(self._spec, self._key).values())
+                staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
             with _logged("staged data could not be removed"):
-                staging.give_up(self._key, self._spec.staged())
+                staged_data_claims.give_up(self._key, self._spec.staged())
             with _logged("the working folder could not be removed"):
                 working_folder.discard(self._key.submission_id)
         with _logged("credentials that were written too late could not be removed"):
@@ -153,7 +153,7 @@ class Driver:
                 self._run.finish(status)
         if stored:
             with _logged("the next job that waits for the pool could not be started"):
-                cleanup.start_next(self._store, self._job.pool)
+                settle.start_next(self._store, self._job.pool)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
@@ -318,13 +318,13 @@ class Driver:
 
     def _free_room(self) -> None:
         """End the workers, and start the next waiting job while this driver saves, logs and registers the model."""
-        from shoal.training.gang.shared import end_gangs
+        from shoal.training.gang.reused_workers import end_gangs
 
         with _logged("the room of the job's workers could not be freed before the end of the job"):
             used = job_nodes()
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
-            cleanup.start_next(self._store, self._job.pool)
+            settle.start_next(self._store, self._job.pool)
         # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
         if self._told_to_end:
             raise _Ended

@@ -14,7 +14,7 @@ from shoal.data.staging import staged_data
 from shoal.data.staging.location import default_location
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
-from shoal.jobs.files import staging, working_folder
+from shoal.jobs.files import staged_data_claims, working_folder
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
@@ -85,7 +85,7 @@ def _staged_data(store: Store) -> Iterator[str]:
                 named |= dict.fromkeys(there.intersection(_staged(spec)), Key(job_id, attempt))
         gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in there}
     for location, key in filled.items():
-        if _tried(location, staging.discard, [location]):
+        if _tried(location, staged_data_claims.discard, [location]):
             yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
     for location in sorted(there):
         if _tried(location, _discard_unused, location, gone[location], location in named):
@@ -131,11 +131,11 @@ def discard_staged(store: Store, job: Job) -> None:
     """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless another job still uses the
     data."""
     here, key = _staged_here(), Key(job.id, job.attempt)
-    staging.discard(location for location in here if _of_query(location) == key)
+    staged_data_claims.discard(location for location in here if _of_query(location) == key)
     if mine := here.intersection(_staged(job.spec)):
         with store.reading() as session:
             mine -= _needed(session)
-        staging.give_up(key, mine)
+        staged_data_claims.give_up(key, mine)
 
 
 def _row(session: Session, key: Key) -> Job | None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.mlflow.ledger import confirmed_promotions
+from shoal.jobs.mlflow.promotion_history import confirmed_promotions
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.state import Store

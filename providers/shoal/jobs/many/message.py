@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shoal.jobs.many.summary import ModelLine, summary_headline
 from shoal.jobs.metrics.evaluation import best_mode
-from shoal.jobs.mlflow.decision import is_better
+from shoal.jobs.mlflow.promotion_decision import is_better
 
 _INDENT = " " * 10
 """Indent of the second line about a model. With this indent, the line begins below the model's name."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, shown
-from shoal.jobs.mlflow import report
-from shoal.jobs.mlflow.ledger import confirmed_promotions
+from shoal.jobs.mlflow import comparison_report
+from shoal.jobs.mlflow.promotion_history import confirmed_promotions
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     ATTEMPT_TAG,
@@ -342,7 +342,9 @@ def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceSt
 
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = registry.client.download_artifacts(champion.mlflow_run_id, f"{report.FOLDER}/promotion.json", folder)
+            path = registry.client.download_artifacts(
+                champion.mlflow_run_id, f"{comparison_report.FOLDER}/promotion.json", folder
+            )
             document: dict[str, Any] = json.loads(Path(path).read_text())
         # One run may have registered several versions, so the report in the run may be about another version.
         if document["challenger"]["version"] != champion.version:

@@ -17,8 +17,9 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow import report, scoring, training_rows
-from shoal.jobs.mlflow.decision import (
+from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
+from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
     Decision,
@@ -27,8 +28,7 @@ from shoal.jobs.mlflow.decision import (
     decide,
     strongest,
 )
-from shoal.jobs.mlflow.holdout import Holdout
-from shoal.jobs.mlflow.ledger import Ledger
+from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
@@ -144,8 +144,8 @@ def enter(
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:
-            return scoring.evaluate(
-                scoring.load(uri),
+            return holdout_evaluation.evaluate(
+                model_loading.load(uri),
                 holdout,
                 register.all_metrics,
                 input_cols=json.loads(listed) if listed else input_cols,
@@ -156,7 +156,9 @@ def enter(
 
     trained_on = trained_on or TrainingRows()
     overlap = _overlap(trained_on if trained_on.files else None, holdout)
-    evaluation = scoring.evaluate(model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap)
+    evaluation = holdout_evaluation.evaluate(
+        model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap
+    )
     run.log_values(_holdout_metrics(evaluation))
     baseline = holdout.baseline(register)
     columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
@@ -175,7 +177,7 @@ def enter(
     )
     try:
         _note_decision(run.client, register.model, outcome)
-        built = report.build(
+        built = comparison_report.build(
             register,
             outcome.decision,
             outcome.challenger,
@@ -184,8 +186,8 @@ def enter(
             holdout,
             ledger.history(_HISTORY),
         )
-        print(report.markdown(built), flush=True)
-        report.store(run, built)
+        print(comparison_report.markdown(built), flush=True)
+        comparison_report.store(run, built)
     except Exception as error:  # the promotion is complete, so the job must not fail because of an error in the report
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
     try:

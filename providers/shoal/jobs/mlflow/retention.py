@@ -15,7 +15,7 @@ from sqlalchemy import select
 from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
-from shoal.jobs.mlflow.ledger import Ledger, chosen_versions, confirmed_promotions
+from shoal.jobs.mlflow.promotion_history import Ledger, chosen_versions, confirmed_promotions
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     ATTEMPT_TAG,

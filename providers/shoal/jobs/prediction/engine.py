@@ -16,7 +16,7 @@ from shoal.training import cluster, locations
 from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import shared_gang
+from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.errors import DataError, JobError
-from shoal.jobs.mlflow import pyfunc, scoring
+from shoal.jobs.mlflow import model_loading, pyfunc
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,8 +60,8 @@ def load(uri: str, input_cols: Sequence[str] = ()) -> Predictor:
         JobError: The model does not exist, or MLflow cannot load the model.
         DataError: The names of the model's input columns are not known.
     """
-    model = scoring.load(uri)
-    module = scoring.prediction_module(model)
+    model = model_loading.load(uri)
+    module = model_loading.prediction_module(model)
     if module is None:
         return _PyfuncPredictor(model, input_cols)
     predictor: Predictor = module.predictor(model, module.features_of(model))

@@ -18,7 +18,7 @@ from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs.files import storage
-from shoal.jobs.remote import package, reach
+from shoal.jobs.remote import package, reachability
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
 
@@ -56,8 +56,10 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     Raises:
         DataError: The data cannot be read, or a copy cannot be written.
     """
-    local = {each.staging for each in spec.datasets() if each.staging and not reach.is_reachable(each.staging, pool)}
-    if not reach.is_remote(pool) or not local:
+    local = {
+        each.staging for each in spec.datasets() if each.staging and not reachability.is_reachable(each.staging, pool)
+    }
+    if not reachability.is_remote(pool) or not local:
         yield Sent(spec)
         return
     if sum(file.stat().st_size for directory in local for file in _files(directory)) <= package.MAX_FRAME_BYTES:
@@ -67,7 +69,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     base = spec.run_config.artifact_location
     # The spec names no location that the nodes can reach, so the data are not copied, and `reach.check` refuses the job
     # later.
-    if base is None or base == storage.IN_STORE or not reach.is_reachable(base, pool):
+    if base is None or base == storage.IN_STORE or not reachability.is_reachable(base, pool):
         yield Sent(spec)
         return
     from shoal.data.parquet.filesystems import join, normalise

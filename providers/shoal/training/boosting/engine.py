@@ -31,7 +31,7 @@ from shoal.training.context import say
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import shared_gang
+from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, resolve_size

@@ -101,7 +101,7 @@ _template_lock = threading.Lock()
 
 
 def use_template(control: socket.socket | None) -> None:
-    """Fork the workers of this process from a template (see `shoal.training.gang.template`).
+    """Fork the workers of this process from a template (see `shoal.training.gang.fork_template`).
 
     Args:
         control: Socket to the template; None ends the template, and workers are new Python processes.

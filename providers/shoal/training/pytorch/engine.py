@@ -21,7 +21,7 @@ from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.shared import end_gangs
+from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
 from shoal.training.progress import OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import DataError, JobError
+from shoal.errors import DataError
 from shoal.jobs.metrics.evaluation import metric_value
-from shoal.jobs.mlflow import pyfunc
-from shoal.jobs.mlflow.decision import Evaluation, Slice
+from shoal.jobs.mlflow import model_loading, pyfunc
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
+from shoal.jobs.mlflow.promotion_decision import Evaluation, Slice
 from shoal.jobs.mlflow.training_rows import Overlap
-from shoal.training.boosting.request import Framework
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def load(model_uri: str) -> Any:
-    """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other model as a pyfunc.
-
-    Raises:
-        JobError: The model's files do not exist, or MLflow cannot load the model.
-    """
-    import mlflow
-
-    try:
-        flavours = mlflow.models.get_model_info(model_uri).flavors
-        framework = next((name for name in get_args(Framework) if name in flavours), None)
-        if framework is not None:
-            return importlib.import_module(f"mlflow.{framework}").load_model(model_uri)
-        return mlflow.pyfunc.load_model(model_uri)
-    except (mlflow.MlflowException, OSError, ImportError) as error:
-        raise JobError(
-            f"the model {model_uri} cannot be loaded for the comparison: {error}. "
-            "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
-        ) from error
-
-
-def prediction_module(model: Any) -> ModuleType | None:
-    """Return the module of shoal that predicts with the library of a model; None if the model predicts through pyfunc.
-
-    Args:
-        model: Model that :func:`load` returned; the model's class shows the library.
-    """
-    library = type(model).__module__.partition(".")[0]
-    return importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
 
 
 def evaluate(
@@ -61,7 +27,7 @@ def evaluate(
     """Compute the metrics of a model on the holdout.
 
     Args:
-        model: Model that :func:`load` returned.
+        model: Model that :func:`model_loading.load` returned.
         holdout: The rows to evaluate the model on, with their labels.
         names: Names of the metrics. The first metric decides, and is also computed for each slice. Any other metric
             that cannot be computed is NaN, and the log has the reason.
@@ -98,7 +64,7 @@ def evaluate(
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
     """Return a model's predictions for all rows of the holdout, in the order of the rows."""
-    own = prediction_module(model)
+    own = model_loading.prediction_module(model)
     columns = own.features_of(model) if own else pyfunc.features_of(model, input_cols)
     check_columns(holdout.connector, columns)
     predicted: np.ndarray = (own.predict_booster if own else pyfunc.predict)(model, holdout.connector, columns)

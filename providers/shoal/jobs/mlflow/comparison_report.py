@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from shoal.jobs.mlflow.decision import Baseline, Candidate, Decision, worse_slices
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.promotion_decision import Baseline, Candidate, Decision, worse_slices
 from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion

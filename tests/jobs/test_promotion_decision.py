@@ -8,7 +8,7 @@ import pytest
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
-from shoal.jobs.mlflow.decision import (
+from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
     Evaluation,
