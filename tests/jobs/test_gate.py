@@ -375,7 +375,7 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
     def refuse(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(promotion.report, "store", refuse)
+    monkeypatch.setattr(promotion.comparison_report, "store", refuse)
     monkeypatch.setattr(promotion, "_recent", refuse)
 
     outcome = gate.enter("good")
