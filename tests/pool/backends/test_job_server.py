@@ -94,6 +94,7 @@ def test_drivers_are_forks_that_end_with_the_server(
 @pytest.fixture
 def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
     """A fork server whose drivers run the given code, which may `say` a value; its times are short."""
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)  # tests before this one may have set it
     main = tmp_path / "main.py"
     main.write_text(FORK_SERVER)
     process = subprocess.Popen([sys.executable, str(main)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
