@@ -204,7 +204,7 @@ def test_many_half_open_connections_keep_no_worker_out(heard: Heard, monkeypatch
     try:
         for number, stranger in enumerate(strangers[: -(SIZE + 3)]):  # the newest have their time to say hello
             assert is_hung_up(stranger), number
-        wait_until(lambda: len(heard.board._lines) <= SIZE + 3, "the last one to be forgotten")
+        wait_until(lambda: len(heard.board._connections) <= SIZE + 3, "the last one to be forgotten")
         worker = heard.worker(2, "hello")
         assert heard.next() == (2, EventKind.LINE, "hello")
         assert worker.poll() is None
@@ -237,7 +237,7 @@ def test_a_line_with_lone_surrogates_can_be_printed(heard: Heard) -> None:
 
 def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:
     with heard.stranger():
-        wait_until(lambda: heard.board._lines, "the connection")
+        wait_until(lambda: heard.board._connections, "the connection")
         assert heard.board.wait_all_gone(0)
 
 
