@@ -65,7 +65,7 @@ from shoal.jobs.timeouts import (
 )
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
-from shoal.pool.endpoint import Endpoint, driver_command
+from shoal.pool.endpoint import NO_GCS, Endpoint, driver_command
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.redaction import redact
 from shoal.state import Store, stamps
@@ -885,8 +885,16 @@ class JobHandle:
 
 
 def _entrypoint(job: Job) -> list[str]:
-    """Return the command that starts the driver with the Python of the process that first submitted the job."""
+    """Return the command that starts the driver with the Python of the process that first submitted the job.
+
+    On a pool without Ray, the command names the library of a training, which the driver's workers share with it. A
+    training that registers its model is excluded: its driver needs the library with scikit-learn, and the workers do
+    not.
+    """
     python = str((job.submitter or {}).get("python", sys.executable))
+    library = job.spec.get("framework")
+    if job.endpoint["gcs"] == NO_GCS and library in ("xgboost", "lightgbm") and not job.spec.get("register_as"):
+        return driver_command(python, job.id, str(job.attempt), library)
     return driver_command(python, job.id, str(job.attempt))
 
 

@@ -20,6 +20,7 @@ from shoal.jobs.head_client import JobClient
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.ray_http import RayJob
 from shoal.pool.endpoint import driver_arguments, driver_command
+from shoal.state.locks import open_locked
 from tests.support.waiting import wait_until
 
 TOKEN = "let-me-in"
@@ -89,6 +90,49 @@ def test_drivers_are_forks_that_end_with_the_server(
     assert forks.num_threads() == 1
     server.close()
     forks.wait(30)
+
+
+HEAD = """
+import json, os, sys
+from pathlib import Path
+from shoal.pool.backends.local.job_server import JobServer
+from shoal.state.locks import open_locked
+
+with open_locked(Path("lock"), wait=False) as is_mine:
+    assert is_mine
+    server = JobServer(Path.cwd(), sys.argv[1])
+print(server.url, flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+def test_the_fork_server_is_a_fork_of_a_head_with_one_thread_and_is_replaced_when_it_ends(
+    fresh_home: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", HEAD, TOKEN]
+    head = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert head.stdin and head.stdout
+        client = JobClient(head.stdout.readline().strip(), TOKEN)
+        [forks] = psutil.Process(head.pid).children()
+        assert forks.cmdline() == command
+        with open_locked(tmp_path / "lock", wait=False) as is_mine:
+            assert is_mine, "the fork keeps a lock of the head"
+        assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
+        assert ended(client, "d-1") == RayJob("SUCCEEDED", None, 0)
+        forks.kill()
+        wait_until(lambda: not forks.is_running() or forks.status() == psutil.STATUS_ZOMBIE, "its end")
+        assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-2", {})
+        assert ended(client, "d-2") == RayJob("SUCCEEDED", None, 0)
+        [forks] = [child for child in psutil.Process(head.pid).children() if child.pid != forks.pid]
+        assert "shoal.jobs.driver.fork_server" in forks.cmdline()
+        head.stdin.close()
+        assert head.wait(30) == 0
+        wait_until(lambda: not forks.is_running(), "the end of the fork server with its head")
+    finally:
+        head.kill()
+        head.wait()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Run one attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``."""
+"""Run one attempt of a job: ``python -m shoal.jobs.driver JOB_ID ATTEMPT [LIBRARY]``."""
 
 from __future__ import annotations
 

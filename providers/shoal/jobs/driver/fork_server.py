@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
-from shoal.training.host.imports import NOT_NEEDED, import_lean
+from shoal.training.host.imports import NOT_NEEDED, import_lean, thread_count, without_threads
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,18 +46,6 @@ PRELOADED = (
 
 _LEAN = ("xgboost", "lightgbm")
 """Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
-
-_VARIABLES_OF_IMPORTS = {
-    # NumPy's OpenBLAS would start a thread for each CPU.
-    "OPENBLAS_NUM_THREADS": "1",
-    # Arrow's jemalloc would start a thread that frees memory.
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # The workers, which may be forks of a driver, return freed memory to the operating system. Only malloc does that.
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-"""Environment variables that are set while the server imports modules."""
 
 _PAUSE_S = 0.2
 """Seconds without a request after which the server imports a module. Imports wait, so that they delay no answer."""
@@ -120,7 +108,7 @@ class ForkServer:
             return _PAUSE_S
         if self._running or not self._preloaded:
             return None
-        return _PAUSE_S if _threads() > 1 else FORK_SERVER_IDLE_S
+        return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
 
     def _start(self, request: dict[str, Any]) -> None:
         server = os.getpid()
@@ -162,9 +150,9 @@ class ForkServer:
         if module not in PRELOADED or module in self._preloaded | self._excluded:
             return
         self._preloaded.add(module)
-        with _import_settings(), contextlib.suppress(Exception):
+        with without_threads(), _late_streams(), contextlib.suppress(Exception):
             import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
-        if _threads() > 1:
+        if thread_count() > 1:
             self._excluded.add(module)
         gc.freeze()
 
@@ -205,22 +193,14 @@ class _LateStream:
 
 
 @contextlib.contextmanager
-def _import_settings() -> Iterator[None]:
-    """Set variables and streams for imports while the block runs."""
-    variables, out, err = dict(os.environ), sys.stdout, sys.stderr
-    os.environ.update(_VARIABLES_OF_IMPORTS)
+def _late_streams() -> Iterator[None]:
+    """Replace `sys.stdout` and `sys.stderr` while the block imports modules."""
+    out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _LateStream("stdout", out), _LateStream("stderr", err)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = out, err
-        os.environ.clear()
-        os.environ.update(variables)
-
-
-def _threads() -> int:
-    """Return the number of threads of this process."""
-    return len(os.listdir("/proc/self/task"))
 
 
 if __name__ == "__main__":

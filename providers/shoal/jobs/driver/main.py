@@ -1,4 +1,7 @@
-"""Run one attempt of a job in its driver, a process on the pool's head: ``python -m shoal.jobs.driver JOB_ID ATTEMPT``.
+"""Run one attempt of a job in its driver, a process on the pool's head.
+
+The command is ``python -m shoal.jobs.driver JOB_ID ATTEMPT [LIBRARY]``. The driver imports LIBRARY, ``xgboost``
+or ``lightgbm``, before it forks the template of its workers.
 
 The driver trains or predicts, logs to MLflow, compares a model with the champion, writes the result into the job's row,
 and cleans up. The driver ends itself if the job was cancelled, if its time limit is over, or if no process has polled
@@ -56,7 +59,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
-from shoal.training.host.imports import forget_lean
+from shoal.training.host.imports import forget_lean, import_lean, without_threads
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
@@ -462,7 +465,12 @@ def run() -> int:
     The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
     MLflow. The workers have ended already, so nothing is lost.
     """
-    use_template(fork_template())  # the first step, because this process must have only one thread
+    # These are the first steps, because a process that forks must have only one thread.
+    if libraries := sys.argv[3:]:
+        # The template, from which the workers are forked, shares the memory of the modules with this process.
+        with without_threads():
+            import_lean(f"shoal.training.{library}.worker" for library in libraries)
+    use_template(fork_template())
     code = main()
     logging.shutdown()
     sys.stdout.flush()

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
-from shoal.training.host.imports import import_lean
+from shoal.training.host.imports import import_lean, thread_count, without_threads
 from shoal.training.host.memory import trim_memory
 
 
@@ -45,11 +45,12 @@ class Template:
         add_to_path(folders)
         if trim:
             trim_memory()
-        import_lean(modules)
+        with without_threads():
+            import_lean(modules)
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()
-        return len(os.listdir("/proc/self/task"))
+        return thread_count()
 
     def fork(self) -> int:
         """Fork a worker, whose socket and output the driver sends next, and return the worker's process id."""

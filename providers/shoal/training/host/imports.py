@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 NOT_NEEDED = ("sklearn",)
 """Packages that XGBoost and LightGBM import if installed, for their scikit-learn estimators.
@@ -14,6 +15,18 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
+_VARIABLES_WITHOUT_THREADS = {
+    # NumPy's OpenBLAS would start a thread for each CPU.
+    "OPENBLAS_NUM_THREADS": "1",
+    # Arrow's jemalloc would start a thread that frees memory.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # The workers, which may be forks of this process, return freed memory to the operating system. Only malloc does
+    # that.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Environment variables with which the imports of libraries start no threads."""
 
 _lean: set[str] = set()
 """Modules of this process that are incomplete, because they were imported while packages were hidden."""
@@ -52,3 +65,24 @@ def forget_lean() -> None:
     for module in [name for name in sys.modules if name.split(".")[0] in _lean]:
         del sys.modules[module]
     _lean.clear()
+
+
+@contextlib.contextmanager
+def without_threads() -> Iterator[None]:
+    """Set environment variables while the block imports libraries, so that the imports start no threads.
+
+    A process that forks must have only one thread: a fork copies only one, and a lock that another thread holds would
+    never be released in the fork.
+    """
+    variables = dict(os.environ)
+    os.environ.update(_VARIABLES_WITHOUT_THREADS)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def thread_count() -> int:
+    """Return the number of threads of this process, including those of C libraries."""
+    return len(os.listdir("/proc/self/task"))

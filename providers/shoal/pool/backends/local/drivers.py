@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -55,6 +56,64 @@ def kill_group(process: Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+class _Fork:
+    """A process that was forked from this process, as `subprocess.Popen` shows a process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        with self._lock:
+            return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        # Another thread may poll or kill the process in the meantime, so the lock is free while this thread waits.
+        if self.poll() is None:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return self.poll()
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._wait(os.WNOHANG) is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _Fork:
+    """Start the program of the fork server in a session of its own.
+
+    If this process has only one thread, the fork server is a fork of it. Then the two share the memory of the modules
+    that both use (30 MiB), and the start takes 0.2 s of CPU time instead of 0.6 s.
+
+    Args:
+        requests: Descriptor that becomes the program's stdin.
+        answers: Descriptor that becomes its stdout.
+    """
+    if len(os.listdir("/proc/self/task")) > 1:
+        command = [sys.executable, "-P", "-m", _FORK_SERVER]
+        return subprocess.Popen(command, stdin=requests, stdout=answers, start_new_session=True)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.dup2(requests, 0)
+            os.dup2(answers, 1)
+            # The copies of descriptors would keep this process's files locked, and its sockets open.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            runpy.run_module(_FORK_SERVER, run_name="__main__")
+        finally:
+            os._exit(1)
+    return _Fork(pid)
+
+
 class _Forked:
     """The process of a driver that was requested from the fork server, and may not have started yet."""
 
@@ -96,12 +155,14 @@ class ForkServer:
     def __init__(self) -> None:
         self._drivers: dict[str, _Forked] = {}
         self._stamp = _installed()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _FORK_SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        requests, request_to = os.pipe()
+        answers_from, answers = os.pipe()
+        self._requests, self._answers = os.fdopen(request_to, "wb", buffering=0), os.fdopen(answers_from, "rb")
+        try:
+            self._process = _start_fork_server(requests, answers)
+        finally:
+            os.close(requests)
+            os.close(answers)
         threading.Thread(target=self._read, name="shoal-fork-server", daemon=True).start()
 
     def is_current(self) -> bool:
@@ -124,11 +185,9 @@ class ForkServer:
         Raises:
             OSError: The fork server has ended.
         """
-        assert self._process.stdin is not None
         driver = self._drivers[key] = _Forked()
         request = {"id": key, "arguments": list(arguments), "folder": str(folder), "log": str(log)}
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        self._requests.write(json.dumps(request).encode() + b"\n")
         return driver
 
     def close(self) -> None:
@@ -136,15 +195,15 @@ class ForkServer:
         self._process.kill()  # closed pipes would end the process only after it has finished an import
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer: dict[str, Any] = json.loads(line)
-            driver = self._drivers[answer["id"]]
-            if "pid" in answer:
-                driver.started(answer["pid"])
-            else:
-                driver.ended(answer["code"])
-                del self._drivers[answer["id"]]
+        with self._requests, self._answers:
+            for line in self._answers:
+                answer: dict[str, Any] = json.loads(line)
+                driver = self._drivers[answer["id"]]
+                if "pid" in answer:
+                    driver.started(answer["pid"])
+                else:
+                    driver.ended(answer["code"])
+                    del self._drivers[answer["id"]]
         self._process.wait()
         # When the fork server ends, the kernel kills its drivers.
         for driver in self._drivers.values():
