@@ -14,10 +14,9 @@ from shoal import jobs
 from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.pool import reconciler
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
-from shoal.pool.reconcile import silent_jobs
+from shoal.pool.reconcile import background_process, silent_jobs
 from shoal.pool.reconcile.silent_jobs import SilentJobs
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -166,7 +165,7 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
     monkeypatch.setattr(silent_jobs, "JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
 
-    running = threading.Thread(target=reconciler.run, daemon=True)
+    running = threading.Thread(target=background_process.run, daemon=True)
     running.start()
 
     wait_until(lambda: state(headed, key) is JobState.FAILED, "the job to be settled", 120)
@@ -180,7 +179,7 @@ def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, h
     monkeypatch.setattr(silent_jobs, "WAITING_JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
 
-    running = threading.Thread(target=reconciler.run, daemon=True)
+    running = threading.Thread(target=background_process.run, daemon=True)
     running.start()
 
     wait_until(lambda: key.submission_id in head.jobs, "the job to be started", 120)

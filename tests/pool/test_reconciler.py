@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from shoal import ComputePool
-from shoal.pool import reconciler
+from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store, home
 from shoal.state.host import hostname
@@ -52,8 +52,8 @@ def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
             assert answers.wait(60)
         return reconcile(store, name)
 
-    monkeypatch.setattr(reconciler, "reconcile", round_of)
-    detached = threading.Thread(target=reconciler.run, daemon=True)
+    monkeypatch.setattr(background_process, "reconcile", round_of)
+    detached = threading.Thread(target=background_process.run, daemon=True)
     detached.start()
     try:
         wait_until(lambda: begun.count("quick") >= 3, "three rounds of the other pool")
@@ -74,9 +74,9 @@ def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypa
         with open_locked(fresh_home / f"reconciler-{hostname()}.lock", wait=False) as free:
             seen.append(free)
 
-    monkeypatch.setattr(reconciler, "_reconcile_all", rounds)
+    monkeypatch.setattr(background_process, "_reconcile_all", rounds)
     Store()
-    reconciler.run()
+    background_process.run()
     assert seen == [False]
 
 
@@ -91,25 +91,25 @@ def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path
         shutil.rmtree(fresh_home)
         home()  # what else runs makes the folder anew
 
-    monkeypatch.setattr(reconciler, "_active_pools", outage)
-    reconciler.run()
+    monkeypatch.setattr(background_process, "_active_pools", outage)
+    background_process.run()
     assert len(polls) == 1
 
 
 def test_it_ends_when_the_store_has_been_silent_for_as_long_as_nodes_wait(fresh_home, monkeypatch, caplog):
     Store()
     polls = []
-    monkeypatch.setattr(reconciler, "_active_pools", polls.append)
-    monkeypatch.setattr(reconciler, "STORE_PATIENCE", 0.0)
-    monkeypatch.setattr(reconciler, "RECONCILE_PERIOD", 0.01)
-    reconciler.run()
+    monkeypatch.setattr(background_process, "_active_pools", polls.append)
+    monkeypatch.setattr(background_process, "STORE_PATIENCE", 0.0)
+    monkeypatch.setattr(background_process, "RECONCILE_PERIOD", 0.01)
+    background_process.run()
     assert "the store could not be reached for 0 s" in caplog.text
 
 
 def test_a_short_outage_of_the_store_does_not_end_it(fresh_home, monkeypatch):
     Store()
-    monkeypatch.setattr(reconciler, "RECONCILE_PERIOD", 0.01)
+    monkeypatch.setattr(background_process, "RECONCILE_PERIOD", 0.01)
     answers = iter([None, [], []])
-    monkeypatch.setattr(reconciler, "_active_pools", lambda _store: next(answers))
-    reconciler.run()
+    monkeypatch.setattr(background_process, "_active_pools", lambda _store: next(answers))
+    background_process.run()
     assert next(answers, "all asked for") == "all asked for"

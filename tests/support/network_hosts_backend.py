@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from shoal.pool import reconciler
 from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import log_path, node_environment
 from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.reconcile import background_process
 from shoal.state import home
 from shoal.state.home import subfolder
 from tests.support.network_hosts import Host
@@ -71,4 +71,4 @@ def _list() -> Path:
 if __name__ == "__main__":
     BACKENDS["local"] = HostsBackend
     os.chdir("/")
-    reconciler.run()
+    background_process.run()

@@ -1,10 +1,6 @@
-"""The reconciler: a background process that starts and ends the nodes of this host's pools while any pool is up
-(``python -m shoal.pool.reconciler``).
+"""Start the reconciler, the background process of this host's pools (``python -m shoal.pool.reconciler``).
 
-The reconciler completes asynchronous operations, keeps MIN_NODES nodes running, replaces dead nodes, expires leases,
-and takes idle pools down. A file lock ensures that only one reconciler runs per host, ``SHOAL_HOME`` and store. If the
-reconciler dies, the next request, the next sweep or any node's supervisor starts a new one. No request is lost in the
-meantime, because requests are rows in the database, and every blocking call and every sweep reconciles the pool itself.
+The reconciler's work is in `shoal.pool.reconcile.background_process`.
 """
 
 from __future__ import annotations
@@ -12,223 +8,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 
-from sqlalchemy import func, select
-
-from shoal import telemetry
-from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
-from shoal.pool.bound_host import is_here
-from shoal.pool.journal import rows
-from shoal.pool.journal.retention import RETENTION_PERIOD, retain
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.silent_jobs import SilentJobs
-from shoal.pool.timeouts import LOST_JOBS_PERIOD, RECONCILE_PERIOD, SILENT_JOBS_PERIOD, STORE_PATIENCE
-from shoal.state import Store
-from shoal.state.home import home, lock_file, store_tag, subfolder
-from shoal.state.host import hostname
+from shoal.pool.reconcile import background_process
 from shoal.state.locks import open_locked
-from shoal.state.schema import Node, Pool, PoolState
-
-log = logging.getLogger("shoal.reconciler")
-
-_SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
-"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. The command runs in
-a separate process, because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
-
-_MOST_AT_ONCE = 32
-"""Largest number of pools that are reconciled at the same time. Each pool has its own thread, so that a cluster that
-does not answer does not delay the other pools."""
 
 
 def ensure_running() -> None:
     """Start the reconciler of this ``SHOAL_HOME`` and store, unless it is already running."""
-    with open_locked(_lock_path(), wait=False) as free:
+    with open_locked(background_process.lock_path(), wait=False) as free:
         if not free:
             return
     spawn_detached(
         [sys.executable, "-m", "shoal.pool.reconciler"],
         env=inherited_environment(),
-        log=_log(),
+        log=background_process.log_path(),
     )
-
-
-def _lock_path() -> Path:
-    return lock_file("reconciler")
-
-
-def _lock_path_of_0_1() -> Path:
-    """Return the path of the lock file that tells supervisor processes of shoal 0.1 whether a reconciler runs.
-
-    The reconciler locks this file, too. Otherwise each supervisor of shoal 0.1 would start a reconciler every 5 s.
-    """
-    return home() / f"reconciler-{hostname()}{store_tag()}.lock"
-
-
-def run() -> None:
-    """Reconcile this host's pools (start their missing nodes and end their surplus nodes) until no pool needs a
-    reconciler."""
-    if not Path(os.environ["SHOAL_HOME"]).exists():
-        # The folder $SHOAL_HOME was removed while this process started. The process ends here, because opening the
-        # store would create the folder again.
-        return
-    store = Store(migrate=False)
-    while True:
-        lock = _lock_path()
-        with ExitStack() as old, open_locked(lock, wait=False) as mine:
-            if not mine:
-                return
-            old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
-            try:
-                _reconcile_all(store, lock)
-            except _Ended as ended:
-                log.warning("%s: this reconciler ends; the next request or any node starts another one", ended)
-                return
-        # Another process may have started a pool after `_reconcile_all` returned, but before this process released the
-        # lock. That process started no reconciler, because the lock was still held. So look for active pools again
-        # before this process ends.
-        if not store.exists() or _active_pools(store) == []:
-            return
-
-
-class _Ended(Exception):
-    """Signal that this reconciler has to end, although pools may still need a reconciler. The message is the reason."""
-
-
-def _reconcile_all(store: Store, lock: Path) -> None:
-    """Reconcile every pool of this host (start its missing nodes and end its surplus nodes) again and again, until no
-    pool needs a reconciler.
-
-    Args:
-        store: The state store.
-        lock: The lock file that this process has locked.
-
-    Raises:
-        _Ended: The lock file was removed, or the store has not answered for an hour (`STORE_PATIENCE`).
-    """
-    telemetry.follow_nodes(lambda: _node_counts(store))
-    rounds: dict[str, Future[None]] = {}
-    retained_at: dict[str, float] = {}
-    settling = _Settling(store)
-    locked = lock.stat()
-    answered_at = time.monotonic()
-    with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
-        while store.exists() and (names := _active_pools(store)) != []:
-            if not _is_file(lock, locked):
-                # Usually, a user has removed $SHOAL_HOME. The lock on a removed file does not stop other reconcilers
-                # from starting, so this reconciler ends.
-                raise _Ended(f"the lock file {lock} was removed")
-            if names is not None:
-                answered_at = time.monotonic()
-            elif time.monotonic() - answered_at > STORE_PATIENCE:
-                raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s")
-            for name in names or ():
-                if name in rounds and not rounds[name].done():
-                    continue
-                now = time.monotonic()
-                tidy = now - retained_at.setdefault(name, now) > RETENTION_PERIOD
-                if tidy:
-                    retained_at[name] = now
-                rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
-            settling.look(names or [])
-            time.sleep(RECONCILE_PERIOD)
-
-
-class _Settling:
-    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the command `_SETTLE`, which
-    asks the pools' heads about these jobs.
-
-    Args:
-        store: The state store.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._silent = SilentJobs()
-        self._look_at = self._settle_at = 0.0
-
-    def look(self, names: list[str]) -> None:
-        """Check the jobs of the given pools. If a job may be lost, because its row in the database does not change any
-        more, start the command `_SETTLE`, which asks the pools' heads about their jobs.
-
-        The jobs are checked at most every 10 s, and the command is started at most every 60 s.
-
-        Args:
-            names: Names of the pools.
-        """
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + SILENT_JOBS_PERIOD
-        try:
-            with self._store.reading() as session:
-                silent = self._silent.among(rows.unfinished_jobs(session, names))
-            if silent and now >= self._settle_at:
-                self._settle_at = now + LOST_JOBS_PERIOD
-                log.info("no sign of life from jobs %s: asking their heads", ", ".join(job.id for job in silent))
-                spawn_detached(_SETTLE, env=inherited_environment(), log=_log())
-        except StoreError as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("the check for lost jobs failed; it is repeated in %.0f s", SILENT_JOBS_PERIOD)
-
-
-def _log() -> Path:
-    return subfolder("logs") / "reconciler.log"
-
-
-def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
-    try:
-        changes = reconcile(store, name)
-        if tidy:
-            retain(store, name, time.time())
-    except PoolNotFoundError:
-        return
-    except StoreError as error:
-        log.warning("pool %s: %s", name, error)
-        return
-    except Exception:
-        log.exception("pool %s: this reconcile round failed; the next round tries again", name)
-        return
-    for sentence in changes.sentences():
-        log.info("pool %s: %s", name, sentence)
-
-
-def _active_pools(store: Store) -> list[str] | None:
-    """Return the names of this host's pools that need a reconciler, or None if the store does not answer."""
-    try:
-        with store.reading() as session:
-            rows = session.scalars(select(Pool).order_by(Pool.name))
-            # A pool that belongs to a process (`owner`) stays in the list even while the pool is down, because the
-            # reconciler has to remove the pool's row when the process ends.
-            return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
-    except StoreError as error:
-        log.warning("%s", error)
-        return None if store.exists() else []
-
-
-def _node_counts(store: Store) -> dict[tuple[str, str], int]:
-    """Return the number of nodes of this host's pools, by pool and state."""
-    query = select(Node.pool, Node.state, func.count()).group_by(Node.pool, Node.state)
-    with store.reading() as session:
-        here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
-        return {(pool, state.value): count for pool, state, count in session.execute(query) if pool in here}
-
-
-def _is_file(path: Path, file: os.stat_result) -> bool:
-    """Return whether the file at a path is still the given file, and was not removed or replaced."""
-    try:
-        return os.path.samestat(path.stat(), file)
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")
-    run()
+    background_process.run()
