@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
-from shoal.data.parquet.filesystems import join, split_query
+from shoal.data.parquet.paths import join, split_query
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError

@@ -115,7 +115,7 @@ def test_a_worker_that_is_killed_half_way_costs_no_row_and_doubles_none(predict,
     """Any pyfunc model, with two values per row; at its second batch one worker is killed, once."""
     import mlflow
 
-    from shoal.jobs.prediction import planning
+    from shoal.jobs.prediction import output_files
 
     class Deadly(mlflow.pyfunc.PythonModel):
         def __init__(self, flag: str) -> None:
@@ -137,7 +137,7 @@ def test_a_worker_that_is_killed_half_way_costs_no_row_and_doubles_none(predict,
     mlflow.pyfunc.save_model(
         tmp_path / "deadly", python_model=Deadly(str(flag)), signature=signature, pip_requirements=[]
     )
-    monkeypatch.setattr(planning, "_FILE_ROWS", 1_000)
+    monkeypatch.setattr(output_files, "FILE_ROWS", 1_000)
     result = predict(model=str(tmp_path / "deadly"), keep_cols=[], run_config={"max_restarts": 1})
 
     assert flag.exists()

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning.row_groups import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.jobs.prediction import planning, worker
+from shoal.jobs.prediction import output_files, worker
 from shoal.jobs.prediction.output_files import MARKER, Output
 from shoal.jobs.prediction.planning import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -67,7 +67,7 @@ def test_a_relative_model_folder_and_output_are_the_callers(tmp_path, monkeypatc
 def test_every_row_is_in_one_file_in_order(rows, workers, most):
     groups = [RowGroup(f"/data/{number // 3}", number % 3, count) for number, count in enumerate(rows)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "_FILE_ROWS", most)
+        patch.setattr(output_files, "FILE_ROWS", most)
         plan = plan_files(groups, workers)
     in_order = [
         (part.path, part.row_group, row)

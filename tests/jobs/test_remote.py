@@ -251,7 +251,7 @@ class TestFrames:
     def test_a_larger_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(
         self, submit, pool, frame, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote.frames.MAX_FRAME_BYTES", 100)
         pool(shared_folders=str(tmp_path))
         spec = training(dataset=frame.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
 
@@ -269,7 +269,7 @@ class TestFrames:
         assert not Path(dataset.staging).exists()
 
     def test_a_larger_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit, head, frame, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote.frames.MAX_FRAME_BYTES", 100)
 
         with pytest.raises(InvalidArgumentError, match=r"the staged copy .*at most 8 MiB .*artifact_location"):
             submit(training(dataset=frame.to_spec(), run_config={"pool_name": POOL}))

@@ -209,6 +209,32 @@ def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> No
         )
 
 
+def check_finite(values: np.ndarray, what: str, column: str, part: RowRange) -> None:
+    """Check that no weight or margin of a row range is null, NaN or infinite.
+
+    The check is necessary, because the boosting libraries accept NaN and treat it as a number.
+
+    Args:
+        values: The values ``[rows]`` of one row range, nulls as NaN.
+        what: Role of the column, such as "weight".
+        column: Name of the column.
+        part: Row range that the values were read from.
+
+    Raises:
+        DataError: If a value is null, NaN or infinite. The message names the file, the row group, the column and the
+            first bad row.
+    """
+    import numpy as np
+
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise DataError(
+            f'{part.path}, row group {part.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
+            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: "
+            "every row needs a finite number"
+        )
+
+
 def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:

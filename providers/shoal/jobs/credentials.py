@@ -53,10 +53,6 @@ _SHORTEST_SESSION_S = 900.0
 """Shortest lifetime of temporary credentials in seconds, which is that of an AWS session. Credentials that are younger
 than this have not expired."""
 
-_SHORTEST_SECRET = 6
-"""Smallest length, in characters, of the secrets that are hidden in texts. A shorter secret is not hidden, because it
-would also match parts of ordinary words."""
-
 
 @dataclass(frozen=True)
 class Secrets:
@@ -77,9 +73,7 @@ class Secrets:
         hidden."""
         for uri in self.uris.values():
             text = text.replace(uri, redaction.redact_value(uri))
-        for word in sorted(self._words, key=len, reverse=True):
-            text = text.replace(word, redaction.HIDDEN)
-        return redaction.redact(text)
+        return redaction.redact(redaction.hide_secrets(text, self._words))
 
     @cached_property
     def _words(self) -> frozenset[str]:
@@ -88,7 +82,7 @@ class Secrets:
         # "password". In this case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
-        return frozenset(word for word in named.union(*parts) if len(word) >= _SHORTEST_SECRET)
+        return frozenset(named.union(*parts))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers. Database URLs are left out, because only the driver uses

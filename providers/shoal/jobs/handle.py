@@ -565,7 +565,7 @@ class JobHandle:
         self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}
         overdue = [key for key, since in self._room_since.items() if now - since > TURN_PATIENCE_S]
         try:
-            if self._key in line.free_for or not line.has_nodes or self._has_waited_too_long(job):
+            if self._key in line.free_for or not line.has_nodes or job_queue.why_waited_too_long(job, self._clock()):
                 self.start_if_room()
                 job = attempts.load(self._store, self._key)
             for key in overdue:
@@ -634,9 +634,8 @@ class JobHandle:
         if self._is_orphan(job, 0.0):
             why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited in the queue"
             return self.end_pending(job, JobState.CANCELLED, why)
-        if self._has_waited_too_long(job):
-            why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
-            return self.end_pending(job, JobState.FAILED, why)
+        if too_long := job_queue.why_waited_too_long(job, self._clock()):
+            return self.end_pending(job, JobState.FAILED, too_long)
         if find_head(self._store, job.pool, self._endpoint_of) is Silence.POOL_GONE:
             return self.end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')
         return False
@@ -654,13 +653,6 @@ class JobHandle:
             return False
         self._tidy(job)
         return True
-
-    def _has_waited_too_long(self, job: Job) -> bool:
-        timeout = (job.spec.get("run_config") or {}).get("timeout")
-        if timeout is None or job.queued_at is None:
-            return False
-        waited = stamps.age(job.queued_at, job.queued_clock)
-        return (self._clock() - job.queued_at if waited is None else waited) > float(timeout)
 
     def _is_orphan(self, job: Job, grace_s: float) -> bool:
         """Return whether no process has polled the attempt for more than `orphan_after` plus `grace_s` seconds."""

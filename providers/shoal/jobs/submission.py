@@ -29,7 +29,7 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.lost_attempts import address, pool_endpoint
-from shoal.jobs.remote import frames, package, reachability
+from shoal.jobs.remote import frames, package, reachability, shared_folders
 from shoal.jobs.remote.package import Package
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.pool.backends import versions
@@ -133,7 +133,7 @@ def submit(
         if found is not None:
             return found
     pool_spec = reachability.spec_of(store, pool)
-    is_remote = reachability.is_remote(pool_spec)
+    is_remote = shared_folders.is_remote(pool_spec)
     along: Package | None = None
     spec = reachability.located(spec, pool_spec)
     with frames.sent_for(spec, pool_spec) as sent:

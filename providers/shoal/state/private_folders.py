@@ -2,49 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import stat
 from pathlib import Path
-
-from shoal.errors import StoreError
-
-log = logging.getLogger("shoal.home")
-
-
-def keep_home_private(path: Path) -> None:
-    """Set the mode of ``$SHOAL_HOME`` to 0700 if other users can enter the folder.
-
-    Args:
-        path: The folder's absolute path.
-
-    Raises:
-        StoreError: The folder belongs to another user, any user can write to it, or its mode cannot be changed.
-    """
-    # If the path is a symlink, both the link and its target are checked, because the link's owner could later change
-    # the link to another folder.
-    for found in (path.lstat(), path.stat()):
-        if found.st_uid != os.geteuid() and not (stat.S_ISLNK(found.st_mode) and found.st_uid == 0):
-            raise StoreError(
-                f"SHOAL_HOME {path} belongs to user {found.st_uid}, who can read and change files in it. "
-                "Set SHOAL_HOME to a folder that belongs to you"
-            )
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o002:
-        raise StoreError(
-            f"SHOAL_HOME {path} has mode {mode:04o}: any user may have changed files in it. Check its contents and run "
-            f"`chmod 700 {path}`, or set SHOAL_HOME to a new folder"
-        )
-    if mode & 0o077:
-        try:
-            path.chmod(0o700)
-        except OSError as error:
-            raise StoreError(
-                f"SHOAL_HOME {path} has mode {mode:04o}, and changing it to 0700 failed: {error}. Set SHOAL_HOME to "
-                "another folder"
-            ) from error
-        log.warning("SHOAL_HOME %s had mode %04o, so other users could enter it: its mode is now 0700", path, mode)
 
 
 def why_not_mine(folder: Path) -> str | None:

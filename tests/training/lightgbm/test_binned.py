@@ -16,8 +16,8 @@ from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part, ShardRows
 from shoal.training.lightgbm.bin_sample import sample, shares
 from shoal.training.lightgbm.binning import find_bins
-from shoal.training.lightgbm.dataset import Binned
-from shoal.training.lightgbm.worker import label_check, refuse_if_too_large
+from shoal.training.lightgbm.dataset import Binned, refuse_if_too_large
+from shoal.training.lightgbm.worker import label_check
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": True, "force_col_wise": True}

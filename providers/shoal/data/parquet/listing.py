@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from shoal.data.libraries import need
-from shoal.data.parquet.filesystems import resolve, split_query
+from shoal.data.parquet.filesystems import resolve
+from shoal.data.parquet.paths import split_query
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 _MAGIC = re.compile(r"[*?\[]")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.filter_syntax import Filters, columns_of
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
-from shoal.data.parquet.filesystems import normalise
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
+from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer
 from shoal.data.planning.row_groups import RowGroup, RowRange

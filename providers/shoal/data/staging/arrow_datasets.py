@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.filesystems import join
 from shoal.data.parquet.footers import wrap_read_errors
+from shoal.data.parquet.paths import join
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.staging.location import staged
 from shoal.data.staging.table_writer import write_batches

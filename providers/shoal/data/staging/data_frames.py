@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.libraries import need
-from shoal.data.parquet.filesystems import join
+from shoal.data.parquet.paths import join
 from shoal.data.staging.location import staged
 from shoal.data.staging.table_writer import TableWriter, group_rows
 from shoal.errors import DataError, InvalidArgumentError

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.data.libraries import need
-from shoal.data.parquet.filesystems import is_local, join, normalise, resolve
+from shoal.data.parquet.filesystems import resolve
+from shoal.data.parquet.paths import is_local, join, normalise
 from shoal.data.staging.staged_data import discard, hold
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shoal.data.parquet.filesystems import is_local, resolve
+from shoal.data.parquet.filesystems import resolve
+from shoal.data.parquet.paths import is_local
 from shoal.data.ray_data import connected_ray
 from shoal.data.staging.location import staged
 from shoal.errors import InvalidArgumentError

@@ -11,7 +11,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.filesystems import normalise, resolve
+from shoal.data.parquet.filesystems import resolve
+from shoal.data.parquet.paths import normalise
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -19,14 +19,16 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.state import Store
 from shoal.training import locations
 from shoal.training.artifact_claims import Claim
+from shoal.training.lightgbm import model as lightgbm_model
+from shoal.training.xgboost import model as xgboost_model
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
     from shoal.training.boosting.request import TrainResult
     from shoal.training.pytorch.request import FunctionResult
 
-_MODELS = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
-"""Name of the model file by framework. XGBoost and LightGBM choose the file's format by the ending of the name."""
+_MODELS = {"xgboost": xgboost_model.FILE_NAME, "lightgbm": lightgbm_model.FILE_NAME}
+"""Name of the model file by framework."""
 _REPORT = "training.json"
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)

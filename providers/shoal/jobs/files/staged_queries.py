@@ -28,7 +28,7 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
     Returns:
         Directory or URI of each query, by the query's key (see :meth:`DatasetSpec.query_key`).
     """
-    from shoal.data.parquet.filesystems import join, normalise
+    from shoal.data.parquet.paths import join, normalise
     from shoal.data.staging.location import default_location
 
     queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))

@@ -141,6 +141,23 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
             usage.job_uses(session, job, 1, now)
 
 
+def why_waited_too_long(job: Job, now: float) -> str | None:
+    """Return the error of an attempt that has waited in the queue for longer than the timeout in its run_config; None
+    if it may wait on.
+
+    Args:
+        job: The attempt's row.
+        now: Present time in seconds since the epoch.
+    """
+    timeout = (job.spec.get("run_config") or {}).get("timeout")
+    if timeout is None or job.queued_at is None:
+        return None
+    waited = stamps.age(job.queued_at, job.queued_clock)
+    if (now - job.queued_at if waited is None else waited) <= float(timeout):
+        return None
+    return f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
+
+
 def put_back(store: Store, key: Key) -> None:
     """Put an admitted attempt back into the queue, at its old place. Do nothing if the attempt is not pending any more.
 

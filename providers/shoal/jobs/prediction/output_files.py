@@ -22,6 +22,10 @@ from shoal.training.locations import filesystem
 MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
 
+FILE_ROWS = 1_000_000
+"""Number of rows after which a worker begins a new output file with the next row group. The files are large because few
+large files are faster to list and open than many small ones."""
+
 _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 
 

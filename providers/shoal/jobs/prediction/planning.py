@@ -10,11 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.data.planning.row_groups import RowGroup, RowRange
-from shoal.jobs.prediction.output_files import file_name
-
-_FILE_ROWS = 1_000_000
-"""Number of rows after which a worker begins a new output file with the next row group. The files are large because few
-large files are faster to list and open than many small ones."""
+from shoal.jobs.prediction import output_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class OutputFile:
     @property
     def name(self) -> str:
         """Return the name of the file."""
-        return file_name(self.first_row, self.rows)
+        return output_files.file_name(self.first_row, self.rows)
 
 
 def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[OutputFile, ...], ...]:
@@ -73,7 +69,7 @@ def _files(ranges: Sequence[RowRange], start: int) -> Iterator[OutputFile]:
     pending: list[RowRange] = []
     for part in ranges:
         pending.append(part)
-        if sum(each.rows for each in pending) >= _FILE_ROWS:
+        if sum(each.rows for each in pending) >= output_files.FILE_ROWS:
             file = OutputFile(start, tuple(pending))
             yield file
             start, pending = start + file.rows, []

@@ -18,9 +18,13 @@ from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs.files import storage
-from shoal.jobs.remote import package, reachability
+from shoal.jobs.remote import shared_folders
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
+
+MAX_FRAME_BYTES = 8 * 2**20
+"""Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
+the job has ended."""
 
 _OURS = "_shoal_"
 """Prefix of the names of files without rows, such as markers, in a directory of staged data."""
@@ -57,22 +61,22 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         DataError: The data cannot be read, or a copy cannot be written.
     """
     local = {
-        each.staging for each in spec.datasets() if each.staging and not reachability.is_reachable(each.staging, pool)
+        each.staging for each in spec.datasets() if each.staging and not shared_folders.is_reachable(each.staging, pool)
     }
-    if not reachability.is_remote(pool) or not local:
+    if not shared_folders.is_remote(pool) or not local:
         yield Sent(spec)
         return
-    if sum(file.stat().st_size for directory in local for file in _files(directory)) <= package.MAX_FRAME_BYTES:
+    if sum(file.stat().st_size for directory in local for file in _files(directory)) <= MAX_FRAME_BYTES:
         packed: dict[str, str] = {}
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
     # The spec names no location that the nodes can reach, so the data are not copied, and `reach.check` refuses the job
     # later.
-    if base is None or base == storage.IN_STORE or not reachability.is_reachable(base, pool):
+    if base is None or base == storage.IN_STORE or not shared_folders.is_reachable(base, pool):
         yield Sent(spec)
         return
-    from shoal.data.parquet.filesystems import join, normalise
+    from shoal.data.parquet.paths import join, normalise
     from shoal.data.staging.location import staged
     from shoal.data.staging.staged_data import release
 
@@ -89,7 +93,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.filesystems import normalise, resolve
+    from shoal.data.parquet.filesystems import resolve
+    from shoal.data.parquet.paths import normalise
 
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):

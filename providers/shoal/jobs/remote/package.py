@@ -26,10 +26,6 @@ from shoal.jobs import ids
 from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
 
-MAX_FRAME_BYTES = 8 * 2**20
-"""Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
-the job has ended."""
-
 _PREFIX = f"{packaged.SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,18 +9,18 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.files import storage
-from shoal.jobs.remote import package
+from shoal.jobs.remote import frames
+from shoal.jobs.remote.shared_folders import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool
-from shoal.training.locations import SQLITE, local_path
+from shoal.training.locations import SQLITE
 
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
@@ -31,7 +30,7 @@ _SHARED = (
 _OBJECT_STORE = "an object store, such as s3://bucket/folder"
 
 _TOO_LARGE = (
-    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
+    f"only data of at most {frames.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
     f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
 )
 
@@ -47,17 +46,6 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
         if spec is None:
             raise PoolNotFoundError(pool, rows.pool_names(session))
     return PoolSpec.model_validate(spec)
-
-
-def is_remote(spec: PoolSpec) -> bool:
-    """Return whether the pool's nodes may be on hosts that share only the network with this process."""
-    return not BACKENDS[spec.backend]().bound_to_host
-
-
-def is_reachable(location: str, pool: PoolSpec) -> bool:
-    """Return whether a location is a URI, or in a folder that the pool's nodes share with this machine."""
-    path = _local(location)
-    return path is None or any(Path(path).is_relative_to(folder) for folder in pool.shared())
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
@@ -123,12 +111,12 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
     """Yield each local path that a job needs, with a description of the path and a remedy."""
     location = spec.run_config.artifact_location
     for dataset in spec.datasets():
-        if dataset.staging is not None and (path := _local(dataset.staging)):
+        if dataset.staging is not None and (path := path_here(dataset.staging)):
             yield path, "the staged copy of a frame or a query in", _TOO_LARGE
         for given in dataset.paths:
-            if path := _local(given):
+            if path := path_here(given):
                 yield path, "the dataset", f"copy it to {_OBJECT_STORE}"
-    if location is not None and (path := _local(location)):
+    if location is not None and (path := path_here(location)):
         yield path, "artifact_location", f"set it to a URI in {_OBJECT_STORE}"
     tracking = spec.tracking
     if tracking is not None and tracking.uri and (path := _database(tracking.uri)):
@@ -140,18 +128,12 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
     if isinstance(spec, PredictJobSpec):
         if is_model_folder(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
-        if path := _local(spec.output_path):
+        if path := path_here(spec.output_path):
             yield path, "output_path", f"set it to a URI in {_OBJECT_STORE}"
-
-
-def _local(location: str) -> str | None:
-    """Return the path of a location on this machine; None if the location is a URI."""
-    path = local_path(location)
-    return None if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def _database(uri: str) -> str | None:
     """Return the local file or folder that an MLflow tracking URI names; None if the URI names a server."""
     if uri.startswith("sqlite:"):
         return str(Path(uri.removeprefix(SQLITE)).absolute())
-    return None if uri == "databricks" else _local(uri)
+    return None if uri == "databricks" else path_here(uri)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
-from shoal.data.checks import check_label_values
+from shoal.data.checks import check_finite, check_label_values
 from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
-from shoal.data.parquet.filesystems import is_local
 from shoal.data.parquet.groups import group_starts
+from shoal.data.parquet.paths import is_local
 from shoal.data.planning.row_groups import RowRange, Shard
 from shoal.errors import DataError
 from shoal.training.host import memory
@@ -215,9 +215,16 @@ class ShardRows:
         return Batch(
             to_matrix(encoded(table, columns.categories), columns.features),
             label,
-            _complete(table, "weight", columns.weight, rows),
-            _complete(table, "base_margin", columns.base_margin, rows),
+            self._finite(table, "weight", columns.weight, rows),
+            self._finite(table, "base_margin", columns.base_margin, rows),
         )
+
+    def _finite(self, table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+        if column is None:
+            return None
+        values = to_vector(table, column, "float32")
+        check_finite(values, what, column, rows)
+        return values
 
 
 class _GroupNumbers:
@@ -257,23 +264,3 @@ def in_whole_groups(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield whole[:last]
     if held is not None:
         yield held
-
-
-def _complete(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
-    """Return a column of weights or margins; raise DataError if a value is null, NaN or infinite.
-
-    The check is necessary, because the boosting libraries accept NaN and treat it as a number.
-    """
-    import numpy as np
-
-    if column is None:
-        return None
-    values = to_vector(table, column, "float32")
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        raise DataError(
-            f'{rows.path}, row group {rows.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
-            f"in {len(bad)} of {len(values)} rows, first at row {rows.start + int(bad[0])}: "
-            "every row needs a finite number"
-        )
-    return values

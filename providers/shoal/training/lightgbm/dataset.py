@@ -1,4 +1,5 @@
-"""Build LightGBM datasets from streamed row groups, and set the scores from which boosting starts."""
+"""Build LightGBM datasets from streamed row groups, set the scores from which boosting starts, and refuse datasets that
+do not fit in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +8,41 @@ from collections.abc import Iterator
 import lightgbm
 import numpy as np
 
+from shoal.errors import DataError
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
+
+# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
+_ONE_BYTE_BINS = 256
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
+# once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
+# (one score, or one per class): the score, its gradients, and the gradients again in the order of the leaves.
+_BYTES_PER_ROW = 26
+_BYTES_PER_SCORE = 24
+
+
+def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
+    """Raise DataError if the rows do not fit in memory, because LightGBM cannot train from disk.
+
+    Args:
+        task: Data and parameters of this worker.
+        workers: Number of workers on this node.
+        available: Memory that these workers can use together, in bytes.
+
+    Raises:
+        DataError: The rows do not fit; the message contains the sizes and advice.
+    """
+    features = len(task.columns.features)
+    width = features * (1 if int(task.params.get("max_bin", 255)) < _ONE_BYTE_BINS else 2)
+    width += _BYTES_PER_ROW + _BYTES_PER_SCORE * int(task.params.get("num_class", 1))
+    rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
+    if rows * width * workers > available:
+        raise DataError(
+            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node need "
+            f"{rows * width * workers / 2**30:.1f} GiB for LightGBM's bins and scores, but only "
+            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use XGBEstimator, which can "
+            "train from disk"
+        )
 
 
 class Binned:

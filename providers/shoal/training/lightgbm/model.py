@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import lightgbm
 
+FILE_NAME = "model.txt"
+"""Name of the file of a trained model."""
+
 
 def load(model: bytes, best_iteration: int | None) -> lightgbm.Booster:
     """Load a trained LightGBM model from LightGBM's text format.

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import xgboost
 
+FILE_NAME = "model.ubj"
+"""Name of the file of a trained model. XGBoost chooses the file's format by the ending of the name."""
+
 
 def load(model: bytes, best_iteration: int | None) -> xgboost.Booster:
     """Load a trained XGBoost model from its bytes.

@@ -1,0 +1,81 @@
+"""Make the paths of datasets absolute, and refuse paths that contain credentials or that Arrow cannot open."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import urlsplit
+
+from shoal.errors import InvalidArgumentError, shown
+from shoal.redaction import has_credentials, redact_value
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+# If bytes of a file name are not valid UTF-8, Python decodes them to surrogate characters. Arrow cannot open a path
+# with such characters, so the path is refused.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_OPTION = re.compile(r"\w+=")
+
+
+def normalise(path: str | os.PathLike[str]) -> str:
+    """Make a path absolute, so that a process with another working folder reads the same file.
+
+    Args:
+        path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
+
+    Returns:
+        An absolute local path, or the URI without a trailing slash.
+
+    Raises:
+        InvalidArgumentError: If `path` is not a valid path or URI, or is a URI that contains credentials.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {shown(path)}")
+    text = os.fspath(path)
+    if not text.strip():
+        raise InvalidArgumentError("a path is empty: name a Parquet file, a directory or a glob")
+    if "\0" in text or _SURROGATE.search(text):
+        raise InvalidArgumentError(
+            f"the path {shown(text)} contains a NUL or a surrogate character, which Arrow cannot open: rename the file "
+            "or directory"
+        )
+    if _SCHEME.match(text):
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
+    if "://" in text and has_credentials(text):
+        # The path is refused, because paths are written to job specs, logs and MLflow, where other users could read the
+        # credentials.
+        raise InvalidArgumentError(
+            f"the path {redact_value(text)} contains credentials (hidden here): remove them from the path and set "
+            "them in environment variables or in the usual credentials file, on this machine and on the nodes"
+        )
+    if text.startswith("file://"):
+        from urllib.request import url2pathname
+
+        return os.path.abspath(url2pathname(urlsplit(text).path))
+    if not _SCHEME.match(text):
+        return os.path.abspath(os.path.expanduser(text))
+    return text.rstrip("/")
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path or URI is a path on this machine's filesystem (including mounts) and not a URI."""
+    return not _SCHEME.match(path)
+
+
+def join(base: str, name: str) -> str:
+    """Append a file name to the path or URI of a directory. In a URI with ``?`` options, the name is inserted before
+    the options."""
+    head, mark, query = split_query(base)
+    return f"{head.rstrip('/')}/{name}{mark}{query}"
+
+
+def split_query(path: str) -> tuple[str, str, str]:
+    """Split a URI such as ``s3://b/k?region=x`` into the path, ``?`` and the options.
+
+    Without options, the last two strings are empty. Options begin only at a ``?`` that is in a URI and precedes
+    ``name=``. Any other ``?`` is a wildcard and stays in the path.
+    """
+    head, mark, query = path.partition("?")
+    return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
