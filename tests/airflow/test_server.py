@@ -27,7 +27,7 @@ from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import months_before
 from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
-from shoal.jobs.mlflow.tracking import default_uri
+from shoal.jobs.mlflow.job_run import default_uri
 from shoal.state.schema import JobState
 from tests.airflow.real_airflow import (
     POOL,

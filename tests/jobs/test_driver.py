@@ -319,7 +319,7 @@ class TestDriver:
         assert params["categorical_cols"] == "carrier, day"
 
     def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow.job_run.available", lambda: False)
 
         code, job = drive(store, spec.model_copy(update={"tracking": Tracking()}))
 
@@ -352,7 +352,7 @@ class TestDriver:
         )
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.mlflow.tracking.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow.job_run.available", lambda: False)
         spec = spec.model_copy(
             update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset, overlap="flag")}
         )

@@ -25,8 +25,8 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
 from tests.support.job_store import POOL
 

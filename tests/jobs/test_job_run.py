@@ -1,229 +1,332 @@
-"""The experiment of the job's MLflow run, as user code in the workers chooses it, on a real MLflow database."""
+"""Tracking and the gate against a real MLflow store and tiny real boosters."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from shoal.data.gang_position import GangPosition
-from shoal.jobs import Tracking
-from shoal.jobs.mlflow.tracking import Run, artifacts_of
-from shoal.jobs.specs.function import FunctionJobSpec
-from shoal.training.context import GangContext
-from shoal.training.mlflow import job_run
-from shoal.training.mlflow.import_hook import after_import
+from shoal.data import DataConnector
+from shoal.errors import DataError, JobError
+from shoal.jobs import Register, Tracking
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.mlflow import holdout_evaluation, model_loading, promotion
+from shoal.jobs.mlflow.holdout import Holdout, check_holdout
+from shoal.jobs.mlflow.job_run import Run, metric_name
+from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.promotion_decision import Evaluation
+from shoal.jobs.mlflow.promotion_history import Ledger
+from shoal.state import Store
+from shoal.state.schema import JobState
+from shoal.training.mlflow.experiments import folder_of
+from tests.support.job_store import POOL
 
-Worker = Callable[[int], ModuleType]
-
-
-def test_code_runs_after_the_import_of_a_module_and_not_when_it_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "imported_late.py").write_text("NAME = __name__")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    seen: list[str] = []
-    after_import("imported_late", lambda module: seen.append(module.NAME))
-
-    assert importlib.util.find_spec("imported_late") is not None
-    assert importlib.util.find_spec("imported_never") is None
-    assert seen == []
-    module = importlib.import_module("imported_late")
-    assert seen == ["imported_late"]
-    assert module.__spec__.loader.get_source("imported_late") == "NAME = __name__"
-    after_import("imported_late", lambda module: seen.append("at once"))
-    assert seen == ["imported_late", "at once"]
-    del sys.modules["imported_late"]
+NAN = float("nan")
+COLUMNS = ["a", "b"]
 
 
 @pytest.fixture
-def run(fresh_home: Path, own_mlflow: str) -> Iterator[Run]:
-    """The run that a job begins with, which the driver has as its active one."""
+def tracking(mlflow_uri: str) -> Tracking:
+    return Tracking(uri=mlflow_uri, experiment="test", tags={"team": "x"})
+
+
+@pytest.fixture
+def run(store: Store, tracking: Tracking) -> Iterator[Run]:
     import mlflow
 
-    run = Run.begin(Tracking(uri=own_mlflow, tags={"team": "x"}), name="job-1", tags={"shoal.job_id": "job"})
-    run.log_params({"epochs": 3})
+    run = Run.begin(tracking, name="job-1", tags={"shoal.job_id": "job"})
     yield run
     mlflow.end_run()
 
 
-@pytest.fixture
-def worker(run: Run, monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> Worker:
-    """Return MLflow as user code in a worker of the given rank has it, at the worker's start."""
-    import mlflow
+def frame(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    data = pd.DataFrame({"a": random.random(rows), "b": random.random(rows)})
+    return data.assign(y=data["a"] * 3 + data["b"])
 
-    class Fresh(ModuleType):
-        """The module itself, with a `set_experiment` of its own."""
 
-        set_experiment = staticmethod(mlflow.set_experiment)
-        MlflowClient = mlflow.MlflowClient
-        get_tracking_uri = staticmethod(mlflow.get_tracking_uri)
-        tracking = mlflow.tracking
+def booster(rounds: int, columns: list[str] = COLUMNS):
+    import xgboost
 
-    monkeypatch.setattr(mlflow.tracking.fluent, "set_experiment", mlflow.set_experiment)
-    monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
-    for name in ("MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"):
-        monkeypatch.setenv(name, "")
-
-    def start(rank: int) -> ModuleType:
-        module = Fresh("mlflow")
-        monkeypatch.setitem(sys.modules, "mlflow", module)
-        monkeypatch.setenv("MLFLOW_RUN_ID", first)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", run.uri)
-        monkeypatch.setenv(job_run.ARTIFACTS, str(artifacts_of(run.uri)))
-        job_run.let_user_choose_experiment(GangContext(GangPosition(rank, 2), 2, told.append, told.append))
-        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-        return module
-
-    first = run.run_id
-    return start
+    data = frame()
+    return xgboost.train({"eta": 0.3}, xgboost.DMatrix(data[columns], data["y"]), rounds)
 
 
 @pytest.fixture
-def told() -> list[Any]:
-    """What workers have logged, and the notes that they have sent to the driver."""
-    return []
+def holdout(tmp_path: Path) -> DataConnector:
+    frame(100, seed=1).to_parquet(tmp_path / "holdout.parquet", row_group_size=30)
+    return DataConnector.from_parquet(tmp_path / "holdout.parquet")
 
 
-def moves(told: list[Any]) -> list[str]:
-    return [note[job_run.MOVED_NOTE] for note in told if isinstance(note, Mapping)]
+class TestRun:
+    def test_what_is_logged_can_be_read(self, run, tracking):
+        run.log_params({"eta": 0.3, "input_cols": "x" * 7000, **{f"p{n}": n for n in range(150)}})
+        run.log_dataset("y", "d" * 32, ["s3://key:secret@bucket/train"], context="training")
+        run.log_rounds({"eval": {"rmse": [0.5] * 1500 + [0.25], "ndcg@10": [NAN]}})
+        run.log_values({"rows": 3, "nothing": NAN})
+        run.finish("FINISHED")
 
+        read = run.client.get_run(run.run_id)
+        assert read.info.status == "FINISHED"
+        assert read.info.run_name == "job-1"
+        assert (read.data.tags["shoal.job_id"], read.data.tags["team"]) == ("job", "x")
+        assert (read.data.params["eta"], read.data.params["p149"]) == ("0.3", "149")
+        assert len(read.data.params["input_cols"]) == 6000
+        assert read.data.metrics["eval-rmse"] == 0.25
+        assert len(run.client.get_metric_history(run.run_id, "eval-rmse")) == 1501
+        [dataset] = read.inputs.dataset_inputs
+        assert dataset.dataset.digest == "d" * 32
+        assert "secret" not in dataset.dataset.source
+        assert run.run_id in run.link
 
-class TestRanks:
-    def test_rank_0_creates_the_jobs_run_and_the_others_find_it(self, run, worker, told, fresh_home):
-        chosen = worker(0).set_experiment("/Users/me/digits")
-        [moved] = moves(told)
-        assert os.environ["MLFLOW_RUN_ID"] == moved != run.run_id
-        assert Path(chosen.artifact_location.removeprefix("file://")).parent == fresh_home / "mlflow" / "artifacts"
+    def test_credentials_stay_out_of_it(self, store: Store, tracking):
+        tagged = tracking.model_copy(
+            update={
+                "run_name": "http://me:cAnArY@host/run",
+                "tags": {"db": "postgresql://me:cAnArY@db", "token": "cAnArY"},
+            }
+        )
+        run = Run.begin(tagged, name="job-1", tags={})
+        run.log_params({"source": "s3://k:cAnArY/x@bucket", "password": "cAnArY", "nested": {"api_key": "cAnArY"}})
+        run.log_dataset("y", "c" * 32, ["https://host/x?sig=cAnArY"], context="training")
+        run.finish("FINISHED")
 
-        # Only rank 0's call counts: another experiment of another rank changes nothing.
-        assert worker(1).set_experiment("another").name == "/Users/me/digits"
-        assert os.environ["MLFLOW_RUN_ID"] == moved
-        assert run.client.get_experiment_by_name("another") is None
+        read = run.client.get_run(run.run_id)
+        assert "cAnArY" not in str(read.to_dictionary())
+        assert read.info.run_name == "http://host/run"
+        assert read.data.tags["db"] == "postgresql://db"
+        assert read.data.params["source"] == "s3://bucket"
+        assert [item.dataset.source for item in read.inputs.dataset_inputs] == ["https://host/x?sig=***"]
+        assert "cAnArY" not in repr(run)
 
-        created = run.client.get_run(moved)
-        assert created.info.experiment_id == chosen.experiment_id
-        assert created.info.run_name == "job-1"
-        assert (created.data.tags["shoal.job_id"], created.data.tags["team"]) == ("job", "x")
+    @pytest.mark.parametrize("name", ["../../x", "..", "/x", "a/../../../x", "..%2F..%2Fx", "a#b?c", "x" * 400])
+    def test_no_experiment_leads_out_of_the_home(self, store: Store, tracking, fresh_home: Path, name: str):
+        run = Run.begin(tracking.model_copy(update={"experiment": name}), name="job-1", tags={})
+        run.client.log_text(run.run_id, "x", "note.txt")
+        run.finish("FINISHED")
 
-    def test_a_rank_0_that_replaces_a_lost_one_finds_the_run(self, run, worker, told):
-        worker(0).set_experiment("digits")
-        worker(0).set_experiment("digits")
-        assert len(moves(told)) == 2
-        assert len(set(moves(told))) == 1
+        artifacts = fresh_home / "mlflow" / "artifacts"
+        experiment = run.client.get_experiment_by_name(name)
+        folder = experiment.artifact_location.removeprefix("file://")
+        assert Path(folder) == artifacts / folder_of(name)
+        assert Path(folder).parent == artifacts
+        [note] = fresh_home.rglob("note.txt")
+        assert note.resolve().is_relative_to(folder)
 
-    def test_the_experiment_of_the_first_run_moves_nothing(self, run, worker, told):
-        worker(0).set_experiment("shoal")
-        assert moves(told) == [run.run_id]
-        worker(1).set_experiment("another")
-        assert os.environ["MLFLOW_RUN_ID"] == run.run_id
+    def test_folders_of_experiments(self):
+        assert folder_of("Nightly run 1.2") == "Nightly run 1.2"
+        folders = [folder_of(name) for name in ("a/b", "a_b", "a#b", "a%2Fb")]
+        assert len(set(folders)) == 4
 
-    def test_without_rank_0_the_run_stays_and_the_log_says_so(self, run, worker, told, monkeypatch):
-        monkeypatch.setattr(job_run, "SET_EXPERIMENT_WAIT_S", 0.0)
-        monkeypatch.setattr(job_run, "_POLL_SECONDS", 0.0)
-        assert worker(1).set_experiment("digits").name == "shoal"
-        assert os.environ["MLFLOW_RUN_ID"] == run.run_id
-        assert "only rank 0's call has an effect" in told[0]
-
-    def test_once_a_run_has_started_or_on_another_server_it_is_mlflows_own(self, run, worker, told, monkeypatch):
-        module = worker(0)
-        monkeypatch.delenv("MLFLOW_RUN_ID")
-        assert module.set_experiment("later").name == "later"
-        elsewhere = worker(0)
-        monkeypatch.setattr(elsewhere, "get_tracking_uri", lambda: "databricks", raising=False)
-        assert elsewhere.set_experiment(experiment_name="mine").name == "mine"
-        assert "MLFLOW_RUN_ID" not in os.environ
-        assert told == []
-
-
-class TestDriver:
-    def test_it_moves_and_at_the_end_deletes_the_first_run(self, run, worker, told):
-        first, client = run.run_id, run.client
-        worker(0).set_experiment("digits")
-        client.log_metric(first, "of-rank-1", 2.0, step=3)  # a rank that has not called set_experiment
-        client.log_param(first, "late", "x")
-        [moved] = moves(told)
-
-        run.move_to(moved)
-        run.move_to(moved)
-        assert (run.run_id, client.get_run(moved).data.params) == (moved, {"epochs": "3", "late": "x"})
-        assert f"{moved} (to view it" in run.link
-        run.log_metrics([("loss", 0.5, 1, 2.0)])
+    def test_a_failed_run_is_marked(self, run):
         run.finish("FAILED")
 
-        ended = client.get_run(moved)
-        assert (ended.info.status, ended.data.metrics) == ("FAILED", {"loss": 0.5, "of-rank-1": 2.0})
-        assert client.get_metric_history(moved, "of-rank-1")[0].step == 3
-        assert client.get_run(first).info.lifecycle_stage == "deleted"
+        assert run.client.get_run(run.run_id).info.status == "FAILED"
 
-    def test_a_first_run_with_artifacts_is_kept(self, run, worker, told, capsys):
-        first, client = run.run_id, run.client
-        worker(0).set_experiment("digits")
-        run.move_to(moves(told)[0])
-        client.log_text(first, "x", "note.txt")
+    def test_a_model_has_a_signature_and_predicts_what_it_predicted(self, run):
+        import mlflow
+
+        model = booster(5)
+        sample = frame()[COLUMNS]
+
+        uri = run.log_model("xgboost", model, sample)
+
+        loaded = mlflow.pyfunc.load_model(uri)
+        assert [column.name for column in loaded.metadata.signature.inputs] == COLUMNS
+        np.testing.assert_allclose(loaded.predict(sample), model.inplace_predict(sample.to_numpy()), rtol=1e-6)
+
+    def test_the_default_store_is_in_the_home(self, store: Store, fresh_home: Path, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        run = Run.begin(Tracking(), name="job-1", tags={})
+        run.log_model("xgboost", booster(1), frame()[COLUMNS])
         run.finish("FINISHED")
 
-        assert client.get_run(first).info.lifecycle_stage == "active"
-        assert f"run {first} is kept" in capsys.readouterr().out
+        assert (fresh_home / "mlflow" / "mlflow.db").exists()
+        assert any((fresh_home / "mlflow" / "artifacts").rglob("*.ubj"))
+        assert list(tmp_path.iterdir()) == []
+        assert "mlflow ui --backend-store-uri sqlite:///" in run.link
 
-    @pytest.mark.parametrize("told_in_time", [True, False], ids=["moved", "killed before it moved"])
-    def test_the_next_attempt_ends_what_a_killed_driver_left(self, run, worker, told, told_in_time):
+
+def test_names_that_mlflow_refuses():
+    assert metric_name("eval", "ndcg@10") == "eval-ndcg_10"
+
+
+def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:
+    register = Register(model="m", metric=metric, holdout=holdout)
+    return holdout_evaluation.evaluate(
+        model, Holdout.read(register, label_col), register.all_metrics, input_cols=input_cols
+    )
+
+
+class TestGate:
+    def challenge(
+        self,
+        run: Run,
+        store: Store,
+        name: str,
+        model,
+        holdout: DataConnector,
+        framework: str = "xgboost",
+        meanwhile=None,
+    ) -> Outcome:
+        def score_champion(version: str) -> Evaluation:
+            if meanwhile is not None:
+                meanwhile(version)
+            return evaluated(model_loading.load(f"models:/{name}/{version}"), holdout)
+
+        register = Register(model=name, metric="rmse", holdout=holdout)
+        return promotion.challenge(
+            run.client,
+            Ledger.of(run.client, store, register),
+            register,
+            run.log_model(framework, model, frame()[COLUMNS]),
+            key=Key("job", 1),
+            evaluation=evaluated(model, holdout),
+            baseline=None,
+            holdout_digest=holdout.digest(),
+            tags={"shoal.job_id": "job"},
+            score_champion=score_champion,
+        )
+
+    def test_first_worse_better_equal(self, run, store, holdout):
+        first, worse, better, equal = (
+            self.challenge(run, store, "flights", booster(rounds), holdout) for rounds in (5, 1, 20, 20)
+        )
+
+        assert (first.decision.reason, first.champion) == ("first", None)
+        assert (worse.decision.reason, worse.champion) == ("champion_not_beaten", first.challenger)
+        assert (better.decision.reason, better.champion) == ("better", first.challenger)
+        assert (equal.decision.reason, equal.champion) == ("champion_not_beaten", better.challenger)
+        assert run.client.get_model_version_by_alias("flights", "champion").version in (3, "3")
+        tags = run.client.get_model_version("flights", worse.challenger.version).tags
+        assert tags["shoal.job_id"] == "job"
+        assert float(tags["holdout.rmse"]) == worse.challenger.value
+        assert tags["holdout.rmse.digest"] == holdout.digest()
+
+    def test_a_champion_that_changes_meanwhile_is_compared_with_anew(self, run, store, holdout):
+        self.challenge(run, store, "race", booster(1), holdout)
+        self.challenge(run, store, "race", booster(20), holdout)
+        run.client.set_registered_model_alias("race", "champion", "1")
+        scored = []
+
+        def meanwhile(version: str) -> None:
+            """Another version is promoted while the champion is evaluated."""
+            scored.append(version)
+            run.client.set_registered_model_alias("race", "champion", "2")
+
+        outcome = self.challenge(run, store, "race", booster(5), holdout, meanwhile=meanwhile)
+
+        assert scored == ["1", "2"]
+        assert not outcome.decision.promote
+        assert outcome.champion is not None
+        assert outcome.champion.version == "2"
+
+    def test_a_challenger_of_another_library(self, run, store, holdout):
+        import lightgbm
+
+        self.challenge(run, store, "either", booster(1), holdout)
+        data = frame()
+        model = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(data[COLUMNS], data["y"]), 50)
+        outcome = self.challenge(run, store, "either", model, holdout, "lightgbm")
+        assert outcome.decision.promote
+        assert evaluated(model_loading.load("models:/either/2"), holdout).value == pytest.approx(
+            outcome.challenger.value
+        )
+
+    def test_a_model_of_any_kind_that_user_code_has_logged(self, run, store, holdout):
         import mlflow
+        from mlflow.models import infer_signature
 
-        first, client = run.run_id, run.client
-        worker(0).set_experiment("digits")
-        [moved] = moves(told)
-        mlflow.end_run()  # this process is the next attempt's driver
+        class Exact(mlflow.pyfunc.PythonModel):
+            def predict(self, context, model_input, params=None):
+                taken = np.asarray(model_input)
+                return taken[:, 0] * 3 + taken[:, 1]
 
-        for _ in range(2):
-            run.end_other(moved if told_in_time else first, "FAILED")
+        assert run.logged_model() is None
+        champion = self.challenge(run, store, "any", booster(5), holdout).challenger
+        features = frame()[COLUMNS].astype("float32")
+        for inputs, columns in ((features, ()), (features.to_numpy(), COLUMNS)):
+            signature = infer_signature(inputs, features["a"])
+            mlflow.pyfunc.log_model(name="exact", python_model=Exact(), signature=signature, pip_requirements=[])
+            uri = run.logged_model()
+            assert uri is not None
+            model = model_loading.load(uri)
+            assert evaluated(model, holdout, input_cols=columns).value < 1e-6 < champion.value
+        with pytest.raises(DataError, match=r"register\.input_cols"):
+            evaluated(model, holdout)
+        with pytest.raises(DataError, match="the model cannot predict these rows"):
+            evaluated(model, holdout, input_cols=["a"])
 
-        assert client.get_run(moved).info.status == "FAILED"
-        assert client.get_run(moved).data.params == {"epochs": "3"}
-        assert client.get_run(first).info.lifecycle_stage == "deleted"
-
-
-class TestCaller:
-    """What a job takes over from the MLflow session of the process that submits it."""
-
-    @pytest.fixture
-    def session(self, fresh_home: Path, own_mlflow: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-        """MLflow in a process that has set nothing; the database is where MLflow looks for it by default."""
+    def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
         import mlflow
+        from mlflow.models import infer_signature
 
-        folder = Path(own_mlflow.removeprefix("sqlite:///")).parent
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
-        mlflow.set_tracking_uri(None)
-        yield folder
-        mlflow.set_tracking_uri(None)
+        class Times(mlflow.pyfunc.PythonModel):
+            def __init__(self, *factors):
+                self.factors = factors
 
-    def test_the_run_is_a_child_of_the_callers_in_its_experiment(self, session):
-        import mlflow
+            def predict(self, context, model_input, params=None):
+                return np.asarray(model_input) @ np.array(self.factors)
 
-        spec = FunctionJobSpec(train_func="a:b")
-        alone, identity = spec.completed("p", os.environ), spec.identifying("p", {})
-        assert (alone.tracking.uri, alone.tracking.experiment_id, alone.tracking.parent_run_id) == (None, None, None)
-        experiment = mlflow.set_experiment("mine")
-        chosen = spec.completed("p", os.environ)
-        with mlflow.start_run() as parent:
-            nested = spec.completed("p", os.environ)
-            assert spec.identifying("p", {}) == identity == alone
-        assert nested.tracking.uri == chosen.tracking.uri == f"sqlite:///{session}/mlflow.db"
-        assert nested.tracking.experiment_id == chosen.tracking.experiment_id == experiment.experiment_id
-        assert (chosen.tracking.parent_run_id, nested.tracking.parent_run_id) == (None, parent.info.run_id)
-        assert FunctionJobSpec.parse(nested.document()) == nested
+        register = Register(model="tensors", metric="rmse", holdout=holdout)
+        attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+        attempts.start(store, Key("job", 1), {}, 0.0)
 
-        run = Run.begin(nested.tracking, name="job-1", tags={})
-        run.finish("FINISHED")
-        created = run.client.get_run(run.run_id)
-        assert created.info.experiment_id == experiment.experiment_id
-        assert created.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        def entered(times: Times, columns: list[str]) -> Outcome:
+            check_holdout(register, "y", columns)
+            inputs = frame()[columns].to_numpy()
+            signature = infer_signature(inputs, inputs[:, 0])
+            uri = mlflow.pyfunc.log_model(
+                name="times", python_model=times, signature=signature, pip_requirements=[]
+            ).model_uri
+            return promotion.enter(
+                store,
+                Key("job", 1),
+                run,
+                register,
+                is_current=lambda: attempts.is_current(store, Key("job", 1)),
+                tags={},
+                model_uri=uri,
+                model=model_loading.load(uri),
+                label_col="y",
+                input_cols=columns,
+            )
+
+        assert entered(Times(3, 1), ["a", "b"]).challenger.value < 1e-6
+        other = entered(Times(1), ["a"])
+        assert other.champion is not None
+        assert (other.decision.promote, other.champion.version) == (False, "1")
+        assert other.champion.value < 1e-6 < other.challenger.value
+        with pytest.raises(DataError, match="the holdout lacks columns that the model needs: c"):
+            entered(Times(1), ["c"])
+
+        attempts.end(store, Key("job", 1), JobState.CANCELLED, 1.0, error="on request")
+        versions = len(run.client.search_model_versions("name='tensors'"))
+        with pytest.raises(JobError, match='attempt 1 of job "job" is not registered, because the attempt has ended'):
+            entered(Times(3, 1), ["a", "b"])
+        assert len(run.client.search_model_versions("name='tensors'")) == versions
+
+    def test_a_champion_that_is_gone_is_said(self, run):
+        with pytest.raises(JobError, match="the model models:/nothing/1 cannot be loaded"):
+            model_loading.load("models:/nothing/1")
+
+
+class TestScore:
+    def test_a_model_takes_its_own_columns(self, holdout):
+        model = booster(20, ["b", "a"])
+
+        assert evaluated(model, holdout).value < 0.2
+
+    def test_a_column_that_the_holdout_lacks(self, holdout):
+        with pytest.raises(DataError, match="lacks columns that the model needs: target"):
+            evaluated(booster(1), holdout, label_col="target")
+
+    def test_a_null_label(self, tmp_path):
+        frame(10).assign(y=[None] + [1.0] * 9).to_parquet(tmp_path / "null.parquet")
+
+        with pytest.raises(DataError, match='null labels in column "y"'):
+            evaluated(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"))

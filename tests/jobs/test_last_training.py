@@ -34,8 +34,8 @@ from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import last_training, promotion
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.last_training import Fingerprints
-from shoal.jobs.mlflow.tracking import Run
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.run_config import RunConfig

@@ -25,7 +25,6 @@ from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
-from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig
@@ -181,12 +180,14 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
     """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
-    If `RunConfig.tracking` is not set, a training records an MLflow run only if the caller uses MLflow. A function
-    always gets an MLflow run for its own MLflow calls, because without a run each rank would create a database in its
-    current folder.
+    If `RunConfig.tracking` is not set, `job_run.tracking_of_training` decides whether a training records an MLflow run.
+    A function always gets an MLflow run for its own MLflow calls, because without a run each rank would create a
+    database in its current folder.
     """
+    from shoal.jobs.mlflow import job_run
+
     config = request.run_config
     fields = {**dict(request), "run_config": config.model_copy(update={"pool_name": pool_name})}
     if "tracking" not in config.model_fields_set and isinstance(request, TrainRequest):
-        fields["tracking"] = Tracking() if Caller.of(os.environ).tracks else None
+        fields["tracking"] = job_run.tracking_of_training(os.environ)
     return fields

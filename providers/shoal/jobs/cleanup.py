@@ -17,7 +17,7 @@ from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.history import acting_as
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
-from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
@@ -134,7 +134,7 @@ def retain(
     did = []
     if removed := prune_jobs(older_than=jobs_older_than, dry_run=dry_run):
         did.append(f"{verb} {len(removed)} ended attempts of {len({each.job_id for each in removed})} jobs")
-    if not tracking.available():
+    if not job_run.available():
         return did
     pruned = prune_models(
         older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run

@@ -26,7 +26,7 @@ from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.artifact_claims import MARKER, Claim
 from shoal.training.capacity import Node
 from shoal.training.gang.placement import GangShape
-from shoal.training.mlflow.models import adopt_model
+from shoal.training.mlflow.logged_models import adopt_model
 from shoal.training.progress import Progress
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import last_training, promotion, tracking, training_rows
+from shoal.jobs.mlflow import job_run, last_training, promotion, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.last_training import Fingerprints
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.registry import HOLDER_TAG
-from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
@@ -224,7 +224,7 @@ def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     at = -1 if trained.best_iteration is None else trained.best_iteration
     return {
-        tracking.metric_name(evaluated, metric): values[at]
+        job_run.metric_name(evaluated, metric): values[at]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }

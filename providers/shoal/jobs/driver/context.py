@@ -11,7 +11,7 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.results import JobTimes
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED

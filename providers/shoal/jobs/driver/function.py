@@ -21,12 +21,12 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.jobs.timeouts import METRICS_PERIOD_S
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow.job_run import MOVED_NOTE
+from shoal.training.mlflow.calls_in_workers import MOVED_NOTE
 from shoal.training.pytorch.program import Program
 from shoal.training.pytorch.train_func import call_imported, imported
 
 if TYPE_CHECKING:
-    from shoal.jobs.mlflow.tracking import Run
+    from shoal.jobs.mlflow.job_run import Run
 
 _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""

@@ -40,9 +40,9 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow import tracking
+from shoal.jobs.mlflow import job_run
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
-from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
@@ -60,7 +60,7 @@ from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.host.imports import forget_lean, import_lean, without_threads
-from shoal.training.mlflow.job_run import ARTIFACTS
+from shoal.training.mlflow.calls_in_workers import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
 
@@ -335,7 +335,7 @@ class Driver:
     def _begin_run(self) -> None:
         if self._spec.tracking is None:
             return
-        if not tracking.available():
+        if not job_run.available():
             if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
@@ -376,7 +376,7 @@ class Driver:
                 "MLFLOW_EXPERIMENT_ID": run.experiment_id,
                 "MLFLOW_RUN_ID": run.run_id,
             }
-            if artifacts := tracking.artifacts_of(run.uri):
+            if artifacts := job_run.artifacts_of(run.uri):
                 environment[ARTIFACTS] = artifacts
         return environment
 

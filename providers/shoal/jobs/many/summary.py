@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import Field
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.mlflow.tracking import metric_name
+from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.results import JobResult, PlainResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import Baseline, Candidate, Decision, worse_slices
-from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 

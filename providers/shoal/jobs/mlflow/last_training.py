@@ -13,8 +13,8 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, REASON_TAG, digest_tag, newest_versions
-from shoal.jobs.mlflow.tracking import Run
 from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec

@@ -19,6 +19,7 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
@@ -38,7 +39,6 @@ from shoal.jobs.mlflow.registry import (
     metric_tag,
     newest_versions,
 )
-from shoal.jobs.mlflow.tracking import Run, legal_name, metric_name
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register

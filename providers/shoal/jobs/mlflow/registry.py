@@ -12,8 +12,8 @@ import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
-from shoal.jobs.mlflow import tracking
-from shoal.jobs.mlflow.tracking import legal_name
+from shoal.jobs.mlflow import job_run
+from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.redaction import redact_value
 from shoal.state.engines import sqlite_file
@@ -81,12 +81,12 @@ class Registry:
             MissingExtraError: MLflow is not installed.
             RegistryError: The server does not answer, or the database does not exist.
         """
-        if not tracking.available():
+        if not job_run.available():
             raise MissingExtraError("mlflow", "mlflow")
-        uri = tracking.uri_of(tracking_uri)
+        uri = job_run.uri_of(tracking_uri)
         with answering(uri):
             if uri.startswith("sqlite:") and (file := sqlite_file(uri)) is not None and not file.exists():
-                if uri == tracking.default_uri():
+                if uri == job_run.default_uri():
                     return None
                 # A missing file is an error here, because MLflow would create an empty database in its place.
                 raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")
@@ -94,7 +94,7 @@ class Registry:
                 # Any answer shows that the server can be reached. The request contains no credentials, so the server's
                 # certificate is not checked here. MLflow checks the certificate later.
                 httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
-            client = tracking.connect(uri)
+            client = job_run.connect(uri)
         return cls(client, redact_value(client._registry_uri))
 
     def versions(self, model: str | None = None) -> dict[str, list[ModelVersion]]:

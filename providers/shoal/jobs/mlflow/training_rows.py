@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.parquet.overlap import RecordedFile, SharedFile, record, shared_rows
 from shoal.data.time_range import TimeRange
-from shoal.jobs.mlflow.tracking import Run
+from shoal.jobs.mlflow.job_run import Run
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector

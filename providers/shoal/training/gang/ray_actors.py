@@ -12,7 +12,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.backend import Answered
 from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Worker
-from shoal.training.host import working_folder
+from shoal.training.host import change_directory
 from shoal.training.timeouts import REMOVE_FOLDERS_S
 
 
@@ -97,7 +97,7 @@ class RayActors:
 
     def clean_up(self) -> None:
         """Remove the temporary working folders of actors that have ended."""
-        working_folder.remove_from_nodes(self._own_folders, REMOVE_FOLDERS_S)
+        change_directory.remove_from_nodes(self._own_folders, REMOVE_FOLDERS_S)
 
 
 def _pass_on(answered: Answered, rank: int, future: Any) -> None:

@@ -15,7 +15,7 @@ from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.heartbeats import DriverConnection
-from shoal.training.host import memory, working_folder
+from shoal.training.host import change_directory, memory
 from shoal.training.host.imports import import_lean
 
 
@@ -142,7 +142,7 @@ class Worker:
             The process id of this worker, and the working folder if the worker has created one.
         """
         os.environ.update(env)
-        own_folder = working_folder.enter(env["PWD"], place.token) if "PWD" in env else None
+        own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
         self._driver = line = DriverConnection(place.host, place.port, place.token, place.rank)
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, line.log, line.note))

@@ -19,9 +19,9 @@ from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
+from shoal.training.mlflow.calls_in_workers import FIRST_RUN_TAG, JOB_RUN_TAG
 from shoal.training.mlflow.experiments import experiment_id
-from shoal.training.mlflow.job_run import FIRST_RUN_TAG, JOB_RUN_TAG
-from shoal.training.mlflow.options import Tracking
+from shoal.training.mlflow.options import Caller, Tracking
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,17 @@ def uri_of(given: str | None = None) -> str:
     # This URI must be equal to the one in a job's spec and in the store's records of promotions. Specs and records
     # contain the absolute path of an SQLite file, so the path is made absolute here, too.
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
+
+
+def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
+    """Return the default tracking options of a training that a script or notebook starts.
+
+    The training records an MLflow run only if the caller uses MLflow.
+
+    Args:
+        environment: Environment variables of the caller's process.
+    """
+    return Tracking() if Caller.of(environment).tracks else None
 
 
 def connect(uri: str) -> MlflowClient:
