@@ -6,7 +6,8 @@ import stat
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from shoal.airflow.hooks import ComputePoolHook, database_url, spec_of
+from shoal.airflow.connections import database_url, spec_of
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.backend import RayBackend

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +9,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from shoal.airflow import CONNECTION_TYPE, HOOK_NAME
+from shoal.airflow.connections import spec_of
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
@@ -114,98 +113,3 @@ class ComputePoolHook(BaseHook):
                 return True, f"{self.spec.uri} does not exist yet: the first run that leases nodes creates it"
             return False, str(error)
         return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"
-
-
-_DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-"""Name of SQLAlchemy's dialect and driver for each Airflow connection type. A type that is missing here has the same
-name in SQLAlchemy."""
-
-
-def database_url(conn_id: str) -> str | None:
-    """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
-
-    :param conn_id: Id of the connection. If the database's URL needs more than host, port, schema, login and password,
-        write the whole URL into the connection's extra field: ``{"sqlalchemy_url": "..."}``.
-    """
-    from sqlalchemy import URL
-
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException:
-        return None
-    if url := connection.extra_dejson.get("sqlalchemy_url"):
-        return str(url)
-    kind = connection.conn_type or ""
-    if kind == "sqlite":
-        return URL.create("sqlite", database=connection.host or connection.schema).render_as_string()
-    return URL.create(
-        _DRIVERS.get(kind, kind),
-        username=connection.login,
-        password=connection.password,
-        host=connection.host,
-        port=connection.port,
-        database=connection.schema,
-    ).render_as_string(hide_password=False)
-
-
-def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
-    """Convert an Airflow connection to the definition of a pool.
-
-    :param connection: Connection of type ``compute_pool``. The connection's host is the pool's name, its extra contains
-        the options, and its password is the token of a Ray cluster. The connection's schema, or the option ``backend``,
-        is the backend.
-    :param keep: Whether the token is written to a file in ``$SHOAL_HOME``. False: the connection is only checked.
-    """
-    if not connection.host:
-        raise InvalidArgumentError(
-            f'connection "{connection.conn_id}" names no pool: write the name of the pool into the host field'
-        )
-    try:
-        # If the extra is not valid JSON, Airflow's `extra_dejson` returns an empty dict without an error. So the extra
-        # is first parsed with `json.loads`, which raises an error.
-        json.loads((connection.extra or "").strip() or "{}")
-        extra = connection.extra_dejson
-    except (ValueError, RecursionError):
-        extra = None
-    if not isinstance(extra, Mapping):
-        raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
-            '{"max_nodes": 4}'
-        )
-    # Airflow's form also stores the fields that the user left empty. Empty fields are dropped here, so that their
-    # defaults apply.
-    given = {name: value for name, value in extra.items() if value not in (None, "") and name != "team"}
-    if "name" in given:
-        raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" must not contain "name": write the name of the pool into '
-            "the host field"
-        )
-    backend = given.pop("backend", None)
-    if backend and connection.schema and backend != connection.schema:
-        raise InvalidArgumentError(
-            f'connection "{connection.conn_id}" names two backends, {connection.schema} in its schema and {backend} in '
-            f"its extra: choose {connection.schema} in Airflow's form, or create the connection again without a schema"
-        )
-    fields = {"backend": backend or connection.schema or "local", "name": connection.host, **given}
-    spec = PoolSpec.parse(fields)
-    if not connection.password:
-        return spec
-    _check_token(spec, connection.conn_id)
-    if not keep:
-        return spec
-    from shoal.pool.backends.ray.token_file import keep_token
-
-    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, connection.password)})
-
-
-def _check_token(spec: PoolSpec, conn_id: str) -> None:
-    """Check that the password of a connection may be used as the token of the connection's pool."""
-    if spec.backend != "ray":
-        raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password, but a password is allowed only for ray:// pools, where it is the '
-            f"token of the Ray cluster: remove the password, because a {spec.backend}:// pool creates its own tokens"
-        )
-    if spec.token_file is not None:
-        raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password and the option token_file: use only one of them as the token'
-        )

@@ -1,4 +1,7 @@
-"""Return the paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and lock files."""
+"""Return the paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and lock files.
+
+A home folder that any user may write to is refused.
+"""
 
 from __future__ import annotations
 

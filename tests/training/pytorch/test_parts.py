@@ -33,9 +33,9 @@ from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context
 from shoal.training.pytorch.environment import Machine, environments
+from shoal.training.pytorch.logged_metrics import Metrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program, Script
-from shoal.training.pytorch.progress import Metrics
 from shoal.training.pytorch.scaling import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out, nodes_needed
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]

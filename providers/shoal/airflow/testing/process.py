@@ -7,7 +7,6 @@ from stdin, and writes its answer to stdout.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -15,11 +14,12 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from shoal.airflow.testing.connections import wrong_connection
+from shoal.airflow.testing.line_numbers import LineNumbers
 from shoal.airflow.testing.rules import HEAVY_MODULES, Rule
 
 _IMPORTED_BEFORE = (
@@ -90,7 +90,7 @@ def check(request: Mapping[str, Any]) -> _Facts:
                 continue
             key = conn_id, use["of_pool"]
             if key not in wrong:
-                wrong[key] = _wrong_connection(conn_id, of_pool=use["of_pool"])
+                wrong[key] = wrong_connection(conn_id, of_pool=use["of_pool"])
             if (problem := wrong[key]) is not None:
                 rule = Rule.UNKNOWN_CONNECTION if problem.startswith("uses") else Rule.WRONG_ARGUMENT
                 findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {problem}", use["dag_id"]))
@@ -153,7 +153,7 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
     bag.process_file(file)
     took = time.monotonic() - started
 
-    lines = _Lines(file)
+    lines = LineNumbers(file)
     findings = [_import_error(file, text) for text in bag.import_errors.values()]
     if heavy := [module for module in HEAVY_MODULES if module in sys.modules.keys() - before]:
         message = f"loading the file imports {', '.join(heavy)}: import it in the function of the task that uses it"
@@ -204,73 +204,6 @@ def _import_error(file: str, text: str) -> _Facts:
         return _finding(file, own[-1] if own else None, Rule.WRONG_ARGUMENT, message.partition(": ")[2])
     rule = Rule.CYCLE if "Cycle detected" in message else Rule.IMPORT_ERROR
     return _finding(file, own[-1] if own else None, rule, message)
-
-
-class _Lines:
-    """Line numbers in a Python file, which are looked up by the names of DAGs, tasks and modules."""
-
-    def __init__(self, file: str) -> None:
-        self._nodes: list[ast.AST] = []
-        with suppress(SyntaxError, UnicodeDecodeError, OSError):
-            self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
-
-    def of_name(self, name: str) -> int | None:
-        """Return the number of the first line with a function or a string that is called like this DAG or task. A task
-        group at the beginning of the name is ignored."""
-        plain = name.rpartition(".")[2]
-        for node in self._nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:
-                return node.lineno
-            if isinstance(node, ast.Constant) and node.value == plain:
-                return node.lineno
-        return None
-
-    def of_import(self, module: str) -> int | None:
-        """Return the line of the first import of a module or of its submodules; None if the file itself has no such
-        import."""
-        for node in self._nodes:
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            else:
-                continue
-            if any(name.partition(".")[0] == module for name in names):
-                return node.lineno
-        return None
-
-
-def _wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
-    """Return the error of a connection; None if the connection exists and, if `of_pool` is True, defines a pool."""
-    from shoal.airflow.hooks import spec_of
-    from shoal.errors import InvalidArgumentError
-
-    connection = _connection(conn_id)
-    if connection is None:
-        return (
-            f'uses the connection "{conn_id}", which Airflow does not find here: define it as '
-            f"AIRFLOW_CONN_{conn_id.upper()}, or name it with --connection (connections=) if it exists "
-            "where the DAG runs"
-        )
-    if of_pool:
-        try:
-            spec_of(connection, keep=False)
-        except InvalidArgumentError as error:
-            return f"has a wrong connection: {error}"
-    return None
-
-
-def _connection(conn_id: str) -> Any:
-    """Return an Airflow connection, or None if neither Airflow's secrets backends nor its database have it."""
-    from airflow.secrets.metastore import MetastoreBackend
-
-    from shoal.airflow.hooks import ComputePoolHook
-
-    with suppress(Exception):  # The connection does not exist, or the secrets backend cannot be reached.
-        return ComputePoolHook.get_connection(conn_id)
-    with suppress(Exception):  # In a test environment, Airflow may have no database.
-        return MetastoreBackend().get_connection(conn_id)
-    return None
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from shoal.pool.journal import usage
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.gang.gang import nodes_in_use
+from shoal.training.gang.nodes_in_use import nodes_in_use
 from shoal.training.progress import Progress
 
 

@@ -16,7 +16,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.context import say
-from shoal.training.gang import placement
+from shoal.training.gang import nodes_in_use, placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.heartbeats import EventKind, WorkerConnections
@@ -93,40 +93,6 @@ _Event = _Cause | _Answer | _Done | _Note
 _C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
 """Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
-
-
-class _NodesInUse:
-    """Nodes on which the gangs of this process have workers, and the time when the number of these nodes last
-    changed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of_gangs: dict[Gang, frozenset[str]] = {}
-        self._changed_at = time.monotonic()
-
-    def set(self, gang: Gang, nodes: Iterable[str]) -> None:
-        with self._lock:
-            before = self._number()
-            self._of_gangs[gang] = frozenset(nodes)
-            if not self._of_gangs[gang]:
-                del self._of_gangs[gang]
-            if self._number() != before:
-                self._changed_at = time.monotonic()
-
-    def get(self) -> tuple[int, float]:
-        with self._lock:
-            return self._number(), time.monotonic() - self._changed_at
-
-    def _number(self) -> int:
-        return len(frozenset().union(*self._of_gangs.values()))
-
-
-_nodes_in_use = _NodesInUse()
-
-
-def nodes_in_use() -> tuple[int, float]:
-    """Return the number of nodes on which this process has workers, and the seconds since this number last changed."""
-    return _nodes_in_use.get()
 
 
 class Gang:
@@ -276,7 +242,7 @@ class Gang:
         if self.ended:
             return
         self.ended = True
-        _nodes_in_use.set(self, ())
+        nodes_in_use.record(self, ())
         with contextlib.suppress(Exception):
             # Killing actors fails if Ray is already shut down. The error is ignored, because the actors have then
             # ended, too.
@@ -307,7 +273,7 @@ class Gang:
     def _spawn(self, workers: Workers, env: dict[str, str]) -> None:
         seats = workers.seats
         size = len(seats)
-        _nodes_in_use.set(self, (seat.node_id for seat in seats))
+        nodes_in_use.record(self, (seat.node_id for seat in seats))
         board = WorkerConnections(workers.listen_host, size, self._hear)
         self._connections = board
         places = [

@@ -1,4 +1,4 @@
-"""Load a trained LightGBM model from LightGBM's text format."""
+"""Load a trained LightGBM model from LightGBM's text format, and name its file."""
 
 from __future__ import annotations
 

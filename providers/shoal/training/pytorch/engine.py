@@ -26,8 +26,8 @@ from shoal.training.mlflow.node_metrics import NodeMetrics
 from shoal.training.progress import OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
+from shoal.training.pytorch.logged_metrics import Metrics, OnMetrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.progress import Metrics, OnMetrics
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
 from shoal.training.pytorch.scaling import lay_out
 from shoal.training.restarts import Restarts

@@ -1,4 +1,4 @@
-"""Load a trained XGBoost model from its bytes."""
+"""Load a trained XGBoost model from its bytes, and name its file."""
 
 from __future__ import annotations
 
