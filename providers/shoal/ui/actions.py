@@ -12,27 +12,9 @@ from typing import Any
 
 from shoal import jobs
 from shoal.errors import InvalidArgumentError
-from shoal.history import Entry, acting_as, read
+from shoal.history import acting_as
 from shoal.pool.api import ComputePool
 from shoal.state import Store
-
-_MOST_SEARCHED = 500
-"""Number of newest lines about a pool, in the record of actions, in which the lines about one job are searched."""
-
-
-def recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
-    """Return the newest lines of the record of actions.
-
-    Args:
-        store: The state store.
-        limit: Greatest number of lines.
-        pool: Name of a pool. With this argument, only actions on this pool and its jobs are returned.
-        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 lines about
-            the pool.
-    """
-    if job_id is None:
-        return read(pool=pool, limit=limit, store=store)
-    return [line for line in read(pool=pool, limit=_MOST_SEARCHED, store=store) if line.subject == job_id][:limit]
 
 
 def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:

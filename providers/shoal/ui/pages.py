@@ -12,12 +12,14 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.errors import JobNotFoundError, PoolNotFoundError
+from shoal.history import Entry, read
 from shoal.jobs.journal.listing import JobLine
 from shoal.links import dashboard_link, run_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
+from shoal.state import Store
 from shoal.state.schema import JobState, NodeState
-from shoal.ui import actions, formats
+from shoal.ui import formats
 from shoal.ui.access import Viewer
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
@@ -35,6 +37,9 @@ STATES = ("waiting", "starting", "running", "succeeded", "failed", "cancelled")
 """Choices of the filter by state in the list of jobs."""
 
 _KEPT_PAGES = 256
+
+_MOST_SEARCHED = 500
+"""Number of newest lines about a pool, in the record of actions, in which the lines about one job are searched."""
 
 
 class Pages:
@@ -144,7 +149,7 @@ class Pages:
             case "model":
                 return {"model": self._models.described(subject)}
             case _:
-                return {"record": actions.recorded(self._reader.store, limit=200)}
+                return {"record": _recorded(self._reader.store, limit=200)}
 
     def _overview(self, overview: Overview) -> dict[str, Any]:
         now = self._clock()
@@ -206,7 +211,7 @@ class Pages:
             "attempts": lines,
             "has_pool": report is not None,
             "dashboard": dashboard_link(report.dashboard) if report else None,
-            "record": actions.recorded(self._reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
+            "record": _recorded(self._reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
         }
 
     def _pool(self, overview: Overview, name: str) -> dict[str, Any]:
@@ -221,7 +226,7 @@ class Pages:
             "jobs_count": len(jobs),
             "plot": _size_plot(report, self._reader, overview.at),
             "dashboard": dashboard_link(report.dashboard),
-            "record": actions.recorded(self._reader.store, limit=20, pool=name),
+            "record": _recorded(self._reader.store, limit=20, pool=name),
         }
 
 
@@ -294,3 +299,18 @@ def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
     """Return the points of a step plot. The last value is repeated at the present time, so that the line ends there."""
     times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
     return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}
+
+
+def _recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
+    """Return the newest lines of the record of actions.
+
+    Args:
+        store: The state store.
+        limit: Greatest number of lines.
+        pool: Name of a pool. With this argument, only actions on this pool and its jobs are returned.
+        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 lines about
+            the pool.
+    """
+    if job_id is None:
+        return read(pool=pool, limit=limit, store=store)
+    return [line for line in read(pool=pool, limit=_MOST_SEARCHED, store=store) if line.subject == job_id][:limit]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 WORKER = """
 import sys
-from shoal.training.gang.heartbeats import DriverConnection
+from shoal.training.gang.driver_connection import DriverConnection
 host, port, token, rank = sys.argv[1:5]
 line = DriverConnection(host, int(port), token, int(rank))
 for text in sys.argv[5:]:

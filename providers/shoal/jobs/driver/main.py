@@ -60,7 +60,7 @@ from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.host.imports import forget_lean, import_lean, without_threads
-from shoal.training.mlflow.calls_in_workers import ARTIFACTS
+from shoal.training.mlflow.set_experiment import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
 

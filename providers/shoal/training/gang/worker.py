@@ -14,7 +14,7 @@ from typing import Any
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
-from shoal.training.gang.heartbeats import DriverConnection
+from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.host import change_directory, memory
 from shoal.training.host.imports import import_lean
 

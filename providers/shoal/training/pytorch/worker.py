@@ -25,8 +25,8 @@ from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.usage import USAGE_NOTE, measured
-from shoal.training.mlflow.calls_in_workers import let_user_choose_experiment
 from shoal.training.mlflow.logged_models import adopt_model
+from shoal.training.mlflow.set_experiment import let_user_choose_experiment
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output

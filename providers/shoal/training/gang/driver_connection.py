@@ -1,0 +1,92 @@
+"""Send a worker's heartbeats, log lines and notes to the driver, and end the worker's process if the driver is dead.
+
+The format of the data is described in `shoal.training.gang.heartbeats`, which is the driver's end of the sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.training.gang.heartbeats import detect_vanished_host
+from shoal.training.timeouts import WORKER_HEARTBEAT_S
+
+# Maximum number of characters of a log line in one frame; a longer line is sent in several frames. A character takes at
+# most 12 bytes as JSON, so such a frame is always smaller than `MAX_FRAME_BYTES`.
+_MAX_LOG_CHARACTERS = 2**16
+
+
+class DriverConnection:
+    """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
+
+    Args:
+        host: Address at which the driver listens.
+        port: Port at which the driver listens.
+        token: Token of the gang.
+        rank: Rank of this worker.
+    """
+
+    def __init__(self, host: str, port: int, token: str, rank: int) -> None:
+        self._sock = socket.create_connection((host, port), timeout=10)
+        self._sock.settimeout(None)
+        detect_vanished_host(self._sock)
+        self._sending = threading.Lock()
+        # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
+        # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
+        # raylet is still the parent process.
+        self._raylet = os.getppid()
+        self._send(f"{token} {rank}".encode())
+        threading.Thread(target=self._live, name="shoal-heartbeats", daemon=True).start()
+
+    def log(self, text: str) -> None:
+        """Send text to the driver, which prints it.
+
+        Lone surrogates (invalid characters) are sent as escape sequences, because terminals cannot print them. A text
+        that is too long for one frame is sent in several frames and printed as several lines.
+        """
+        shown = text.encode(errors="backslashreplace").decode()
+        for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
+            self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
+
+    def note(self, note: Mapping[str, Any]) -> None:
+        """Send a note, such as the progress of the training, to the driver.
+
+        Args:
+            note: Data that can be converted to JSON.
+        """
+        self._send(b"n" + json.dumps(note).encode())
+
+    def done(self) -> None:
+        """Tell the driver that the current call has ended and that all its log lines have been sent."""
+        self._send(b"d")
+
+    def _live(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._sock, selectors.EVENT_READ)
+        while True:
+            # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
+            # then ends its own process.
+            if selector.select(timeout=WORKER_HEARTBEAT_S):
+                _leave()
+            if os.getppid() != self._raylet:
+                self._send(b"x" + json.dumps("the raylet of its node ended, so the node is lost").encode())
+                _leave()
+            self._send(b"h")
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            with self._sending:
+                self._sock.sendall(frame + b"\n")
+        except OSError:
+            _leave()
+
+
+def _leave() -> None:
+    # os._exit() ends the whole process at once. sys.exit() would end only the current thread, which may be a background
+    # thread, and the main thread may be inside a library call that never returns.
+    os._exit(1)
