@@ -71,8 +71,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # The spec names no location that the nodes can reach, so the data are not copied, and `reachability.check` refuses the job
-    # later.
+    # The spec names no location that the nodes can reach, so the data are not copied, and `reachability.check` refuses
+    # the job later.
     if base is None or base == storage.IN_STORE or not shared_folders.is_reachable(base, pool):
         yield Sent(spec)
         return
