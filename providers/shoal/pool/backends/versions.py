@@ -52,7 +52,7 @@ def mine() -> dict[str, str]:
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
-    """Return software versions with the keys under which the database row of a pool's head contains them."""
+    """Convert software versions to entries of a head's `endpoint`: add a prefix to the name of each software."""
     return {_FRONT + name: version for name, version in found.items()}
 
 
