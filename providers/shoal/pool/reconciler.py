@@ -170,7 +170,10 @@ class _LostJobCheck:
                 silent = self._silent.among(rows.unfinished_jobs(session, names))
             if silent and now >= self._settle_at:
                 self._settle_at = now + LOST_JOBS_PERIOD
-                log.info("no sign of life from jobs %s: asking their heads", ", ".join(job.id for job in silent))
+                log.info(
+                    "the rows of jobs %s no longer change: asking the heads of their pools",
+                    ", ".join(job.id for job in silent),
+                )
                 spawn_detached(_SETTLE_COMMAND, env=inherited_environment(), log=_log())
         except StoreError as error:
             log.warning("%s", error)

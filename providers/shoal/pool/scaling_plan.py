@@ -141,7 +141,7 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     replaced = sum(node.state is NodeState.READY for node in staying) >= target
     gone = [node for node in leaving if replaced or now >= (node.leaving_at or 0.0)]
     drain: list[str] = []
-    for node in [*_first_to_go(staying)[: max(0, len(staying) - target)], *gone]:
+    for node in [*_removal_order(staying)[: max(0, len(staying) - target)], *gone]:
         if node.state is NodeState.READY and node.busy and now < (node.leaving_at or math.inf):
             drain.append(node.id)
         else:
@@ -289,7 +289,7 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     return None
 
 
-def _first_to_go(nodes: list[Node]) -> list[Node]:
+def _removal_order(nodes: list[Node]) -> list[Node]:
     """Return the worker nodes (all nodes except the head) in the order in which a shrinking pool ends them.
 
     Nodes that are not yet ready come first, then idle nodes, then busy nodes. Within each group the youngest node comes
