@@ -1,4 +1,4 @@
-"""Build LightGBM datasets from streamed row groups, and set the scores from which boosting starts."""
+"""Build LightGBM datasets from streamed row groups, and set the initial scores of the rows."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Binned:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the score of each row from which boosting starts: the sum of the row's margin and the prediction of
-        `model`.
+        """Set the initial score of each row: the sum of the row's margin and the prediction of `model`.
 
         Args:
             model: Model from which boosting continues; None: only the margins are used, if there are any.

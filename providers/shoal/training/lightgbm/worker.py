@@ -34,9 +34,9 @@ from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
-# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
-# once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
-# (one score, or one per class): the score, its gradients, and the gradients again in the order of the leaves.
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` is for
+# the label of a row and its position in the tree. A row has one score, or one score per class. `_BYTES_PER_SCORE` is
+# for a score, its gradients, and a copy of the gradients in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
 # First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
@@ -60,7 +60,8 @@ class _Session:
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
-        # The session does not store the sample, because the bins need the memory.
+        # The session stores the position of the rows and not the sample, so that the memory of the sample is free when
+        # the datasets are built.
         self._share = opening.share
         self._machines: tuple[str, ...] = ()
         self._trainer: Trainer | None = None
@@ -216,10 +217,10 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
     rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
     if rows * width * workers > available:
         raise DataError(
-            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node need "
-            f"{rows * width * workers / 2**30:.1f} GiB for LightGBM's bins and scores, but only "
-            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use XGBEstimator, which can "
-            "train from disk"
+            f"LightGBM needs {rows * width * workers / 2**30:.1f} GiB on this node for the bins and scores of "
+            f"{workers} worker(s), each with {rows:,} rows of {features} features, but only "
+            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use "
+            "XGBEstimator, which can train from disk"
         )
 
 
