@@ -52,7 +52,7 @@ _PAUSE_S = 0.2
 
 
 class ForkServer:
-    """Server that forks the drivers, with its pipes and the drivers that run.
+    """Server that forks a process for each driver, and reports when the process ends.
 
     Args:
         excluded: Modules that the server must not import, because they start threads.

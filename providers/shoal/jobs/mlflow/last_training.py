@@ -1,4 +1,4 @@
-"""Find out whether a training has the same rows, holdout and settings as that of the newest registered version."""
+"""Find out whether a training would only repeat the last one, because its rows, holdout and settings are the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
-        """Build the fingerprints of a training: the digests of its rows, its holdout and its settings.
+        """Build the fingerprints of a training.
 
         Args:
             spec: Spec of the job, which registers its model.
@@ -140,7 +140,7 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a registered version with the digests of its training's settings and of the write times of the files.
+    """Tag a registered version with two fingerprints of its training: `settings` and `files`.
 
     A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
     The version is tagged after the comparison with the champion.
