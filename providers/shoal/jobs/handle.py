@@ -636,7 +636,10 @@ class JobHandle:
             why = f"no process has polled the job for orphan_after={job.orphan_after:g} s while it waited in the queue"
             return self.end_pending(job, JobState.CANCELLED, why)
         if self._has_waited_too_long(job):
-            why = f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
+            why = (
+                f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout: raise the '
+                "timeout, or use another pool"
+            )
             return self.end_pending(job, JobState.FAILED, why)
         if find_head(self._store, job.pool, self._endpoint_of) is Silence.POOL_GONE:
             return self.end_pending(job, JobState.FAILED, f'pool "{job.pool}" went down while the job was waiting')

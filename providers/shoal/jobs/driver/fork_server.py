@@ -194,7 +194,7 @@ class _LateStream:
 
 @contextlib.contextmanager
 def _late_streams() -> Iterator[None]:
-    """Replace `sys.stdout` and `sys.stderr` while the block imports modules."""
+    """Replace `sys.stdout` and `sys.stderr` by :class:`_LateStream` objects while the `with` block imports modules."""
     out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _LateStream("stdout", out), _LateStream("stderr", err)
     try:

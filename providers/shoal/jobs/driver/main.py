@@ -75,7 +75,7 @@ _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobSta
 """Status that MLflow's run gets for each final state of the attempt."""
 
 
-class _Ended(BaseException):
+class _StopRequested(BaseException):
     """Exception that the SIGTERM handler raises to stop the job, for example after a cancellation or a timeout.
 
     The exception is a `BaseException`, so that no `except Exception` in the job's code catches it.
@@ -132,8 +132,8 @@ class Driver:
         """
         self._heartbeats.start()
         end = self._until_end()
-        # The heartbeat thread is stopped first. Otherwise it could send SIGTERM to this process and interrupt the
-        # storing of the attempt's end.
+        # The heartbeat thread is stopped first. Otherwise it could end this process (with SIGTERM, later with
+        # `os._exit`) before the attempt's end is stored.
         self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
@@ -165,7 +165,7 @@ class Driver:
         try:
             end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        except _Ended:
+        except _StopRequested:
             reason = self._heartbeats.reason or _STOPPED
             end = end or _End(reason.state, error=reason.text, error_is_permanent=reason.permanent or None)
         return end
@@ -183,10 +183,10 @@ class Driver:
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has replaced the exception by a
-            # SystemError. So `_Ended` is raised again here.
+            # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception by
+            # a SystemError. So `_StopRequested` is raised again here.
             if self._told_to_end:
-                raise _Ended from error
+                raise _StopRequested from error
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
@@ -326,9 +326,10 @@ class Driver:
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
             settle.start_next(self._store, self._job.pool)
-        # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
+        # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised again
+        # here.
         if self._told_to_end:
-            raise _Ended
+            raise _StopRequested
 
     def _begin_run(self) -> None:
         if self._spec.tracking is None:
@@ -381,7 +382,7 @@ class Driver:
     def _on_sigterm(self, *_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the recording of the end
         self._told_to_end = True
-        raise _Ended
+        raise _StopRequested
 
 
 def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
@@ -458,7 +459,7 @@ def main() -> int:
 
 
 def run() -> int:
-    """Run the attempt that the command-line arguments name, write all output, and return the exit code.
+    """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
 
     The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
     MLflow. The workers have ended already, so nothing is lost.

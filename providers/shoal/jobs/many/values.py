@@ -86,7 +86,7 @@ class SharedColumn:
                 counts[plain] = counts.get(plain, 0) + rows
         if nulls:
             log.warning(
-                'column "%s" has no value in %d of %d rows: these rows are in no spec',
+                'column "%s" has no value in %d of %d rows: no spec contains these rows',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
 

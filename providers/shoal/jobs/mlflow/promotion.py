@@ -214,7 +214,7 @@ def challenge(
     tags: Mapping[str, str],
     score_champion: Callable[[str], Evaluation],
 ) -> Outcome:
-    """Register a model as a new version, and promote the version if it is better than the champion.
+    """Register an evaluated model as a new version, and promote the version if it is better than the champion.
 
     Args:
         client: MLflow client.
