@@ -183,8 +183,8 @@ class Driver:
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception by
-            # a SystemError. So `_StopRequested` is raised again here.
+            # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
+            # by a SystemError. So `_StopRequested` is raised again here.
             if self._told_to_end:
                 raise _StopRequested from error
             # A ShoalError is printed without a traceback, because its message is written for users.
@@ -326,8 +326,8 @@ class Driver:
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
             settle.start_next(self._store, self._job.pool)
-        # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised again
-        # here.
+        # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised
+        # again here.
         if self._told_to_end:
             raise _StopRequested
 
