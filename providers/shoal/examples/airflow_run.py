@@ -134,7 +134,7 @@ def _follow(airflow: LocalAirflow, run_id: str, pool: ComputePool, timeline: Tim
 
 def _look(pool: ComputePool, timeline: Timeline) -> None:
     with suppress(PoolNotFoundError):
-        timeline.look(pool.describe())
+        timeline.update(pool.describe())
 
 
 def _explain(airflow: LocalAirflow, run_id: str) -> None:

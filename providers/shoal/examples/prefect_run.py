@@ -169,7 +169,7 @@ def _answers(url: str) -> bool:
 
 def _look(timeline: Timeline) -> None:
     with suppress(PoolNotFoundError):  # The pool does not exist before the flow has brought the pool up.
-        timeline.look(ComputePool(POOL).describe())
+        timeline.update(ComputePool(POOL).describe())
 
 
 def _down() -> None:

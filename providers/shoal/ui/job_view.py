@@ -186,13 +186,12 @@ def _series(trained: TrainResult) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value of a metric. Return None, which is a gap in the plot, for NaN and infinity, because JSON cannot
-    contain them."""
+    """Return a metric's value; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
     return value if math.isfinite(value) else None
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
-    """Return the end of an attempt's log, and None. If the log cannot be shown, return an empty text and the reason."""
+    """Return a pair: the end of an attempt's log, and the reason why the log is empty or cannot be read, else None."""
     try:
         size = log_path(line.key).stat().st_size
     except OSError:

@@ -152,7 +152,7 @@ class Models:
         models, note = self._read()
         if name not in models:
             raise ModelNotFoundError(
-                f'the model "{name}" does not exist: the list of models shows all of them'
+                f'the model "{name}" does not exist: choose a model from the list of models'
                 + (f"; {note}" if note else "")
             )
         return models[name]

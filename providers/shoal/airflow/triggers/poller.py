@@ -97,7 +97,7 @@ class Wait(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a slow call that this wait has requested (`wanted`) still runs."""
+        """Return whether the slow call that another thread makes for this wait still runs."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:
