@@ -228,8 +228,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # The secret overlaps the previous secret, whose replacement stands for both. Only remove
-        # the rest of the secret.
+        # The secret overlaps the previous secret, whose replacement stands for both. Remove only the rest of
+        # the secret.
         if span.start < at:
             at = max(at, span.end)
             continue

@@ -142,12 +142,12 @@ def retrain(month: int, rounds: int) -> JobResult:
         timeline.say("taking the pool down")
         pool.down()
     timeline.update(pool.describe())
-    check_it_loads(result)
+    check_model_loads(result)
     summary(timeline, month, result, "shoal.examples.flights")
     return result
 
 
-def check_it_loads(result: JobResult) -> None:
+def check_model_loads(result: JobResult) -> None:
     """Check that the model version that a job has registered exists and can be loaded.
 
     Raises:

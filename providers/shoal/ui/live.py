@@ -137,8 +137,8 @@ class StoreReader:
             return self._refreshed()
 
     def read_again(self) -> None:
-        """Mark the last read as outdated, so that the store is read again at the next request. Call this method after this
-        process has changed the store."""
+        """Mark the last read as outdated, so that the store is read again at the next request. Call this method
+        after this process has changed the store."""
         with self._reading:
             if self._cache is not None:
                 self._cache.looked = -1e9

@@ -77,7 +77,7 @@ class Model:
 
     @property
     def metric(self) -> str | None:
-        """Return the name of the metric that decided about the promotion of the newest version."""
+        """Return the name of the metric that decides on promotions: the metric of the newest version that has one."""
         named = [version.metric for version in self.versions if version.metric]
         return next(iter(named or [each.metric for each in self.promotions]), None)
 

@@ -1,4 +1,5 @@
-"""Listener that records in shoal's store that a DAG run or a task has failed, so that its jobs and leases end soon.
+"""Listener that records in shoal's store that a DAG run or a task has failed, so that the jobs and leases of the run
+or task end soon.
 
 Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
 the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only

@@ -70,7 +70,9 @@ Act = Callable[[], Any]
 
 
 class Wait(ABC):
-    """Base class of the waits of triggers. A wait has to be created in the event loop of its trigger.
+    """Base class of waits. A wait is an object through which the poller sends updates to one trigger.
+
+    Create the wait in the event loop of its trigger.
 
     Args:
         poll_interval: Seconds between two checks.
