@@ -92,8 +92,8 @@ class PoolNotFoundError(ShoalError, LookupError):
 
 
 class NoPoolError(InvalidArgumentError):
-    """No pool was named, and the pools in the store do not determine which one to use: none exists, none is up, or
-    several are up."""
+    """No pool was named, and shoal cannot choose one, because the store contains no pool, no pool is up, or several
+    pools are up."""
 
     permanent = False
 
@@ -105,15 +105,15 @@ class JobBusyError(InvalidArgumentError):
 
 
 class PoolDownError(ShoalError):
-    """The pool is not up (start it with ``up()``), or it is bound to another host."""
+    """The pool is not up (start it with ``up()``), or it is local to another host."""
 
 
 class PoolElsewhereError(PoolDownError):
-    """The pool is bound to another host, and the request has to be made on that host.
+    """The pool is local to another host: repeat the request on that host.
 
     Args:
         message: The error message.
-        host: Name of the host to which the pool is bound.
+        host: Name of the pool's host.
     """
 
     def __init__(self, message: str, host: str) -> None:
@@ -134,7 +134,7 @@ class PoolStoppingError(PoolDownError):
 
 
 class ScaleError(ShoalError):
-    """A pool or lease did not reach the requested number of nodes. If the request was not complete, the request is
+    """A pool or lease did not reach the requested number of nodes. If the request has not ended yet, the request is
     rolled back.
 
     Args:

@@ -124,7 +124,7 @@ def _explained(
 
 
 def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
-    """Return whether a problem that pydantic has found is an error for every value that placeholders may get later.
+    """Return whether a problem that pydantic has found cannot disappear when placeholders (templates) get their values.
 
     Args:
         problem: The problem.
@@ -135,11 +135,11 @@ def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any
     for step in problem["loc"][:-1]:
         try:
             found = found[step]
-        # This location contains the name of a model: for a union of models, pydantic reports errors of each model. All
-        # values together decide which model the user means. So the error is certain only if all values are known.
+        # For a union of models, pydantic reports the errors of each model, and `loc` contains the name of the model.
+        # Which model the user means may depend on any value. So the error is certain only if all values are known.
         except (KeyError, IndexError, TypeError):
             return is_known(found)
-    # Missing and unknown options are always errors, because the name of an option contains no placeholder.
+    # Missing and unknown options are always errors, because only values contain placeholders, and names do not.
     return problem["type"] in ("missing", "extra_forbidden") or is_known(problem["input"])
 
 
@@ -181,8 +181,8 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        # Only the name of a field can lead to another model. A key or an index selects an element of the field before
-        # it, so `found` stays the same.
+        # Only the name of a field can lead to another model. A key or an index selects an element of a dict or list,
+        # and `found` is already the model of these elements.
         if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []

@@ -240,8 +240,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # This secret overlaps the previous secret, which is already replaced. So this secret needs no replacement of
-        # its own, and only the rest of this secret is removed from the text.
+        # The secret overlaps the previous secret, whose replacement stands for both. Remove only the rest of
+        # the secret.
         if span.start < at:
             at = max(at, span.end)
             continue
@@ -278,7 +278,7 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
     while at >= 0:
         start = at + 3
         if scheme := _SCHEME.search(text[max(0, at - _SCHEME_LENGTH) : at]):
-            rest = text[start:] if whole else _reach(text, start)
+            rest = text[start:] if whole else _rest_of_uri(text, start)
             end = _user_length(scheme[0].lower(), rest)
             if end:
                 user, colon, password = rest[: end - 1].partition(":")
@@ -286,8 +286,8 @@ def _users(text: str, *, whole: bool) -> Iterator[_Span]:
         at = text.find("://", start)
 
 
-def _reach(text: str, start: int) -> str:
-    """Return the part of a text that follows the ``://`` of a URI and may belong to this URI.
+def _rest_of_uri(text: str, start: int) -> str:
+    """Return the text after the ``://`` of a URI, as far as the text may belong to this URI.
 
     The part ends at the next space or quote. If a password seems to contain spaces or quotes, because it is not
     percent-encoded, the part goes on to the end of the word with the next ``@``.

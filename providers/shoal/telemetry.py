@@ -148,7 +148,7 @@ class _Instruments:
     def flush(self) -> None:
         """Send the metrics now, and wait up to `_FLUSH_S` seconds until they are sent."""
         if self._sending is not None and self._sending.is_alive():
-            return  # The thread of the previous call still runs, because the receiver does not answer.
+            return  # The thread of the previous call still waits for the receiver. Do not start another thread.
         self._sending = threading.Thread(target=self.provider.force_flush, name="shoal-telemetry", daemon=True)
         self._sending.start()
         self._sending.join(_FLUSH_S)

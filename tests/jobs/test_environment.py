@@ -59,7 +59,7 @@ def test_options_that_are_unset_are_not_stored():
         ({"env": {"PYTHONPATH": "x"}}, "use the options code and packages"),
         (
             {"env": {"MY_PIN": "1"}, "secret_env": ["MY_PIN"]},
-            "must be in env or in secret_env, and not in both: MY_PIN",
+            "env and secret_env contain the same variables: MY_PIN",
         ),
         ({"secret_env": "HF_TOKEN"}, r'must be a list such as \["a", "b"\]'),
         ({"packages": ["--index-url=http://x"]}, "is not a package"),

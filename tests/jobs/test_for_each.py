@@ -247,9 +247,9 @@ def test_nulls_and_small_values_are_left_out_and_logged(tmp_path: Path, caplog: 
 
     assert models(specs) == ["delays-AA", "delays-UA"]
     assert caplog.messages == [
-        'column "carrier" has no value in 3 of 15 rows: these rows are in no spec',
+        'column "carrier" has no value in 3 of 15 rows: no spec contains these rows',
         "column \"carrier\" has fewer than 4 rows with 'HA', 'OO': there is no spec for them",
-        'column "n" has no value in 2 of 15 rows: these rows are in no spec',
+        'column "n" has no value in 2 of 15 rows: no spec contains these rows',
     ]
     with pytest.raises(
         DataError, match=r'no value of column "carrier" has 7 rows in .*; the most frequent value has 6: lower min_rows'

@@ -313,7 +313,9 @@ def test_a_lease_that_is_requested_again_for_another_team_counts_to_it_from_then
 
 def test_a_lease_that_never_fits_into_its_teams_quota_is_refused(store, clock, quota):
     quota("fraud", max_nodes=3)
-    with pytest.raises(BudgetError, match=r'a lease of 4 nodes is above the quota of team "fraud", 3 nodes: use less'):
+    with pytest.raises(
+        BudgetError, match=r'a lease of 4 nodes is above the quota of 3 nodes of team "fraud": use less'
+    ):
         lease(store, clock, 4, team="fraud")
     lease(store, clock, 2, team="fraud")
     with pytest.raises(BudgetError, match="a lease of 4 nodes is above the quota"):

@@ -23,7 +23,7 @@ from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._submissions import Submissions
-from shoal.prefect.lease import PoolForTheDuration
+from shoal.prefect.lease import PoolLeaseContext
 from shoal.state import Store
 from tests.support import clocks
 from tests.support.pool_processes import nothing_left
@@ -186,7 +186,7 @@ def test_an_error_after_the_lease_was_granted_releases_it(home, monkeypatch, how
 
 def test_cancelled_when_the_lease_was_granted_already_nothing_is_left(home, monkeypatch):
     granted, cancelled = threading.Event(), threading.Event()
-    enter = PoolForTheDuration._enter
+    enter = PoolLeaseContext._enter
 
     def enters(lease, *arguments):
         pool = enter(lease, *arguments)
@@ -194,7 +194,7 @@ def test_cancelled_when_the_lease_was_granted_already_nothing_is_left(home, monk
         assert cancelled.wait(60)
         return pool
 
-    monkeypatch.setattr(PoolForTheDuration, "_enter", enters)
+    monkeypatch.setattr(PoolLeaseContext, "_enter", enters)
     monkeypatch.setattr(NodeLog, "interrupt", lambda _: cancelled.set())
 
     async def hold():

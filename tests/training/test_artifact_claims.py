@@ -75,7 +75,7 @@ def test_an_older_attempt_replaces_nothing_of_a_newer_one(folder: str) -> None:
     SECOND.take(folder)
     assert SECOND.has_marked(folder) and not FIRST.has_marked(folder)
     for act in (FIRST.check, FIRST.take, FIRST.remove):
-        with pytest.raises(InvalidArgumentError, match=r"belongs to attempt 2 of job \"job\", and attempt 1 is older"):
+        with pytest.raises(InvalidArgumentError, match=r"belongs to attempt 2 of job \"job\", so the older attempt 1"):
             act(folder)
     assert names(folder) == [MARKER]
 

@@ -125,7 +125,7 @@ def test_what_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setattr(engine, "shared_gang", None)
     one = spec(write_rows(tmp_path / "one", rows=1, files=1))
-    with pytest.raises(DataError, match=r'eval_set "few" has 1 row, too few for 2 workers.*custom_metric'):
+    with pytest.raises(DataError, match=r'eval_set "few" has 1 row, but there are 2 workers.*custom_metric'):
         train(request("xgboost", rows, eval_set={"few": one}), user_code=UserCode(metrics=(mean_error,)))
     for framework in LIBRARIES:
         asked = request(framework, rows, params={"objective": "binary"})

@@ -80,7 +80,7 @@ def test_a_training_moves_at_the_next_checkpoint_if_there_is_room_and_is_the_sam
     assert [{worker.node for worker in each.workers} for each in (stayed, moved)] == [{"a-head", "b"}, {"a-head", "c"}]
     assert stayed.model == moved.model == whole.model
     assert stayed.restarts == moved.restarts == 0
-    assert "node b has announced its end: continuing from round 8 of 10 on other nodes" in capsys.readouterr().out
+    assert "node b will shut down soon: continuing from round 8 of 10 on other nodes" in capsys.readouterr().out
 
 
 def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNodes, tmp_path: Path) -> None:

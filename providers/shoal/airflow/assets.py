@@ -63,7 +63,7 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
 
 
 def add_promotion(context: Context, register: Register, result: JobResult) -> None:
-    """Add an asset event about the promotion of a model to a task. Airflow records the event when the task succeeds.
+    """Add an asset event to a task whose job has promoted a model. Airflow records the event when the task succeeds.
 
     :param context: Airflow's context of the training task.
     :param register: Options with which the model was registered.

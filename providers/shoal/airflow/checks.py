@@ -60,8 +60,8 @@ def is_known(value: Any) -> bool:
         return all(map(is_known, value))
     if isinstance(value, os.PathLike):
         return is_known(str(value))
-    # Three kinds of values are not known: results of tasks, functions that return the value in the task, and objects
-    # with templates in their attributes. Airflow itself recognises them by the following attributes.
+    # Not known before the run: results of tasks, functions that the task calls to compute the value, and objects that
+    # contain templates. Airflow recognises them by the same attributes.
     return value is not UNKNOWN and not (
         hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
     )
@@ -173,7 +173,7 @@ def check_nodes(
 
 
 def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
-    """Check a number of nodes against MAX_NODES.
+    """Check that a number of nodes is at most MAX_NODES, the limit of the pool.
 
     While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
     task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.

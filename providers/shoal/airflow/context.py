@@ -142,8 +142,8 @@ def pool_for_run(
         )
     setup.lease = teardown.lease = setup.task_id
     with teardown.as_teardown(setups=setup):
-        # The `pool_for_run` block may be inside another setup and teardown context of Airflow. This ``with`` statement
-        # then puts the block's own setup and teardown tasks between the outer setup and the outer teardown.
+        # If the block is inside another setup and teardown of Airflow, this ``with`` statement orders the four tasks:
+        # outer setup, setup of the block, teardown of the block, outer teardown.
         pass
     before = set(dag.task_dict)
     around = _open_blocks.get()
@@ -191,8 +191,8 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
 
 
 def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether `task` has an upstream task that may end before the setup task of the ``with pool_for_run(...)``
-    block. Such an upstream task is outside of the block and does not depend on the block."""
+    """Return whether `task` has an upstream task that does not wait for the block's setup task. Such a task is outside
+    of the block, and depends on no task of the block."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list

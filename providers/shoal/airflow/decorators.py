@@ -162,8 +162,10 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
 
     @classmethod
     def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
-        """Return two fields of the job's spec. The first describes the worker that calls the function, which reserves
-        no resources. The second says how many resources the function's own Ray tasks and actors need.
+        """Return two fields of the job's spec: `scaling_config` and `room_for`.
+
+        The field `scaling_config` describes the one worker, which calls the function and reserves no resources. The
+        field `room_for` contains the resources that the function's own Ray tasks and actors need.
 
         :param num_workers: Number of the function's own Ray tasks and actors.
         :param num_cpus: Number of CPUs per Ray task or actor.
@@ -224,8 +226,8 @@ def ray_launch_task(python_callable: Callable[..., Any] | None = None, **kwargs:
 def _decorated(
     operator: type[DistributedDecoratedOperator], function: Callable[..., Any] | None, **kwargs: Any
 ) -> TaskDecorator:
-    # Airflow creates the operators of a mapped task only when its instances run. So the arguments are also checked
-    # here, so that Airflow reports wrong arguments already when it loads the DAG.
+    # Airflow creates the operators of a mapped task only when its instances run. The check here reports wrong arguments
+    # earlier, when Airflow loads the DAG.
     described = {name: value for name, value in kwargs.items() if name in inspect.signature(operator.fields).parameters}
     name = operator.custom_operator_name
     operator.check(

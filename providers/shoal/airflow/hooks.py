@@ -56,18 +56,19 @@ class ComputePoolHook(BaseHook):
         Without a definition, the pool cannot be brought up. If the connection has a token, the token is written to a
         file in ``$SHOAL_HOME`` (mode 0600), because the pool's processes cannot read Airflow's connections.
         """
-        if self._found is not None:
-            return spec_of(self._found)
+        if self._defining_connection is not None:
+            return spec_of(self._defining_connection)
         return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
 
     @cached_property
     def team(self) -> str | None:
         """Return the team whose quota limits the leases: the value ``team`` in the connection's extra (``{"team":
         "fraud"}``). None if the extra names no team."""
-        return self._found.extra_dejson.get("team") or None if self._found is not None else None
+        connection = self._defining_connection
+        return None if connection is None else connection.extra_dejson.get("team") or None
 
     @cached_property
-    def _found(self) -> Connection | None:
+    def _defining_connection(self) -> Connection | None:
         """Return the connection that defines the pool; None if `pool_name` selects the pool, or if no connection
         exists."""
         if self.compute_pool_conn_id:

@@ -77,7 +77,7 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
             return super().execute(context)
         limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()
         try:
-            self._ready_or_deferred(context, time.time() + min(self.timeout, limit))
+            self._defer_until_ready(context, time.time() + min(self.timeout, limit))
         # With `soft_fail` or `never_fail`, an error must mark the sensor as skipped. Airflow itself does this only in
         # two cases: the sensor is not deferrable, or the error occurs after a deferral.
         except AirflowFailException as error:
@@ -94,10 +94,10 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
                 f"the pool had fewer than {self.expected_nodes} ready nodes after the sensor's timeout of "
                 f"{self.timeout:g} s: increase the timeout, or see `shoal pool describe` for the reason"
             )
-        self._ready_or_deferred(context, deadline)
+        self._defer_until_ready(context, deadline)
 
-    def _ready_or_deferred(self, context: Context, deadline: float) -> None:
-        """Return if the nodes are ready; else defer the task.
+    def _defer_until_ready(self, context: Context, deadline: float) -> None:
+        """Defer the task, unless the nodes are ready already.
 
         :param context: Airflow's context of the task.
         :param deadline: Time at which the sensor's timeout ends, in seconds since the epoch.

@@ -94,7 +94,7 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _python() -> Check:
-    # The version is always ok, because pip does not install shoal for a version of Python that shoal does not support.
+    # This check always succeeds, because pip installs shoal only for supported versions of Python.
     return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 

@@ -30,8 +30,8 @@ def history(
     oldest = None if since is None else time.time() - duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
     if pool_name and not found:
-        # No action was found, so the pool's name may be wrong. Check only now that the pool exists, because actions on
-        # a deleted pool are also listed.
+        # The pool's name may be wrong. The name is checked only if no action was found, because a deleted pool may
+        # still have actions.
         from shoal.pool.selection import which_pool
         from shoal.state import Store
 

@@ -68,8 +68,8 @@ def list_(
 
     found = list_jobs(pool_name, limit=limit)
     if pool_name and not found:
-        # No job was found, so the pool's name may be wrong. Check only now that the pool exists, because the jobs of a
-        # deleted pool are also listed.
+        # The pool's name may be wrong. The name is checked only if no job was found, because a deleted pool may still
+        # have jobs.
         _require_pool(pool_name)
     if as_json:
         print_json({"jobs": found})

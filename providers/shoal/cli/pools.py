@@ -64,7 +64,7 @@ def up(
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List all pools in the state store, and the embedded pools of jobs and processes that run now."""
+    """List all pools in the state store, with the temporary (embedded) pools of jobs and processes that run now."""
     from shoal.pool.api import list_pools
 
     pools = list_pools(embedded=True)
@@ -159,7 +159,7 @@ def alter(
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change the smallest and the greatest number of nodes of a pool."""
+    """Change the minimum and the maximum number of nodes of a pool."""
     if min_nodes is None and max_nodes is None:
         raise InvalidArgumentError("no new limit is given: add --min-nodes, --max-nodes or both")
     pool = _pool(name)

@@ -65,7 +65,7 @@ class PoolProgress:
             self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
         counts = describe_counts(status)
         if self._bar is not None and self._task is not None:
-            done, total = self._done(status)
+            done, total = self._bar_lengths(status)
             self._bar.update(self._task, completed=done, total=total, counts=counts)
         elif counts != self._last:
             self._console.print(f"{status.name}: {counts}", soft_wrap=True)
@@ -76,7 +76,7 @@ class PoolProgress:
             self._said.add(line)
             (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
 
-    def _done(self, status: PoolStatus) -> tuple[int, int]:
+    def _bar_lengths(self, status: PoolStatus) -> tuple[int, int]:
         """Return the filled length and the full length of the progress bar, in nodes.
 
         While the pool grows, the lengths are the numbers of active and of wanted nodes. While the pool shrinks, the

@@ -49,7 +49,7 @@ def validate_columns(
             on, a column is entirely null, or the dataset has no rows.
     """
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
-    names = _named(input_cols, label_col, extra_cols)
+    names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
     schema = source.schema()
     for name in names:
@@ -258,7 +258,7 @@ def check_roles(
             )
     if not input_cols:
         raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
-    for name in _named(input_cols, label_col, extra_cols):
+    for name in _used_columns(input_cols, label_col, extra_cols):
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
@@ -274,7 +274,7 @@ def check_roles(
             )
 
 
-def _named(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
+def _used_columns(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
     """Return the names of the input columns, the label column and the extra columns in one list, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
@@ -351,7 +351,7 @@ def _check_like_reference(
         if name in partitions and name in footer.schema.names:
             raise DataError(
                 f'{footer.path} stores the column "{name}" in the file, but {reference.path} has it as a partition '
-                "directory: write all files in the same way"
+                "directory: store the column in all files, or make it a partition directory of all files"
             )
         check_present(footer.path, name, here)
         if name in partitions:
@@ -376,7 +376,7 @@ def _check_any_row(source: ParquetSource) -> None:
                 f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
                 "filters, and check whether the files with these rows have been written yet"
             )
-        raise DataError(f"the dataset has no rows: {place}")
+        raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
 
 
 def _check_any_value(source: ParquetSource, name: str) -> None:

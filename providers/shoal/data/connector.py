@@ -307,8 +307,8 @@ class DataConnector:
         return self.source.digest()
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return the write time of each file in nanoseconds since the epoch, or an empty tuple if :meth:`digest` reads
-        the rows.
+        """Return the time of each file's last change, in nanoseconds since the epoch. The result is empty if
+        :meth:`digest` is computed from the rows and not from the footers.
 
         When values in the rows change, a digest that is computed from the footers may stay the same, but the write
         times change. The write time of a file is None if the filesystem does not report it.
@@ -385,7 +385,8 @@ class DataConnector:
         except (pa.ArrowNotImplementedError, TypeError):
             # A value that is a list or a dict raises TypeError, because it cannot be a key of `counts`.
             raise DataError(
-                f'column "{column}" is of type {schema.field(column).type}, whose values cannot be compared'
+                f'column "{column}" is of type {schema.field(column).type}, whose values cannot be compared: name a '
+                "column of numbers, text, booleans or dates"
             ) from None
         return counts
 

@@ -30,7 +30,7 @@ class GangPosition:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise InvalidArgumentError(
-                f"rank must be from 0 to {self.world_size - 1} in a gang of {self.world_size}, not {self.rank}"
+                f"rank must be from 0 to {self.world_size - 1} in a gang of {self.world_size} workers, not {self.rank}"
             )
 
 

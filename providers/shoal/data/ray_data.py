@@ -100,7 +100,9 @@ def ranges_dataset(
     import pyarrow as pa
 
     if not ranges:
-        raise DataError(f"the dataset has no rows: {source.paths[0]}")
+        raise DataError(
+            f"the dataset has no rows: {source.paths[0]}; check the paths, and the program that writes the files"
+        )
     source.footers()  # The footers are read now, so that the pickled source contains them and no task reads them again.
     wanted = list(ranges)
 

@@ -48,8 +48,8 @@ class TimeRange:
         """
         if self.column != other.column:
             return False
-        mine = [_moments(self.first), _moments(self.last)]
-        theirs = [_moments(other.first), _moments(other.last)]
+        mine = [_parse(self.first), _parse(self.last)]
+        theirs = [_parse(other.first), _parse(other.last)]
         if len({kind for kind, _, _ in (*mine, *theirs)}) != 1:
             return False
         return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
@@ -69,8 +69,8 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
     return times[0] if len(times) == 1 else None
 
 
-def _moments(text: str) -> tuple[str, Any, Any]:
-    """Parse a time, and return its kind ("number", "time" or "text") and its first and last moment.
+def _parse(text: str) -> tuple[str, Any, Any]:
+    """Parse a time. Return its kind ("number", "time" or "text"), and the first and last moment that it includes.
 
     For a date, the first and the last moment are the beginning and the end of the day. For other times, both are the
     same.

@@ -84,7 +84,7 @@ def pool_for(
             yield selected
     else:
         pool = ComputePool(selected, holder=job_holder(job_id))
-        # Another call may have submitted the same job before. The lease of this job must not get smaller.
+        # If another call has submitted the same job before, the job has a lease. Do not make this lease smaller.
         held = [lease.size for lease in pool.describe().leases if lease.holder == pool.holder]
         with _leased_for_job(pool, max([size_on(pool), *held]), job_id):
             yield selected
@@ -238,7 +238,7 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
 
 
 def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
-    """Print a warning if a pool that was started with `gpu_turn` has no GPU although this machine has GPUs.
+    """Print a warning if a new embedded pool has no GPU although this machine has GPUs.
 
     Args:
         pool: The pool.

@@ -123,8 +123,8 @@ class Site:
         spec = PoolSpec.parse(pool.uri)
         gpus = spec.gpus_per_node
         if gpus == ALL:
-            # An active node has claimed all GPUs of the machine, so another node gets none. If no node is active, the
-            # GPUs are counted, but only if the workers need GPUs, because counting may take seconds.
+            # If a node is active, it has claimed all GPUs of the machine, and a new node would have none. If no node is
+            # active, count the GPUs, but only if the workers need GPUs, because counting may take seconds.
             wanted = self.requested.resource_requirements_per_worker.num_gpus
             gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
         size = nodes_needed(

@@ -137,7 +137,7 @@ def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
                 )
             )
         kept.calls += 1
-        # Idle pools of other sizes would take memory and GPUs from the chosen pool.
+        # End idle pools of other sizes, because they occupy memory and GPUs that the chosen pool may need.
         idle = {other: each for other, each in _kept.items() if not each.calls and other[:2] == place}
         for other in idle:
             del _kept[other]

@@ -17,7 +17,7 @@ from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.examples.flights import (
     INTERRUPTED,
     Timeline,
-    check_it_loads,
+    check_model_loads,
     check_month,
     command_line,
     console,
@@ -72,7 +72,7 @@ def run(month: int, rounds: int) -> JobResult:
         with suppress(PoolNotFoundError):
             pool.down()
     _look(pool, timeline)
-    check_it_loads(result)
+    check_model_loads(result)
     summary(timeline, month, result, "shoal.examples.airflow_run")
     console.print("      `make up` starts Airflow with its UI, `make run-prefect` runs the same with Prefect")
     return result
@@ -134,7 +134,7 @@ def _follow(airflow: LocalAirflow, run_id: str, pool: ComputePool, timeline: Tim
 
 def _look(pool: ComputePool, timeline: Timeline) -> None:
     with suppress(PoolNotFoundError):
-        timeline.look(pool.describe())
+        timeline.update(pool.describe())
 
 
 def _explain(airflow: LocalAirflow, run_id: str) -> None:

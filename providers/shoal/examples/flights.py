@@ -97,7 +97,7 @@ class Timeline:
         """Print `text`, preceded by the seconds since this object was created."""
         console.print(f"[dim]{self.seconds():6.1f} s[/]  {text}")
 
-    def look(self, status: PoolStatus) -> None:
+    def update(self, status: PoolStatus) -> None:
         """Record and print the number of active nodes if the number has changed."""
         active = len(status.active)
         if not self.points or self.points[-1][1] != active:
@@ -126,28 +126,28 @@ def retrain(month: int, rounds: int) -> JobResult:
     pool = ComputePool(POOL)
     timeline.say(f"bringing up the pool {pool.name}")
     # This process is the pool's owner, so that the pool goes down by itself if this process is killed.
-    pool.up(on_progress=timeline.look, owner=ProcessId.mine())
+    pool.up(on_progress=timeline.update, owner=ProcessId.mine())
     try:
-        timeline.look(pool.describe())
+        timeline.update(pool.describe())
         timeline.say("scaling 1 -> 3")
-        pool.scale(3, on_progress=timeline.look)
-        timeline.look(pool.describe())
+        pool.scale(3, on_progress=timeline.update)
+        timeline.update(pool.describe())
         timeline.say(f"training on months 1 to {month - 1}, evaluating on month {month}")
         handle = submit(spec.on_pool(pool.name))
         result = handle.wait(on_log=lambda line: console.print(line, markup=False, style="dim"))
         timeline.say("scaling 3 -> 1")
-        pool.scale(1, on_progress=timeline.look)
-        timeline.look(pool.describe())
+        pool.scale(1, on_progress=timeline.update)
+        timeline.update(pool.describe())
     finally:
         timeline.say("taking the pool down")
         pool.down()
-    timeline.look(pool.describe())
-    check_it_loads(result)
+    timeline.update(pool.describe())
+    check_model_loads(result)
     summary(timeline, month, result, "shoal.examples.flights")
     return result
 
 
-def check_it_loads(result: JobResult) -> None:
+def check_model_loads(result: JobResult) -> None:
     """Check that the model version that a job has registered exists and can be loaded.
 
     Raises:

@@ -96,7 +96,7 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
     def write(path: Path, month: str) -> None:
         shutil.copyfile(month_files([int(month[-2:])])[0], path)
 
-    return _missing_written(folder or subfolder("examples") / "recent-flights", months, write)
+    return _write_missing(folder or subfolder("examples") / "recent-flights", months, write)
 
 
 def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]:
@@ -126,11 +126,11 @@ def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]
         dated = table.assign(date=days.dt.date, carrier=carriers)
         dated.to_parquet(path, row_group_size=_ROWS_PER_GROUP, index=False)
 
-    return _missing_written(folder or subfolder("examples") / "daily-flights", months, write)
+    return _write_missing(folder or subfolder("examples") / "daily-flights", months, write)
 
 
-def _missing_written(folder: Path, months: Sequence[str], write: Callable[[Path, str], None]) -> list[str]:
-    """Return the paths of one file per month in a folder, and first write the files that do not exist.
+def _write_missing(folder: Path, months: Sequence[str], write: Callable[[Path, str], None]) -> list[str]:
+    """Write the missing files of the given months to a folder, and return the paths of the files of all these months.
 
     Args:
         folder: The folder.

@@ -21,7 +21,7 @@ from typing import IO
 import httpx
 
 from shoal.errors import PoolNotFoundError, ShoalError
-from shoal.examples.flights import POOL, Timeline, check_it_loads, check_month, command_line, run_alone, summary
+from shoal.examples.flights import POOL, Timeline, check_model_loads, check_month, command_line, run_alone, summary
 from shoal.examples.ports import free_port
 from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
@@ -95,7 +95,7 @@ def run(month: int, rounds: int) -> JobResult:
     if flow.returncode != 0 or not outcome.exists():
         raise ShoalError("the flow failed: see the end of the flow's log above for the cause")
     result = JobResult.model_validate(json.loads(outcome.read_text()))
-    check_it_loads(result)
+    check_model_loads(result)
     summary(timeline, month, result, "shoal.examples.prefect_run")
     return result
 
@@ -169,7 +169,7 @@ def _answers(url: str) -> bool:
 
 def _look(timeline: Timeline) -> None:
     with suppress(PoolNotFoundError):  # The pool does not exist before the flow has brought the pool up.
-        timeline.look(ComputePool(POOL).describe())
+        timeline.update(ComputePool(POOL).describe())
 
 
 def _down() -> None:

@@ -58,18 +58,18 @@ class Gang:
 
     @classmethod
     def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
-        """Return the group of workers that the spec of a job or the request of a training asks for."""
+        """Return the group of workers for a job's spec, or for the request of an estimator or a training function."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
-        # `wish` says whether the job uses GPUs; None means that it uses GPUs if every node has a GPU. Predictions never
-        # use GPUs, and LightGBM uses GPUs only if its options ask for them.
-        wish: bool | None = False
+        # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
+        # only if its options ask for them.
+        uses_gpu: bool | None = False
         if isinstance(spec, TrainRequest):
             device = spec.params.get("device")
-            wish = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
-            if wish is None and spec.framework == "lightgbm":
-                wish = False
-        gpus = -1 if wish is None else int(wish)
+            uses_gpu = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
+            if uses_gpu is None and spec.framework == "lightgbm":
+                uses_gpu = False
+        gpus = -1 if uses_gpu is None else int(uses_gpu)
         return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
 
     @classmethod

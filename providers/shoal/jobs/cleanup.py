@@ -84,8 +84,7 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
 
 def sweep(store: Store | None = None) -> list[str]:
-    """End unneeded nodes on this host, record the end of jobs whose driver or submitter died, and remove the jobs'
-    files.
+    """End the nodes on this host that no pool needs any more, and record the end of lost jobs (see `settle_jobs`).
 
     The function may be called at any time, repeatedly, and by several processes at the same time.
 

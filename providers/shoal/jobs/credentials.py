@@ -78,8 +78,8 @@ class Secrets:
     @cached_property
     def _words(self) -> frozenset[str]:
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
-        # A value in which shoal recognises no credential was removed from the spec because of its key, such as
-        # "password". In this case the whole value is a secret.
+        # `hide` removes a value for one of two reasons: the value contains a credential, or its key is a word such as
+        # "password". In the second case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
         return frozenset(named.union(*parts))
@@ -101,7 +101,7 @@ class Secrets:
 
     @classmethod
     def loads(cls, content: str | bytes) -> Self:
-        """Build the credentials from the result of :meth:`dumps`. JSON from shoal 0.1 lacks ``named``."""
+        """Build the credentials from the result of :meth:`dumps`. JSON that shoal 0.1 wrote has no field ``named``."""
         found = json.loads(content)
         return cls(found["environment"], found["uris"], frozenset(found.get("named", ())))
 
@@ -194,7 +194,7 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
-    """Return a copy of a document in which the credentials that :func:`hide` has removed are put back.
+    """Undo :func:`hide`: return a copy of the document with its credentials.
 
     Args:
         document: Document without credentials.
@@ -204,7 +204,7 @@ def reveal(document: Any, uris: Mapping[str, str]) -> Any:
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Return a copy of a JSON document in which the result of `leaf` replaces each text, number, boolean and null.
+    """Apply `leaf` to each text, number, boolean and null in a JSON document, and return the new document.
 
     Args:
         value: The document.
@@ -289,7 +289,7 @@ def discard(submission_id: str) -> None:
 
 
 def left() -> set[str]:
-    """Return the ids of the submissions that still have a complete or an incomplete file with credentials."""
+    """Return the ids of the submissions that still have a file with credentials, complete or half-written."""
     return {path.name.rpartition(".")[0] for path in subfolder("credentials").iterdir()}
 
 

@@ -122,7 +122,7 @@ class JobStatus:
 
     @classmethod
     def of(cls, job: Job, place: Place | None = None, node_seconds: float | None = None) -> JobStatus:
-        """Build the status from a job's row, its place in the queue, and the node-seconds that it has used."""
+        """Build the status from the attempt's row, its place in the queue, and its node-seconds so far."""
         return cls(
             job_id=job.id,
             attempt=job.attempt,
@@ -233,7 +233,8 @@ class JobHandle:
 
     @property
     def submissions(self) -> int:
-        """Return how often the job had been submitted when this handle was created (see :meth:`cancel`)."""
+        """Return the attempt's number of submissions when this handle was created; see `unless_resubmitted` in
+        :meth:`cancel`."""
         return self._submissions
 
     @property
@@ -393,7 +394,7 @@ class JobHandle:
             return False
         try:
             if not job.is_waiting:
-                self._see_driver_end(job)
+                self._stop_driver(job)
         except PoolElsewhereError as error:
             self._left = f"the driver of job {self.job_id} ends by itself on host {error.host} within seconds"
             return True
@@ -405,11 +406,11 @@ class JobHandle:
         self._tidy(job)
         return True
 
-    def _see_driver_end(self, job: Job) -> None:
+    def _stop_driver(self, job: Job) -> None:
         """Stop the driver through the head's Job API, and wait up to 15 s until the driver has ended.
 
-        If the driver has not ended by then, a thread that reads the job's row ends the driver a little
-        later.
+        If the driver has not ended by then, the method returns. A thread of the driver, which reads the job's row, then
+        ends the driver.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -424,7 +425,7 @@ class JobHandle:
             if view.silence is None and view.ray_job is None:
                 break  # the head has no record of the attempt, so there is no driver to wait for
             if not stopped:
-                stopped = self._stop()
+                stopped = self._request_stop()
             self._sleep(SHORTEST_PAUSE_S, None)
 
     def send(self) -> bool:
@@ -590,7 +591,7 @@ class JobHandle:
         )
 
     def end_if_lost(self) -> bool:
-        """Record the end of the attempt if its driver or submitter has died, or if the attempt must not wait any more.
+        """Record the end of the attempt if it was lost, has waited for too long, or is not polled by any process.
 
         The clean-up of a host calls this method for all unfinished jobs. The call does not poll the job, so that a job
         with `orphan_after` still ends if no other process polls the job.
@@ -669,8 +670,7 @@ class JobHandle:
         return unasked > job.orphan_after + grace_s
 
     def _poll(self) -> Job:
-        """Return the job's row. If an update of the row's `last_polled_at` is due, first set `last_polled_at` to
-        now."""
+        """Poll the job (update its `last_polled_at`) if the last poll is old enough, and return the job's row."""
         job = attempts.load(self._store, self._key)
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, self._clock()):
             # While the job waits in the queue, this process renews the job's lease of nodes. When the job runs, the
@@ -732,7 +732,10 @@ class JobHandle:
             elif stop is None:
                 self._sleep(step, self._driver)
             elif stop.wait(step):
-                raise JobTimeoutError(f'the wait for job "{self.job_id}" was stopped on request; the job goes on')
+                raise JobTimeoutError(
+                    f'the wait for job "{self.job_id}" was stopped on request. The job goes on: reattach with '
+                    f"shoal.jobs.attach({self.job_id!r})"
+                )
 
     def _watch(
         self,
@@ -802,7 +805,7 @@ class JobHandle:
 
     @property
     def _turn_check_s(self) -> float:
-        """Return the seconds until the next check of whether the attempt may leave the queue and start."""
+        """Return the seconds until this process checks again whether the waiting attempt may start."""
         return turn_check_s(self._place.position if self._place else 1)
 
     def _outcome(self) -> JobResult:
@@ -829,7 +832,7 @@ class JobHandle:
         while driver and driver.alive() and self._monotonic() < until:
             self._sleep(CLEAN_UP_PERIOD_S, driver)
 
-    def _stop(self) -> bool:
+    def _request_stop(self) -> bool:
         try:
             endpoint = self._endpoint_of(self._pool)
             client = JobClient.at(endpoint)

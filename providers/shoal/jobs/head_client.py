@@ -18,7 +18,7 @@ its first request. 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):
-    """Error for a request that got no answer from the head's address: the head has ended, or cannot be reached."""
+    """Error for a request that the head did not answer. If its machine refused the connection, the head has ended."""
 
 
 class HeadBusyError(JobError):
@@ -26,7 +26,7 @@ class HeadBusyError(JobError):
 
 
 class HeadUnreachableError(HeadGoneError):
-    """Error for a request that got neither an answer nor a refusal from the head's machine; the head may still run."""
+    """Error for a request that got no reply at all, not even a refused connection; the head may still run."""
 
 
 class _SlowError(HeadUnreachableError):

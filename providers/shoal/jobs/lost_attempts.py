@@ -91,7 +91,9 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
             if silent_for < PATIENCE_S[silence]:
                 return None
             return Lost(
-                JobState.FAILED, f'the head of pool "{job.pool}" has not answered for {PATIENCE_S[silence]:.0f} s'
+                JobState.FAILED,
+                f'the head of pool "{job.pool}" has not answered for {PATIENCE_S[silence]:.0f} s: check the pool with '
+                "`shoal pool describe`",
             )
         case View(ray_job=None):
             if job.state is JobState.PENDING:

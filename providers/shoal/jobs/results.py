@@ -231,8 +231,11 @@ class JobResult(PlainResult):
     )
 
     def document(self) -> dict[str, Any]:
-        """Return the result as plain data for the store. Fields that earlier versions of shoal do not have are left out
-        if they have their default values, so that processes of these versions can read the result."""
+        """Return the result as plain data for the store.
+
+        A field that earlier versions of shoal do not know is left out while it has its default value, so that these
+        versions can read the result.
+        """
         return without_defaults(self, self.model_dump(mode="json"), _NEWER)
 
     @field_validator("model_path", "model_uri", "results_path", "output_path")

@@ -38,7 +38,7 @@ _AT_ONCE = 1000
 
 
 def settle_jobs(store: Store | None = None) -> list[str]:
-    """Record the end of jobs whose driver or submitter died before recording the end, and remove the jobs' files.
+    """Record the end of jobs whose driver or submitter has died, and remove the temporary files of ended jobs.
 
     Args:
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.

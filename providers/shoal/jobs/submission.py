@@ -177,8 +177,8 @@ def submit(
             with _naming_job_that_goes_on(store, job):
                 if _is_usable(handle, job, order, spec.staged()):
                     if orphan_after is None and secrets is not None:
-                        # A detached job gets its credentials now, because this process may end after this call, and no
-                        # other process may have the credentials.
+                        # A detached job gets its credentials now. This process may end after this call, and then
+                        # possibly no process has the credentials.
                         handle.deliver_credentials()
                     return handle
             # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new attempt.
@@ -237,15 +237,15 @@ def _of_earlier_try(
         if not is_ended and task.is_older_than(job):
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
-            # A result of an earlier try that is not taken over is marked as collected, so that no later submission
-            # finds it.
+            # This try does not take over the job. If the job has a result, it is marked as collected, so that no later
+            # submission finds the result.
             if is_ended:
                 attempts.collect(store, Key(job.id, job.attempt), clock())
             else:
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
-        # This try does not take over a job that is not in the queue yet, because only the process that submits the job
-        # has its credentials. If the job has another spec than this try, the job is ended.
+        # The job's submitter has not put the job into the queue yet. This try does not take over such a job, because
+        # only the submitter has the job's credentials. If this try has a different spec, the job is also ended.
         if job.state is JobState.PENDING and job.queued_at is None:
             why = "another try of the task submits the task's job with another spec"
             if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
@@ -333,7 +333,9 @@ def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
 
 
 def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str]) -> bool:
-    """Submit or queue the attempt if no process has done so yet, and return whether the caller can use the attempt.
+    """Submit or queue the attempt if no process has done so yet, and return whether it is usable.
+
+    An attempt that has failed or was cancelled is not usable, and a new attempt is needed.
 
     Args:
         handle: Handle of the attempt.
@@ -342,7 +344,7 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
         staged: Directories of the data that were staged for the caller.
 
     Returns:
-        False if the attempt has failed or was cancelled, so that a new attempt is needed; otherwise True.
+        False if the attempt has failed or was cancelled; otherwise True.
 
     Raises:
         DataError: The staged data do not exist any more, or their directory cannot be written to.
@@ -350,8 +352,8 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
     if job.state is JobState.PENDING:
-        # If the job was submitted before, its attempt uses the data that were staged for the earlier submission. In
-        # that case, no use of the data that were staged for this submission is recorded.
+        # If the attempt belongs to an earlier submission, it uses that submission's staged data. The data that were
+        # staged for this call are then not claimed.
         _claim(handle, job, parse_spec(job.spec).staged().intersection(staged))
         if job.endpoint == order.endpoint and handle.send():
             return True

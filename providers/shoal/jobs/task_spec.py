@@ -101,13 +101,16 @@ def _fields(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the fields of the spec that a task's arguments describe. A placeholder replaces the code of a function."""
+    """Return the fields of the spec that a task's arguments describe.
+
+    A function or script gets a placeholder in the field `program`, because its code is not stored yet.
+    """
     if given is None and train_func is None:
         raise InvalidArgumentError("neither a spec nor a train_func is given: give one of them")
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
-            f"spec={shown(given)}: it has to be a JobSpec, a FunctionJobSpec, or a dict of the fields of one of them. "
-            "If spec is the name of a file, the name has to end with .json, .yaml or .yml"
+            f"spec={shown(given)} is not a spec: give a JobSpec, a FunctionJobSpec, or a dict with the fields of one "
+            "of them. The name of a spec file has to end with .json, .yaml or .yml"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:

@@ -28,6 +28,6 @@ def bind_here(pool: Pool) -> None:
 
 
 def is_bound_here(pool: Pool) -> bool:
-    """Return whether a pool's row contains this machine's current hostname and host id. Return True, too, if the pool
-    is bound to no host."""
+    """Return whether a pool's row contains this machine's current hostname and host id. Also return True if the pool is
+    bound to no host."""
     return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())

@@ -14,7 +14,7 @@ from shoal.state.schema import Lease, PoolState
 def leased(snapshot: Snapshot) -> int:
     """Return how many nodes the granted leases take: the size of the largest shared lease (shared leases use the same
     nodes) plus the sizes of all exclusive leases."""
-    return _together(_sizes(_granted(snapshot)))
+    return _nodes_taken(_sizes(_granted(snapshot)))
 
 
 def queue(snapshot: Snapshot) -> list[Lease]:
@@ -40,7 +40,7 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
             held_back.add(lease.team)
             continue
         granted.append(lease)
-        if _together(_sizes(granted)) > snapshot.pool.max_nodes:
+        if _nodes_taken(_sizes(granted)) > snapshot.pool.max_nodes:
             break
         fitting.append(lease)
     return fitting
@@ -58,13 +58,13 @@ def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
     granted = _granted(snapshot)
     if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
         return None
-    taken = _together(_sizes(granted, lease.team))
+    taken = _nodes_taken(_sizes(granted, lease.team))
     return f'waiting for the quota of team "{lease.team}", {taken} of {quota_of(snapshot, lease.team)} nodes are taken'
 
 
 def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None) -> bool:
     most = quota_of(snapshot, team)
-    return most is not None and _together(_sizes(leases, team)) > most
+    return most is not None and _nodes_taken(_sizes(leases, team)) > most
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
@@ -76,9 +76,9 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     rest = [one for one in _granted(snapshot) if one.id != lease.id]
     resized = (size, lease.exclusive)
     quota = quota_of(snapshot, lease.team)
-    if size > lease.size and quota is not None and _together([*_sizes(rest, lease.team), resized]) > quota:
+    if size > lease.size and quota is not None and _nodes_taken([*_sizes(rest, lease.team), resized]) > quota:
         return False
-    total = _together([*_sizes(rest), resized])
+    total = _nodes_taken([*_sizes(rest), resized])
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 
@@ -97,7 +97,7 @@ def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
     leases.
     """
     earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
-    return _together(_sizes(one for one in earlier if one.exclusive or lease.exclusive))
+    return _nodes_taken(_sizes(one for one in earlier if one.exclusive or lease.exclusive))
 
 
 def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
@@ -122,7 +122,7 @@ def _sizes(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, 
     return [(lease.size, lease.exclusive) for lease in leases if team is None or lease.team == team]
 
 
-def _together(sizes: Iterable[tuple[int, bool]]) -> int:
+def _nodes_taken(sizes: Iterable[tuple[int, bool]]) -> int:
     """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
     same nodes) plus the sizes of all exclusive leases.
 

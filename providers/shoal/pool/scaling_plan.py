@@ -75,7 +75,7 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
         lease = _lease_of(snapshot, operation)
         return operation.size + (nodes_before(snapshot, lease) if lease else 0)
 
-    return max(_at_work(snapshot), key=needed, default=None)
+    return max(_unfinished_operations(snapshot), key=needed, default=None)
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
@@ -136,12 +136,12 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
             keep.append(node)
     leaving = [node for node in keep if node.leaving_at is not None]
     staying = [node for node in keep if node.leaving_at is None]
-    # A node whose end was announced is ended as soon as enough other nodes are ready, at the latest at the announced
-    # time.
+    # A leaving node (one whose end was announced) is ended when enough other nodes are ready, at the latest at the
+    # announced time.
     replaced = sum(node.state is NodeState.READY for node in staying) >= target
     gone = [node for node in leaving if replaced or now >= (node.leaving_at or 0.0)]
     drain: list[str] = []
-    for node in [*_first_to_go(staying)[: max(0, len(staying) - target)], *gone]:
+    for node in [*_removal_order(staying)[: max(0, len(staying) - target)], *gone]:
         if node.state is NodeState.READY and node.busy and now < (node.leaving_at or math.inf):
             drain.append(node.id)
         else:
@@ -149,10 +149,10 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
     going = set(end) | set(drain)
     have = [node for node in staying if node.id not in going]
     leaving = [node for node in leaving if node.id not in going]
-    may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_at_work(snapshot))
+    may_start = not (pool.cooldown_until and pool.cooldown_until > now) or bool(_unfinished_operations(snapshot))
     draining = [node for node in snapshot.nodes if node.state is NodeState.DRAINING and node.id not in end]
-    # The replacement of a node whose end was announced starts before the node ends. In a pool with MAX_NODES nodes
-    # there is no room for both nodes, so the replacement starts after the node has ended.
+    # The replacement of a leaving node starts before this node ends. If the pool already has MAX_NODES nodes, there is
+    # no room for both, and the replacement starts after this node has ended.
     room = pool.max_nodes - len(have) - len(leaving) - len(draining)
     missing = min(target - len(have), room) if may_start else 0
     # While an old head is being ended, its files and its row still exist. So a new head is started only after the old
@@ -263,7 +263,7 @@ def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
     return next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
 
 
-def _at_work(snapshot: Snapshot) -> list[Operation]:
+def _unfinished_operations(snapshot: Snapshot) -> list[Operation]:
     """Return the unfinished operations (requests to change the pool's size), except those whose lease waits in the
     queue."""
     waiting = {lease.id for lease in queue(snapshot)}
@@ -289,7 +289,7 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     return None
 
 
-def _first_to_go(nodes: list[Node]) -> list[Node]:
+def _removal_order(nodes: list[Node]) -> list[Node]:
     """Return the worker nodes (all nodes except the head) in the order in which a shrinking pool ends them.
 
     Nodes that are not yet ready come first, then idle nodes, then busy nodes. Within each group the youngest node comes

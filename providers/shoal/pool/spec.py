@@ -143,7 +143,7 @@ class PoolSpec(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without the options in `_NEWER` that have their default values.
+        """Return the options as a dict, without newer options (`_NEWER`) that have their default values.
 
         A reconciler of an earlier version can then read the row of a pool that this version has started or altered.
         """
@@ -153,7 +153,7 @@ class PoolSpec(Settings):
     @classmethod
     def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and info.field_name not in ("ray", "ray_dashboard"):
-            raise ValueError("true and false are not allowed as values of this option")
+            raise ValueError("true and false are not allowed as values of this option: give a number or a text")
         return value
 
     @field_validator("idle_timeout", *_RAY_FIELDS, mode="before")
@@ -174,7 +174,10 @@ class PoolSpec(Settings):
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
         given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
         if self.backend != "ray" and given:
-            raise ValueError(f"remove the options that are allowed only for ray:// pools: {', '.join(given)}")
+            raise ValueError(
+                f"a {self.backend}:// pool has options that are allowed only for ray:// pools: {', '.join(given)}; "
+                "remove these options"
+            )
         if not self.ray:
             self._check_without_ray()
         if self.backend == "ray":

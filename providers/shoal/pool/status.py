@@ -185,7 +185,7 @@ class PoolReport:
 
 
 def report_of(snapshot: Snapshot, now: float) -> PoolReport:
-    """Build a pool's report from its rows in the database and the current state of its nodes; see `status_of`."""
+    """Build a pool's report: the pool's status (see `status_of`) and its operations."""
     return PoolReport(
         status=status_of(snapshot, now),
         operations=tuple(_operation_status(row) for row in reversed(snapshot.operations)),
@@ -203,8 +203,8 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     backend = BACKENDS[spec.backend]()
-    seen = _look(snapshot)
-    nodes = [(node, _state_seen(node, seen)) for node in snapshot.nodes]
+    seen = _check_nodes(snapshot)
+    nodes = [(node, _current_state(node, seen)) for node in snapshot.nodes]
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
 
@@ -261,9 +261,9 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
     Raises:
         PoolDownError: The pool has no ready head.
     """
-    seen = _look(snapshot)
+    seen = _check_nodes(snapshot)
     for node in snapshot.nodes:
-        if node.is_head and _state_seen(node, seen) is NodeState.READY and node.endpoint:
+        if node.is_head and _current_state(node, seen) is NodeState.READY and node.endpoint:
             spec = PoolSpec.model_validate(snapshot.pool.spec)
             return BACKENDS[spec.backend]().endpoint(spec, node.endpoint)
     name = snapshot.pool.name
@@ -272,7 +272,7 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
     )
 
 
-def _look(snapshot: Snapshot) -> Seen:
+def _check_nodes(snapshot: Snapshot) -> Seen:
     """Check which nodes of a pool were lost after their rows were last written, and which requested nodes have joined
     the Ray cluster.
 
@@ -284,7 +284,7 @@ def _look(snapshot: Snapshot) -> Seen:
     return BACKENDS[spec.backend]().look(spec, [NodeRef.of(node) for node in snapshot.nodes])
 
 
-def _state_seen(node: Node, seen: Seen) -> NodeState:
+def _current_state(node: Node, seen: Seen) -> NodeState:
     """Return the node state from the database, or FAILED if the node should run but is lost.
 
     A node is lost if `Backend.look` did not find it, or if its Ray cluster does not answer (`Seen.silence`).

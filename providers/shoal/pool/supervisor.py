@@ -1,5 +1,5 @@
 """The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
-EPOCH is the pool's number of starts at the time when the node was planned.
+EPOCH is how many times the pool had been started when the node was planned.
 
 How the node starts, and what is logged if it does not start, is in `shoal.pool.backends.local.node_start`.
 
@@ -93,7 +93,7 @@ class Supervisor:
             member = node_start.in_turn(
                 lambda: start(node, spec, gcs, self._folder), check=self._checked_row, stopping=lambda: self._stopping
             )
-            self._checked_row()  # raises _Ended if the node became ready only after its start deadline
+            self._checked_row()  # raises _Ended if the start deadline has passed
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
             log.info("%s is ready", node.name)
@@ -234,8 +234,8 @@ class Supervisor:
 
 
 def main(load: Load = load_node) -> None:
-    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is the pool's
-    number of starts at the time when the node was planned."""
+    """Run the supervisor with two command line arguments: ``NODE_ID`` is the node's id, and ``EPOCH`` is how many times
+    the pool had been started when the node was planned."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     # Leave the caller's working directory. Otherwise its filesystem could not be unmounted while this process runs.
     os.chdir("/")

@@ -1,5 +1,5 @@
-"""Time-outs and periods of pools in seconds, each with the reason for its value. A limit that is not a duration is
-beside its rule."""
+"""Timeouts and periods of pools in seconds, each with the reason for its value. Other limits are defined in the modules
+that use them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ SUPERVISOR_PERIOD = 1.0
 raylet (Ray's main process on a node) still runs."""
 
 HEAD_PATIENCE = 15.0
-"""Time for which a worker node keeps running after a request to its head has timed out after 5 s. Together these are 20
-s. The head also waits 20 s before it declares a silent node dead, so head and worker give up at about the same time."""
+"""Time for which a worker node keeps running after a request to its head has timed out after 5 s. So the worker gives
+up after 20 s. The head also waits 20 s before it declares a silent node dead, so head and worker give up at about the
+same time."""
 
 REVIVE_PERIOD = 5.0
 """Interval at which a supervisor checks whether the host's reconciler runs. If the reconciler has died, the supervisor

@@ -64,7 +64,7 @@ class Waiting:
             StoreUnreachableError: The store was still unreachable after `patience` seconds.
         """
         began = time.monotonic()
-        operation = self._ended(
+        operation = self._wait_for_end(
             operation_id, patience, block_until_min_cluster_size=block_until_min_cluster_size, on_progress=on_progress
         )
         state = OperationState.SUCCEEDED if operation is None else operation.state
@@ -80,7 +80,7 @@ class Waiting:
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
 
-    def _ended(
+    def _wait_for_end(
         self,
         operation_id: str,
         patience: float,
@@ -88,10 +88,10 @@ class Waiting:
         block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> Operation | None:
-        """Wait until an operation ends, and return the operation. If `block_until_min_cluster_size` nodes are ready
-        before the operation ends, return None at that time."""
+        """Wait until an operation ends, and return the operation. Return None as soon as `block_until_min_cluster_size`
+        nodes are ready, if this happens earlier."""
         began = time.monotonic()
-        with self._turns():
+        with self._giving_up_turn():
             while True:
                 try:
                     self._reconcile()
@@ -124,7 +124,7 @@ class Waiting:
         """
         began = time.monotonic()
         # PoolNotFoundError is expected here, because the row of an embedded pool is removed when the pool is down.
-        with self._turns(), suppress(PoolNotFoundError):
+        with self._giving_up_turn(), suppress(PoolNotFoundError):
             while (status := self._status()).state == PoolState.STOPPING.value:
                 self._reconcile()
                 if on_progress:
@@ -139,7 +139,7 @@ class Waiting:
     def until_settled(self) -> None:
         """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
         began = time.monotonic()
-        with self._turns():
+        with self._giving_up_turn():
             while time.monotonic() - began < DOWN_PATIENCE:
                 self._reconcile()
                 status = self._status()
@@ -150,9 +150,8 @@ class Waiting:
                 _pause(began)
 
     @contextmanager
-    def _turns(self) -> Iterator[None]:
-        """Give up the turn to reconcile the pool when the ``with`` block ends, so that another waiting process can
-        reconcile the pool; see `reconcile.election`."""
+    def _giving_up_turn(self) -> Iterator[None]:
+        """Let another waiting process reconcile the pool after the ``with`` block; see `reconcile.election`."""
         try:
             yield
         finally:
@@ -167,8 +166,8 @@ class Waiting:
             return status_of(rows.load(session, self._name, lock=False), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
-        """Return the pool's status, and the number of ready nodes that an operation may use. If the operation is the
-        request of a lease, it may not use the nodes that earlier leases take."""
+        """Return the pool's status, and the number of ready nodes that an operation may use. The operation of a lease
+        may not use the nodes that earlier leases take."""
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

@@ -57,8 +57,8 @@ class Training:
             return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
         except Exception:
             raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
-        # If the user presses Ctrl-C, or if Prefect cancels the task, a BaseException is raised that is not an
-        # Exception. In both cases, the job is cancelled.
+        # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
+        # Both cancel the job.
         except BaseException:
             self.cancel()
             raise
@@ -117,7 +117,7 @@ def _value(found: Any) -> Any:
     return getattr(found.data, "result", found.data)
 
 
-def ended(result: JobResult) -> dict[str, Any]:
+def task_value(result: JobResult) -> dict[str, Any]:
     """Convert a job's result to the value that a training task returns: a dict of JSON values.
 
     If the job has skipped its training, the function returns the Prefect state ``Skipped``, which contains the dict.

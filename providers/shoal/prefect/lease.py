@@ -27,7 +27,7 @@ def pool_lease(
     pool_name: PoolSource = None,
     ttl: float = LEASE_TTL,
     options: Mapping[str, Any] | None = None,
-) -> PoolForTheDuration:
+) -> PoolLeaseContext:
     """Lease at least `size` nodes of a pool for a ``with`` or ``async with`` block of a flow.
 
     At the start of the block, the context manager leases the nodes and waits until they are ready. If the pool is down
@@ -73,10 +73,10 @@ def pool_lease(
         ...     trainings = distributed_train.map(specs, pool_name=pool.name)
         >>> results = trainings.result()
     """
-    return PoolForTheDuration(size, pool_name, ttl, options, exclusive=exclusive)
+    return PoolLeaseContext(size, pool_name, ttl, options, exclusive=exclusive)
 
 
-class PoolForTheDuration:
+class PoolLeaseContext:
     """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object."""
 
     def __init__(
@@ -115,8 +115,8 @@ class PoolForTheDuration:
             pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
             self._submissions.begin()
         except BaseException:
-            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here. A task may be
-            # cancelled after its lease was granted.
+            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here. The lease
+            # exists if the task was cancelled after the lease was granted.
             with anyio.CancelScope(shield=True):
                 await in_thread(self._release)
             raise

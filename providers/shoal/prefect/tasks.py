@@ -18,7 +18,7 @@ from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder
 from shoal.prefect._threads import in_thread
-from shoal.prefect._training import Training, TrainingTask, artifact, ended
+from shoal.prefect._training import Training, TrainingTask, artifact, task_value
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
 from shoal.training.pytorch.train_func import TrainFunc
@@ -206,7 +206,7 @@ def distributed_train(
         create_table_artifact(**artifact(result))
     except Exception as error:  # After hours of training, a task must not fail because the UI cannot show a table.
         training.logger.warning("the Prefect artifact could not be created: %s", error)
-    return ended(result)
+    return task_value(result)
 
 
 @TrainingTask.of
@@ -232,7 +232,7 @@ async def adistributed_train(
         await acreate_table_artifact(**artifact(result))
     except Exception as error:
         training.logger.warning("the Prefect artifact could not be created: %s", error)
-    return ended(result)
+    return task_value(result)
 
 
 @task(cache_policy=NO_CACHE)

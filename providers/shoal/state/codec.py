@@ -44,13 +44,13 @@ def _tagged(value: Any) -> Any:
         return [_tagged(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if key := _like_tag(value):
+    if key := _tag_key(value):
         return {f"${key}": _tagged(value[key])}
     return {key: _tagged(item) for key, item in value.items()}
 
 
 def _untagged(value: dict[str, Any]) -> Any:
-    key = _like_tag(value)
+    key = _tag_key(value)
     if key is None:
         return value
     inner = value[key]
@@ -59,9 +59,9 @@ def _untagged(value: dict[str, Any]) -> Any:
     return _SPECIAL[inner] if isinstance(inner, str) and inner in _SPECIAL else value
 
 
-def _like_tag(value: dict[Any, Any]) -> str | None:
-    """Return the only key of a dict if the key looks like ``$float``, the tag under which NaN and infinity are stored.
-    Return None for all other dicts."""
+def _tag_key(value: dict[Any, Any]) -> str | None:
+    """Return the key of a dict that has a single key such as ``$float`` or ``$$float`` (see `_LIKE_TAG`). Return None
+    for all other dicts."""
     if len(value) != 1:
         return None
     [key] = value

@@ -140,7 +140,7 @@ def engine(url: str) -> Engine:
     found = parsed(url)
     made = _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
     pool = type(made.pool)
-    logging.getLogger(f"{pool.__module__}.{pool.__name__}").addFilter(_is_no_interrupt)
+    logging.getLogger(f"{pool.__module__}.{pool.__name__}").addFilter(_is_loggable)
     return made
 
 
@@ -161,8 +161,8 @@ def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
     return writing.execution_options(**options)
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Return whether a log record may be written: False if it reports Ctrl-C, or another exception of a signal handler.
+def _is_loggable(record: logging.LogRecord) -> bool:
+    """Return False for a log record about Ctrl-C or another exception of a signal handler, and True for all others.
 
     If such an exception arrives while SQLAlchemy closes a connection, SQLAlchemy logs the traceback as an error, and
     raises the exception again.
@@ -214,7 +214,7 @@ def _is_busy(error: BaseException | None) -> bool:
 
 
 def _begin_writing_sqlite(connection: Connection) -> None:
-    """Begin a write transaction. Wait for the lock as long as other processes keep changing the database.
+    """Begin a write transaction. Wait for the lock as long as other processes make progress (change the database).
 
     Raises:
         OperationalError: The lock was not free, and no process has changed the database, for `LOCK_WAIT_S` seconds.
@@ -228,8 +228,8 @@ def _begin_writing_sqlite(connection: Connection) -> None:
         except OperationalError as error:
             if not _is_busy(error.orig):
                 raise
-            # The limit is a number of tries instead of a time. If this process and the process with the lock were both
-            # paused, a time limit could expire before the other process has released the lock.
+            # Count tries instead of measuring the time. If this process and the process with the lock were both paused,
+            # a time limit could expire before the other process has released the lock.
             before, version = version, _run(connection, "PRAGMA data_version").scalar()
             tries_left = tries_left - 1 if version == before else LOCK_WAIT_S // _TRY_S
             if not tries_left:
@@ -284,8 +284,7 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
         try:
             begin(connection)
         except BaseException:
-            # If beginning the transaction failed, the next statement tries again. Otherwise the next statement would be
-            # executed without a transaction.
+            # Let the next statement try again to begin the transaction, because no statement may run without one.
             connection.info[_TO_BEGIN] = begin
             raise
 

@@ -23,14 +23,14 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Try to lock a file. Yield True if this process now holds the lock, else False.
+    """Lock a file, and yield True. If `wait` is False and another process holds the lock, yield False instead.
 
     The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
     lock.
 
     Args:
         path: The file, which is created if needed.
-        wait: Whether to wait until the lock is free. Otherwise yield False at once if another process holds the lock.
+        wait: Whether to wait until the lock is free.
 
     Raises:
         StoreError: The file cannot be created or opened.

@@ -109,7 +109,7 @@ def remove_node_folders(node_id: str) -> str | None:
     """
     for root in _all_roots():
         folder = root / node_id
-        # Roots of another user or of another home folder are skipped, because they contain no folder of this node. An
+        # Skip a runtime root of another user or of another home folder, because it contains no folder of this node. An
         # error here would prevent the caller from recording the end of the node.
         if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
             continue
@@ -165,8 +165,8 @@ def _lock_of_user(kind: str, name: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return lock_file(name)
-    # A user who can enter or replace the folder could lock the files in it, and so delay nodes. If other users can do
-    # this, a lock file in `$SHOAL_HOME` is used instead.
+    # If other users can enter or replace the folder, they could lock the files in it, and so delay nodes. In this case,
+    # use a lock file in `$SHOAL_HOME`.
     if why_not_private(folder):
         return lock_file(name)
     return folder / f"{name}.lock"

@@ -24,7 +24,7 @@ _MAX_MARKER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Identity of one attempt of a job, which a marker file stores in each artifact folder that the attempt creates.
+    """Identity of one attempt of a job. The attempt writes it into the marker file of each artifact folder it creates.
 
     Args:
         job_id: Id of the job.
@@ -69,8 +69,8 @@ class Claim:
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
-                f'{folder} belongs to attempt {found.attempt} of job "{self.job_id}", and attempt {self.attempt} is '
-                "older: only the newest attempt may publish files there"
+                f'{folder} belongs to attempt {found.attempt} of job "{self.job_id}", so the older attempt '
+                f"{self.attempt} must not replace the folder: use the result of the newest attempt"
             )
         return True
 

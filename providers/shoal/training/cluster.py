@@ -64,7 +64,7 @@ def own_address() -> str:
 
 
 def share(value: Any) -> Any:
-    """Store an argument of all workers once in the Ray cluster, instead of sending a copy to each worker.
+    """Store one copy of a value for all workers in the Ray cluster, instead of sending a copy to each worker.
 
     Returns:
         Reference to the value (without Ray, the value itself). Each worker passes the reference to :func:`fetch`.

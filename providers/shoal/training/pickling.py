@@ -42,7 +42,10 @@ def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
         with _registering, _by_value(_modules_of(parts)):
             content: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise InvalidArgumentError(f"{what} cannot be sent to the pool: {error}") from error
+        raise InvalidArgumentError(
+            f"{what} cannot be sent to the pool: {error}. Create objects that cannot be pickled, such as locks and "
+            "connections, inside the function"
+        ) from error
     return content
 
 

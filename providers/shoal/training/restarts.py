@@ -34,9 +34,9 @@ class Restarts:
         self._most = run_config.max_restarts
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
-    def left(self, otherwise: float) -> float:
-        """Return the seconds until the time limit of the training, or `otherwise` if there is no limit."""
-        return otherwise if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def left(self, default: float) -> float:
+        """Return the seconds until the time limit of the training, or `default` if there is no limit."""
+        return default if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def timeout(self) -> float | None:

@@ -136,7 +136,7 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without the unset options in `_NEWER`.
+        """Return the options as a dict, without those unset options that earlier versions of shoal did not have.
 
         A job without these options therefore has the same stored spec and fingerprint as in earlier versions of shoal.
         """
@@ -175,7 +175,9 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         if twice := sorted(self.env.keys() & set(self.secret_env)):
-            raise ValueError(f"a variable must be in env or in secret_env, and not in both: {', '.join(twice)}")
+            raise ValueError(
+                f"env and secret_env contain the same variables: {', '.join(twice)}. Remove them from one of the two"
+            )
         return self
 
     @field_validator("packages")
@@ -190,8 +192,8 @@ class RunConfig(Settings):
             if has_credentials(package):
                 raise ValueError(
                     f'"{redact_value(package)}" contains credentials, which every user of the node could read on the '
-                    "command line of uv: give the package without a URL, set UV_INDEX in this process to the URL of "
-                    'its index, and give secret_env=["UV_INDEX"]'
+                    "command line of uv: name the package without a URL, set UV_INDEX in this process to the URL of "
+                    'the package index, and pass secret_env=["UV_INDEX"]'
                 )
         return packages
 

@@ -1,5 +1,7 @@
-"""Time-outs and periods of trainings, each with the reason for its value. A limit that is not a duration is beside its
-rule."""
+"""Define the time-outs and periods of trainings, each with the reason for its value.
+
+Other limits, such as sizes, are defined in the modules that use them.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
 
 
 def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
-    """Change a pool's smallest and largest number of nodes, and return a sentence about the result."""
+    """Change a pool's minimum and maximum number of nodes, and return a sentence about the result."""
     with acting_as(actor):
         ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"

@@ -86,7 +86,7 @@ def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: fl
     status = JobStatus.of(job)
     facts, tracking_uri, location = _settings(job.spec)
     log, problem = _log_end(store, line)
-    trained = _trained(status.result, location)
+    trained = _training_report(status.result, location)
     found = [
         run_link(line.holder),
         mlflow_run_link(tracking_uri, line.mlflow_run_id),
@@ -161,15 +161,15 @@ def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricP
     return {"kind": "curves", "unit": unit, "series": seen} if seen else None
 
 
-def _trained(result: JobResult | None, location: str | None) -> TrainResult | None:
-    """Return the report of a finished boosting training, if its file is on this host."""
+def _training_report(result: JobResult | None, location: str | None) -> TrainResult | None:
+    """Return the report of a finished boosting training; None if the report's file is not on this host."""
     if result is None or result.skipped or location or not result.model_path.startswith("/"):
         return None
-    return _stored_training(result.model_dump_json())
+    return _read_report(result.model_dump_json())
 
 
 @lru_cache(maxsize=64)
-def _stored_training(result: str) -> TrainResult | None:
+def _read_report(result: str) -> TrainResult | None:
     """Read the report of a finished boosting training from the file beside its model."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
@@ -186,13 +186,12 @@ def _series(trained: TrainResult) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value of a metric. Return None, which is a gap in the plot, for NaN and infinity, because JSON cannot
-    contain them."""
+    """Return a metric's value; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
     return value if math.isfinite(value) else None
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
-    """Return the end of an attempt's log, and None. If the log cannot be shown, return an empty text and the reason."""
+    """Return a pair: the end of an attempt's log, and the reason why the log is empty or cannot be read, else None."""
     try:
         size = log_path(line.key).stat().st_size
     except OSError:

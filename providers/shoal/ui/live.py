@@ -137,8 +137,8 @@ class StoreReader:
             return self._refreshed()
 
     def read_again(self) -> None:
-        """Mark the last read as outdated, so that the store is read again at the next request. Called after this
-        process has changed the store."""
+        """Mark the last read as outdated, so that the store is read again at the next request. Call this method
+        after this process has changed the store."""
         with self._reading:
             if self._cache is not None:
                 self._cache.looked = -1e9
@@ -247,14 +247,14 @@ class StoreReader:
     def _jobs(
         self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
     ) -> tuple[dict[Key, JobLine], float]:
-        """Return all attempts of jobs, by job id and attempt number, and the time at which all attempts were last
-        read."""
+        """Return all attempts of jobs by key, and the time of the last complete read. If possible, read only the
+        attempts that have changed since the last read."""
         if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
             if is_same:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            if len(merged) == mark.jobs:  # if the numbers differ, attempts were deleted
+            if len(merged) == mark.jobs:  # otherwise attempts were deleted, so read all again
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
 
@@ -272,7 +272,8 @@ class StoreReader:
             metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
             if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
                 continue
-            while metrics and metrics[-1].done >= line.progress.done:  # the job was restarted from a checkpoint
+            # If the job was restarted from a checkpoint, remove the points that the job will reach again.
+            while metrics and metrics[-1].done >= line.progress.done:
                 metrics.pop()
             metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
         while len(self._metric_points) > _MOST_POINTS:

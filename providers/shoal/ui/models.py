@@ -77,7 +77,7 @@ class Model:
 
     @property
     def metric(self) -> str | None:
-        """Return the name of the metric that decided about the promotion of the newest version."""
+        """Return the name of the metric that decides on promotions: the metric of the newest version that has one."""
         named = [version.metric for version in self.versions if version.metric]
         return next(iter(named or [each.metric for each in self.promotions]), None)
 
@@ -152,7 +152,7 @@ class Models:
         models, note = self._read()
         if name not in models:
             raise ModelNotFoundError(
-                f'the model "{name}" does not exist: the list of models shows all of them'
+                f'the model "{name}" does not exist: choose a model from the list of models'
                 + (f"; {note}" if note else "")
             )
         return models[name]

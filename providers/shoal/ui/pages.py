@@ -204,7 +204,7 @@ class Pages:
         chosen = [line for line in lines if asked is None or str(line.attempt) == asked]
         if not chosen:
             missing = f'job "{job_id}"' if not lines else f'attempt {asked} of job "{job_id}"'
-            raise JobNotFoundError(f"{missing} does not exist: the list of jobs shows all of them")
+            raise JobNotFoundError(f"{missing} does not exist: choose a job from the list of jobs")
         report = next((each for each in overview.pools if each.status.name == chosen[0].pool), None)
         return {
             "job": job_view(self._reader.store, chosen[0], self._reader.metric_points(chosen[0].key), self._clock()),

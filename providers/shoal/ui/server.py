@@ -94,6 +94,6 @@ def serve(port: int, *, opens_browser: bool) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
         )
-        # Uvicorn's server ends on a signal, cleans up, and then raises the same signal again.
+        # On a signal, Uvicorn's server ends and raises the signal again. Here a signal is the normal end, not an error.
         with suppress(KeyboardInterrupt):
             _Server(config, app.state.reader, link, opens_browser=opens_browser).run(sockets=[listener])

@@ -38,7 +38,7 @@ def another_user(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_others", lambda environment: [])
+    monkeypatch.setattr(gpus, "_non_nvidia_gpus", lambda environment: [])
 
 
 def node(name: str) -> Node:

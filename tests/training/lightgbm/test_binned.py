@@ -112,7 +112,7 @@ def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -
     need = 2 * 2 * ROWS * (3 + 26 + 24)
     task = Task(part, {"eval": part}, Columns(tuple(COLUMNS), "y"), {})
     refuse_if_too_large(task, 2, need)
-    with pytest.raises(DataError, match=r"12,000 rows of 3 features .* 2 worker.*more nodes or larger"):
+    with pytest.raises(DataError, match=r"2 worker.*12,000 rows of 3 features.*more nodes or larger"):
         refuse_if_too_large(task, 2, need - 1)
     with pytest.raises(DataError):
         refuse_if_too_large(replace(task, params={"num_class": 3}), 2, need)

@@ -80,7 +80,7 @@ def test_workers_divide_all_gpus_of_a_node(
     nodes = [Node(name="small", cpus=cpus, gpus=0), Node(name="large", cpus=cpus, gpus=gpus)]
     layout = lay_out(config, nodes)
     assert (layout.num_workers, layout.each.num_gpus) == (workers, each)
-    with pytest.raises(InvalidArgumentError, match="num_gpus=-1 needs a PyTorchScalingConfig"):
+    with pytest.raises(InvalidArgumentError, match="num_gpus=-1 is allowed only in PyTorchScalingConfig"):
         spread(1, 1, -1)
 
 

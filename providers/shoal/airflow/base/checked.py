@@ -59,13 +59,13 @@ class CheckedOperator(BaseOperator):
         """
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
-        plain._expand_called = True  # Otherwise Airflow warns that the mapped task was never expanded.
+        plain._expand_called = True  # `plain` is never expanded, and Airflow would warn about this.
         return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
 
 
 class _CheckedPartial(OperatorPartial):
-    """Mapped task that has not got its mapped values yet. `expand` and `expand_kwargs` take the values, and check those
-    that are known."""
+    """Arguments that all instances of a mapped task share. `expand` and `expand_kwargs` add the mapped values, and
+    check those that are known."""
 
     def expand(self, **mapped_kwargs: Any) -> MappedOperator:
         """Return the mapped task, with one instance for each combination of the values.

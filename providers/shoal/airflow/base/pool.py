@@ -96,9 +96,9 @@ class PoolOperator(CheckedOperator):
                 "run was deleted, or its worker was shut down"
             )
 
-    def look(self, status: PoolStatus, holder: str | None = None) -> None:
-        """Raise TaskKilledError if Airflow has killed the task. Otherwise log the progress of the pool if the progress
-        has changed.
+    def log_progress(self, status: PoolStatus, holder: str | None = None) -> None:
+        """Log the progress of the pool if the progress has changed. Raise TaskKilledError if Airflow has killed the
+        task.
 
         Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
 

@@ -1,4 +1,5 @@
-"""Listener that records in shoal's store that a DAG run or a task has failed, so that its jobs and leases end soon.
+"""Listener that records in shoal's store that a DAG run or a task has failed, so that the jobs and leases of the run
+or task end soon.
 
 Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
 the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only
@@ -35,7 +36,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     :param msg: Why the run has failed.
     """
     run = holder_name(dag_run.dag_id, dag_run.run_id)
-    _record(
+    _end_in_thread(
         f"its DAG run failed: {msg}",
         owns_lease=lambda holder: run_of(holder) == run,
         owns_job=lambda holder, key: run_of(holder) == run,
@@ -60,15 +61,15 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     run = holder_name(task_instance.dag_id, task_instance.run_id)
     requested = holder_name(task_instance.dag_id, task_instance.run_id, task_instance.task_id)
     key = task_key(task_instance)
-    _record(
+    _end_in_thread(
         f"its task {task_instance.task_id} failed: {error}",
         owns_lease=lambda holder: holder == requested,
         owns_job=lambda holder, of_task: run_of(holder) == run and of_task == key,
     )
 
 
-def _record(reason: str, **owned: Any) -> None:
-    """Call `_end` in a new thread, because the scheduler must not wait for shoal's store."""
+def _end_in_thread(reason: str, **owned: Any) -> None:
+    """End jobs and leases in a new thread, because the scheduler must not wait for shoal's store."""
     Thread(target=_end, args=(reason,), kwargs=owned, name="shoal-failed-run", daemon=True).start()
 
 

@@ -70,7 +70,7 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
     """Return whether a task of a ``with pool_for_run(...)`` block certainly runs if no other task fails."""
     before = setup.get_flat_relative_ids(upstream=True)
     between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
-    # A task without one of shoal's operators, such as a branch, may skip the tasks after it.
+    # Operators that are not from shoal, such as a branch, may skip the tasks after them.
     return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and all(
         isinstance(one, CheckedOperator) for one in between
     )
@@ -112,6 +112,6 @@ def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOpera
 
 
 def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
-    """Return whether a value contains only results of tasks that have ended before the setup task starts."""
+    """Return whether all tasks whose results `value` contains are unmapped, and have ended before `setup` starts."""
     before = setup.get_flat_relative_ids(upstream=True)
     return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())

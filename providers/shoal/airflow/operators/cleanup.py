@@ -39,8 +39,8 @@ class CleanupPoolOperator(PoolOperator):
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
-        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). Airflow may repeat the
-        call, for example in a retry."""
+        """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A repeated call,
+        for example in a retry, does no harm."""
         from shoal.jobs import clean_up
 
         report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))

@@ -168,9 +168,9 @@ class JobOperator(WaitingOperator):
         handle = self.submit_job(spec, context)
         # Airflow does not defer a killed task. So a killed task goes on to `_wait_for`, which cancels the job.
         if self.deferrable and not self.is_killed:
-            # Only a worker can send credentials to the job's driver, and a queued job has no driver yet. When the
-            # driver of a queued job has started, the trigger fires an event, and the task continues in a worker, which
-            # sends the credentials (see `is_resubmitted`).
+            # The triggerer has no credentials, so an Airflow worker has to send them to the job's driver. A queued job
+            # has no driver yet. When its driver has started, the trigger fires an event, and the task continues in a
+            # worker, which sends the credentials (see `is_resubmitted`).
             handle.deliver_credentials(while_queued=False)
         if self.deferrable and not self.is_killed and not handle.has_ended:
             self._defer_to(handle, context)
@@ -237,8 +237,8 @@ class JobOperator(WaitingOperator):
         self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
     def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
-        # Airflow ends a task with a signal, which raises an exception in the main thread. So another thread waits for
-        # the job, because the exception must not interrupt a transaction.
+        # Airflow ends a task with a signal, which raises an exception in the main thread. This exception must not
+        # interrupt a transaction, so another thread waits for the job.
         stop = Event()
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(handle.wait, on_log=self.log.info, stop=stop, log_position=log_position)
@@ -249,9 +249,9 @@ class JobOperator(WaitingOperator):
             except WorkerLostError:
                 stop.set()
                 raise
-            # Airflow has killed the task, or the task has exceeded its execution_timeout. The job is cancelled, unless
-            # a newer try of the task has attached to the job. There is a newer try if Airflow had lost contact with
-            # this try's worker or scheduler: Airflow then starts the new try first, and kills this try later.
+            # Airflow has killed the task, or the task has exceeded its execution_timeout. Do not cancel the job if a
+            # newer try of the task has attached to it: if Airflow loses contact with a worker or a scheduler, Airflow
+            # starts the new try before it kills the old one.
             except BaseException as end:
                 try:
                     self._cancel(handle, str(end) or f"task {self.task_id} was ended")
@@ -299,7 +299,7 @@ class JobOperator(WaitingOperator):
         ti = context["ti"]
         # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow adds the number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
-        # The difference is not the number of a try if the task's `retries` was changed after the run began.
+        # If the task's `retries` was changed after the run began, `cleared` may not be the number of a try.
         is_a_try = 0 < cleared < ti.try_number
         return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
 

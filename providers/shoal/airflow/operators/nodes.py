@@ -1,5 +1,5 @@
-"""Operators that request nodes of a pool, either with a lease for the DAG run, or with the pool's base demand, which
-stays after the run."""
+"""Operators that request nodes of a pool: with a lease, which ends with the DAG run, or with the pool's base demand,
+which stays after the run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _NodesOperator(WaitingOperator):
     def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options
-        # The two arguments are checked separately, because their combination may be a bool even if one argument is not
-        # a bool.
+        # Check the two arguments before they are combined: ``"no" and not False`` is True, which would hide the wrong
+        # value "no".
         self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
         self.wait_for_completion = self.wait_for_completion and not is_async
 
@@ -138,7 +138,7 @@ class ScaleClusterOperator(_NodesOperator):
             node_count(self.expected_cluster_size, "expected_cluster_size"),
             is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
-            on_progress=self.look,
+            on_progress=self.log_progress,
         )
         if self.deferrable and self.wait_for_completion:
             self._defer_to_nodes(pool)
@@ -147,7 +147,7 @@ class ScaleClusterOperator(_NodesOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
-        self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.look)
+        self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.log_progress)
         return True
 
 
@@ -206,7 +206,7 @@ class LeasePoolOperator(_NodesOperator):
             bring_up=hook.spec is not None,
             is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
-            on_progress=partial(self.look, holder=pool.holder),
+            on_progress=partial(self.log_progress, holder=pool.holder),
         )
         if self.deferrable and self.wait_for_completion:
             self._defer_to_nodes(pool)
@@ -216,5 +216,5 @@ class LeasePoolOperator(_NodesOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
-        self._finish_request(pool, event, request, partial(self.look, holder=pool.holder))
+        self._finish_request(pool, event, request, partial(self.log_progress, holder=pool.holder))
         return pool.name

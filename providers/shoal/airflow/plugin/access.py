@@ -54,7 +54,9 @@ class AirflowAccess:
             why = "your permissions cannot be checked: see the log of Airflow's API server"
             raise HTTPException(403, why) from None
         if may_see is not True:
-            raise HTTPException(403, "you may not see this page: ask for the permission to see Airflow's plugins")
+            raise HTTPException(
+                403, "you may not see this page: ask your administrator for the permission to see Airflow's plugins"
+            )
         return Viewer(name, may_act=may_act is True, csrf_token=token)
 
 

@@ -57,7 +57,7 @@ class LazyApp:
         """Build the other application if necessary, and pass the request to that application."""
         if self._app is None:
             try:
-                # Building the page opens the store and loads modules, which would block the server's event loop.
+                # Build in a thread, because opening the store and loading modules would block the event loop.
                 await asyncio.to_thread(self._build_once)
             except Exception as error:
                 log.exception("the page of shoal cannot be built")

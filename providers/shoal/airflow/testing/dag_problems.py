@@ -65,7 +65,7 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
         for rule, message in (
             (Rule.NO_CLEANUP, _missing_cleanup(task)),
             (Rule.NO_LEASE, _missing_lease(task, always_up)),
-            (Rule.WRONG_ARGUMENT, _wrong_in_a_run(task, dag)),
+            (Rule.WRONG_ARGUMENT, _error_in_run(task, dag)),
             (Rule.USELESS_RETRIES, _useless_retries(task)),
         ):
             if message is not None:
@@ -131,7 +131,7 @@ def _pool_in_spec(spec: Any) -> str | None:
     return name if isinstance(name, str) and is_known(name) else None
 
 
-def _wrong_in_a_run(setup: _Operator, dag: DAG) -> str | None:
+def _error_in_run(setup: _Operator, dag: DAG) -> str | None:
     """Return the error that the setup task of a ``with pool_for_run(...)`` block would raise in a run with the default
     params; None if there is no error."""
     if not isinstance(setup, LeasePoolOperator):

@@ -16,8 +16,8 @@ class LineNumbers:
             self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
 
     def of_name(self, name: str) -> int | None:
-        """Return the number of the first line with a function or a string that is called like this DAG or task. A task
-        group at the beginning of the name is ignored."""
+        """Return the number of the first line that contains a DAG's or task's name as a string or as the name of a
+        function. Task groups at the beginning of the name are ignored."""
         plain = name.rpartition(".")[2]
         for node in self._nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:

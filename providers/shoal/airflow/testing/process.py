@@ -37,7 +37,7 @@ _IMPORTED_BEFORE = (
 
 _SETTINGS = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    # The line of an error is read from the traceback. By default, Airflow shortens the traceback to two frames.
+    # The line of an error is read from the traceback, which Airflow would otherwise shorten to two frames.
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACKS": "True",
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "50",
 }
@@ -194,7 +194,7 @@ def _import_error(file: str, text: str) -> _Facts:
     """
     frames = list(_FRAME.finditer(text))
     own = [int(frame["line"]) for frame in frames if frame["file"] == file]
-    # The exception comes after the last frame of the traceback and the indented source lines of this frame.
+    # The last frame of the traceback is followed by its indented source lines, and then by the exception.
     rest = text[frames[-1].end() :].splitlines()[1:] if frames else text.splitlines()
     while frames and rest and (not rest[0] or rest[0].startswith(" ")):
         rest.pop(0)

@@ -64,7 +64,7 @@ class WaitTrigger(BaseTrigger):
         """
         return {"timed_out": timed_out}
 
-    def saw(self, wait: Any, update: Update) -> None:
+    def record_logged(self, wait: Any, update: Update) -> None:
         """Record that the lines of an update were written to the task's log.
 
         :param wait: The wait, as `new_wait` has returned it.
@@ -85,12 +85,12 @@ class WaitTrigger(BaseTrigger):
                     self.log.info("%s", line)
                     if number % _LINES_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                self.saw(wait, update)
+                self.record_logged(wait, update)
                 is_over = update.is_over
         except TimeoutError:
             timed_out = True
         except asyncio.CancelledError:
-            # Airflow before 3.3 only cancels `run`, and does not call `on_kill`.
+            # Airflow before 3.3 does not call `on_kill`, but only cancels `run`. So `on_kill` is called here.
             if not hasattr(BaseTrigger, "on_kill"):
                 await self.on_kill()
             raise
@@ -105,7 +105,7 @@ class WaitTrigger(BaseTrigger):
         triggerer has taken the trigger over, because this triggerer did not answer for some time. The task is still
         deferred when another triggerer takes the trigger over.
         """
-        # Airflow cancels `on_kill` after 30 s. Because of the shield, the call of `_end_unless_deferred` still goes on.
+        # Airflow cancels `on_kill` after 30 s. `asyncio.shield` lets `_end_unless_deferred` go on nevertheless.
         self._ending = asyncio.ensure_future(self._end_unless_deferred())
         await asyncio.shield(self._ending)
 

@@ -86,7 +86,7 @@ class JobWait(Wait):
 
     def _see(self, store: Store, job: Job) -> None:
         if self._handle is None or self._follower is None:
-            # Another triggerer that waited for this job before may have copied more of the log.
+            # An earlier triggerer may have waited for this job, and have copied its log up to `log_shown`.
             if job.task_try == self.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
             self._handle = JobHandle(store, job, actor=job.holder)
@@ -112,8 +112,8 @@ class JobWait(Wait):
             self.wanted = lambda handle=self._handle: self._settle(handle)
 
     def _is_mark_due(self, job: Job) -> bool:
-        """Return whether it is time to record that a process polls the job, or to record the position in the job's
-        log."""
+        """Return whether it is time to write a mark to the store. A mark records that a process polls the job, and
+        which position in the job's log was copied."""
         is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
         return self._poll_timer.is_due(job, time.time()) or is_behind
 
@@ -187,7 +187,7 @@ class JobTrigger(WaitTrigger):
         job = {"job_id": self.job_id, "attempt": self.attempt, "submissions": self.submissions}
         return {**job, "timed_out": timed_out, "log_position": wait.log_position, **wants}
 
-    def saw(self, wait: JobWait, update: Update) -> None:
+    def record_logged(self, wait: JobWait, update: Update) -> None:
         """Record that the lines of an update were written to the task's log.
 
         :param wait: The wait.

@@ -70,7 +70,9 @@ Act = Callable[[], Any]
 
 
 class Wait(ABC):
-    """Base class of the waits of triggers. A wait has to be created in the event loop of its trigger.
+    """Base class of waits. A wait is an object through which the poller sends updates to one trigger.
+
+    Create the wait in the event loop of its trigger.
 
     Args:
         poll_interval: Seconds between two checks.
@@ -97,7 +99,7 @@ class Wait(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a slow call that this wait has requested (`wanted`) still runs."""
+        """Return whether the slow call that another thread makes for this wait still runs."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:

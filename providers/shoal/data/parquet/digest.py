@@ -47,7 +47,7 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
 
 def kind_of(type_: pa.DataType) -> str:
     """Return the kind of an Arrow type. Equal values have the same fingerprint in all types of one kind."""
-    return _kind_of(type_)[0]
+    return _kind_and_converter(type_)[0]
 
 
 def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
@@ -80,7 +80,7 @@ class _Column:
     """
 
     def __init__(self, type_: pa.DataType) -> None:
-        self.kind, self._bytes_of = _kind_of(type_)
+        self.kind, self._bytes_of = _kind_and_converter(type_)
         self._valid = hashlib.sha256()
         self._streams = (hashlib.sha256(), hashlib.sha256())
 
@@ -99,7 +99,7 @@ class _Column:
         return tuple(stream.hexdigest() for stream in (self._valid, *self._streams))
 
 
-def _kind_of(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | memoryview, ...]]]:
+def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | memoryview, ...]]]:
     """Return the kind of an Arrow type, such as "int", and a function that converts an array to bytes for the hash."""
     import pyarrow as pa
 
@@ -124,7 +124,7 @@ def _kind_of(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | mem
         kind = f"timestamp {unit} {zone}"
         return kind, lambda values: _fixed(values.cast(pa.timestamp(unit, zone), safe=False), pa.int64())
     if types.is_decimal(type_):
-        return "decimal", lambda values: _texts(values, _plain)
+        return "decimal", lambda values: _texts(values, _decimal_text)
     return str(type_), lambda values: _texts(values, repr)
 
 
@@ -155,7 +155,7 @@ def _texts(values: pa.Array, write: Callable[[Any], str]) -> tuple[bytes]:
     return ("".join(f"{write(value)}\0" for value in values.to_pylist() if value is not None).encode(),)
 
 
-def _plain(value: Decimal) -> str:
+def _decimal_text(value: Decimal) -> str:
     """Convert a decimal to a text that does not depend on its scale: 1.5 and 1.50 both become ``1.5``."""
     return f"{value.normalize(_EXACT):f}"
 

@@ -81,7 +81,8 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a column's statistics whether all rows or no rows of a row group match this comparison.
+        """Decide from a column's statistics whether all rows or no rows of a row group match this comparison, if this
+        is possible without reading the values.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -160,7 +161,8 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from a row group's statistics whether all rows or no rows of the row group match the filters.
+        """Decide from a row group's statistics whether all rows or no rows of the row group match the filters, if this
+        is possible without reading the values.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
@@ -275,19 +277,21 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
         return Comparison("in", (), pa.array([], pa.null()))
     if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
         _check(path, term, type_, given, str, "a text")
-        return _in_order(operator_, given, pa.large_string())
+        return _comparison(operator_, given, pa.large_string())
     if types.is_floating(type_):
         _check(path, term, type_, given, (int, float), "a number")
         try:
             rounded = tuple(_rounded(float(item), type_) + 0.0 for item in given)
-            return _in_order(operator_, rounded, pa.float64(), floating=True)
+            return _comparison(operator_, rounded, pa.float64(), floating=True)
         except OverflowError:
-            raise DataError(f"{_cannot(path, term, type_)}: the number is too large for a float") from None
+            raise DataError(
+                f"{_cannot(path, term, type_)} with {shown(given)}: give a number that is not too large for a float"
+            ) from None
     if types.is_boolean(type_):
         _check(path, term, type_, given, bool, "true or false")
         if operator_ in _ORDER:
-            raise DataError(f'{_cannot(path, term, type_)} by size: use "=" or "!="')
-        return _in_order(operator_, given, pa.bool_())
+            raise DataError(f'{_cannot(path, term, type_)} with "{operator_}": use "=" or "!="')
+        return _comparison(operator_, given, pa.bool_())
     if types.is_integer(type_):
         _check(path, term, type_, given, (int, float), "a number")
         exact = [Fraction(item) for item in given]
@@ -316,7 +320,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
         raise DataError(
             f"{_cannot(path, term, type_)}: filters compare numbers, texts, booleans, dates and timestamps only"
         )
-    return _in_steps(
+    return _comparison_in_steps(
         operator_, [item * steps for item in exact], low, high, lambda step: pa.scalar(scalar(step), type_)
     )
 
@@ -338,7 +342,7 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
     return value.is_valid and bool(test.mask(pa.array([value.as_py()], value.type))[0].as_py())
 
 
-def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
+def _comparison(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
     """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column of text, floats or
     booleans.
 
@@ -351,7 +355,7 @@ def _in_order(operator_: str, values: Sequence[Any], type_: pa.DataType, floatin
     return Comparison(operator_, tuple(ordered), pa.array(ordered, type_), floating)
 
 
-def _in_steps(
+def _comparison_in_steps(
     operator_: str, values: Sequence[Fraction], low: int, high: int, scalar: Callable[[int], pa.Scalar]
 ) -> Comparison:
     """Build the `Comparison` for one term of a filter, such as ``day < 2024-03-31``, on a column of integers, decimals,
@@ -385,7 +389,7 @@ def _in_steps(
 
 
 def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]:
-    """Return the smallest and largest value of each column in a row group, from the footer's statistics."""
+    """Return the `Bounds` of each column in a row group, from the footer's statistics."""
     found = {name: Bounds(None, None, None, group.num_rows) for name in columns}
     for i in range(group.num_columns):
         chunk = group.column(i)
@@ -393,13 +397,13 @@ def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]
         stats = chunk.statistics if name in found and chunk.is_stats_set else None
         if stats is not None:
             nulls = stats.null_count if stats.has_null_count else None
-            low, high = (_ends(stats, columns[name]) if stats.has_min_max else None) or (None, None)
+            low, high = (_min_and_max(stats, columns[name]) if stats.has_min_max else None) or (None, None)
             found[name] = Bounds(low, high, nulls, group.num_rows)
     return found
 
 
-def _ends(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
-    """Return the smallest and the largest value of a column in a row group; None if the statistics do not contain them.
+def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
+    """Return the smallest and the largest value of a column in a row group; None if its statistics do not contain them.
 
     The values have the form of :attr:`Comparison.values`.
     """

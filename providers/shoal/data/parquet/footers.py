@@ -62,7 +62,9 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     except (MemoryError, DataError):
         raise
     except FileNotFoundError:
-        raise DataAccessError(f"{path} is gone: the file existed when the files of the dataset were listed") from None
+        raise DataAccessError(
+            f"{path} is gone, but was there when the files of the dataset were listed: create the dataset again"
+        ) from None
     except PermissionError as exc:
         raise DataAccessError(f"{path} cannot be read: {exc.strerror or exc}") from None
     except (OSError, pa.ArrowException) as exc:

@@ -118,15 +118,14 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
     found = []
     for mine in record(source) if known else ():
         theirs = known.get(mine.digest, [])
-        rows = sum(_shared(source, mine, theirs, index) for index in range(len(mine.groups))) if theirs else 0
+        rows = sum(_count_shared(source, mine, theirs, index) for index in range(len(mine.groups))) if theirs else 0
         if rows:
             found.append(SharedFile(mine.path, theirs[0].path, rows))
     return found
 
 
-def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Count the rows of a row group that belong to the dataset of the record `mine` and also to a dataset of the
-    records `theirs`."""
+def _count_shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
+    """Count the rows of a row group that are recorded in `mine` and also in at least one record of `theirs`."""
     import numpy as np
 
     theirs = [file for file in theirs if file.groups[index].selected]

@@ -49,7 +49,9 @@ def read_ranges(
         names = file.schema_arrow.names
         for name in stored:
             if name not in names:
-                raise DataError(f'{footer.path} has no column "{name}"')
+                raise DataError(
+                    f'{footer.path} has no column "{name}": write this column into all files, or do not read it'
+                )
         for part in ranges:
             with wrap_read_errors(footer.path, f"row group {part.row_group}"):
                 if (
@@ -71,7 +73,7 @@ def read_ranges(
                 else:
                     table = _read_part(file, footer, part, stored)
                 table = table.replace_schema_metadata(None)
-                # `_append` gets the number of rows as an argument, because a table without columns has no number of
+                # Pass the number of rows to `_append`, because a table without columns does not know its number of
                 # rows.
                 for name, value in partitions.items():
                     if name in columns:

@@ -1,5 +1,5 @@
-"""Decide which columns a dataset of several Parquet files has, and of which types. The first file that has rows defines
-them, and the partition directories (``month=1/``) add columns."""
+"""Define the columns of a dataset of several Parquet files, and their types: the columns of the first file that has
+rows, and the columns of the partition directories (``month=1/``)."""
 
 from __future__ import annotations
 

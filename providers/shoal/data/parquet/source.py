@@ -93,7 +93,7 @@ class ParquetSource:
                 for name, value in partition_values(file.path).items():
                     texts.setdefault(name, []).append(value)
             self._partition_types = {name: partition_type(values) for name, values in texts.items()}
-            footers, self._metadata = read_footers(self._possible(files))
+            footers, self._metadata = read_footers(self._files_to_read(files))
             self._footers = tuple(footers)
         return self._footers
 
@@ -105,7 +105,7 @@ class ParquetSource:
         """
         if self.filters is None:
             return [footer for footer in self.footers() if footer.rows]
-        matching = self._matching_rows(self.filters)
+        matching = self._matching_counts(self.filters)
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
@@ -170,7 +170,7 @@ class ParquetSource:
             split, rows = self.splits[-1], sum(selection.rows for selection in (selections or {}).values())
             raise DataError(
                 f"part {split.index} of random_split({list(split.weights)}) has no rows: the whole dataset has only "
-                f"{rows} row{'s' if rows != 1 else ''}"
+                f"{rows} row{'s' if rows != 1 else ''}; give this part a larger weight"
             )
         return tuple(groups)
 
@@ -234,7 +234,7 @@ class ParquetSource:
             if self.splits and selections is not None:
                 indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
             matcher = None if self.filters is None else Matcher(self.filters, footer, values)
-            matching = None if self.filters is None else self._matching_rows(self.filters)[path]
+            matching = None if self.filters is None else self._matching_counts(self.filters)[path]
             yield from read_ranges(footer, list(parts), wanted, values, indices_of, matcher, matching)
 
     def null_count(self, path: str, row_group: int, column: str) -> int | None:
@@ -252,7 +252,7 @@ class ParquetSource:
         nulls = self._null_count(path, row_group, column)
         if nulls and self.filters is not None:
             every = self.footer(path).groups[row_group][0]
-            return nulls if nulls == every or self._matching_rows(self.filters)[path][row_group] == every else None
+            return nulls if nulls == every or self._matching_counts(self.filters)[path][row_group] == every else None
         return nulls
 
     def _null_count(self, path: str, row_group: int, column: str) -> int | None:
@@ -320,8 +320,8 @@ class ParquetSource:
         return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
     def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return the rows of a row group that the random splits select, or None if there are neither splits nor
-        filters.
+        """Return the rows of a row group that remain after filters and random splits, or None if the source has
+        neither.
 
         If the source has filters, only matching rows are counted, and the splits select from these rows.
 
@@ -346,8 +346,8 @@ class ParquetSource:
         matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
-    def _possible(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files whose partition values match the filters.
+    def _files_to_read(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
+        """Return the files that may contain matching rows, according to the partition values in their paths.
 
         If no file matches, return the first file, because its footer contains the columns.
         """
@@ -364,7 +364,7 @@ class ParquetSource:
             [term for term in terms if term[0] in fields and term[0] not in stored] for terms in self.filters or ()
         ]
 
-        def is_possible(file: DataFile) -> bool:
+        def may_match(file: DataFile) -> bool:
             values = {
                 name: _scalar(text, fields[name])
                 for name, text in partition_values(file.path).items()
@@ -375,9 +375,9 @@ class ParquetSource:
                 for terms in deciding
             )
 
-        return [file for file in files if is_possible(file)] or files[:1]
+        return [file for file in files if may_match(file)] or files[:1]
 
-    def _matching_rows(self, filters: Filters) -> dict[str, tuple[int, ...]]:
+    def _matching_counts(self, filters: Filters) -> dict[str, tuple[int, ...]]:
         """Count the rows of each row group that match the filters. Later calls return the stored numbers.
 
         Returns:
@@ -402,7 +402,7 @@ class ParquetSource:
         if not self.splits and self.filters is None:
             return None
         if self._selections is None:
-            matching = None if self.filters is None else self._matching_rows(self.filters)
+            matching = None if self.filters is None else self._matching_counts(self.filters)
             # The files are sorted by path, so that a split does not depend on the order in which the user listed the
             # files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)

@@ -118,4 +118,5 @@ def _converting(column: str | None = None) -> Iterator[None]:
         what = f'column "{column}" of the DataFrame' if column else "the DataFrame"
         # All arguments of the exception are shown, because pandas adds a text with the column's name as the second
         # argument: "Conversion failed for column x with type object".
-        raise DataError(f"{what} cannot be written as Parquet: {'; '.join(map(str, exc.args))}") from exc
+        reason = "; ".join(map(str, exc.args))
+        raise DataError(f"{what} cannot be written as Parquet: {reason}; convert the values to one type first") from exc

@@ -87,7 +87,7 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
 
 
 def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
-    """Run a SELECT so that it cannot change the database, and write its rows to Parquet files.
+    """Run a SELECT that must not change the database, and write its rows to Parquet files.
 
     PostgreSQL, MySQL and MariaDB run the SELECT in a read-only transaction, SQLite on a connection with ``PRAGMA
     query_only``. On any other database the transaction is rolled back at its end. The rollback does not undo a
@@ -136,7 +136,7 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
         InvalidArgumentError: If the URL is invalid.
         DataError: If the query fails, or has no column with this name. The message then contains similar names.
     """
-    with _queried(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
+    with _select_read_only(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
         quoted: str = result.connection.dialect.identifier_preparer.quote(column)
     # Each ":" gets a backslash, because SQLAlchemy would otherwise treat the ":" as the beginning of a parameter.
@@ -162,13 +162,13 @@ def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> 
         DataError: If the query fails.
     """
     statement = f"SELECT {column}, COUNT(*) FROM {as_table(sql)} GROUP BY {column}"
-    with _queried(statement, params, url) as result:
+    with _select_read_only(statement, params, url) as result:
         return dict(result.all())
 
 
 @contextlib.contextmanager
-def _queried(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
-    """Run a SELECT so that it cannot change the database, and yield its result."""
+def _select_read_only(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
+    """Run a SELECT that must not change the database (see `stage_select`), and yield its result."""
     import sqlalchemy as sa
 
     try:

@@ -54,11 +54,13 @@ class StagedCopy:
         return discard(self.location)
 
     def written(self) -> None:
-        """Record that a spec with this staged copy was written as JSON, so that another process may submit the spec."""
+        """Record that a spec with this staged copy was written as JSON. The copy is then kept for the process that
+        submits the spec."""
         self._uses.add(_WRITTEN)
 
     def submitted(self) -> None:
-        """Record that this process has submitted a job that uses the staged copy of the data."""
+        """Record that this process has submitted a job with this staged copy. The copy is then removed when the job no
+        longer uses it."""
         self._uses.add(_SUBMITTED)
 
     def keep(self) -> None:

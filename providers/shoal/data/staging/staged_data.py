@@ -57,7 +57,9 @@ def claim(location: str, user: str) -> None:
     # Object stores have no real directories. Without this check, writing the file would create the removed directory
     # again, and it would never be removed.
     if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
-        raise DataError(f"the staged data in {location} do not exist any more: stage them again")
+        raise DataError(
+            f"the staged data in {location} do not exist any more: stage them again by creating the connector again"
+        )
     with filesystem.open_output_stream(f"{inner}/{_USED_BY}{user}"):
         pass
 
@@ -98,7 +100,8 @@ def release(location: str) -> bool:
 
 
 def hand_over(location: str) -> None:
-    """Keep a directory of staged data for another process, which will submit a job with this data.
+    """Keep a directory of staged data after the end of this process, because another process will submit a job with
+    this data.
 
     The marker file then names no process, so the directory stays until a job has used the data and ended.
     """

@@ -76,9 +76,8 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Repeat row ranges of a shard until the shard has `rows` rows.
-
-    All workers of a training then have the same number of rows.
+    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have equally
+    many.
 
     Args:
         line: Row ranges; at least one.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def begin(spec: JobSpec) -> None:
-    """Import the library of a training for the workers and for this process, before it is needed.
+    """Prepare the imports of XGBoost or LightGBM in this process and the workers, so that the training starts sooner.
 
     Args:
         spec: Spec of the job.
@@ -43,8 +43,8 @@ def begin(spec: JobSpec) -> None:
         # `import_lean` imports the library without scikit-learn, which saves seconds.
         import_lean([spec.framework])
     else:
-        # The champion to compare the model with may need scikit-learn. The process from which this driver was forked
-        # may have imported the library without it.
+        # The comparison with the champion may need scikit-learn. The process from which this driver was forked may have
+        # imported the library without scikit-learn.
         forget_lean()
 
 

@@ -73,7 +73,7 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether the attempt that a folder's claim (the content of its marker file) names has ended.
+        """Return whether an attempt has ended. A folder's claim (the content of its marker file) names the attempt.
 
         The result is False if the attempt is not in the store.
         """

@@ -52,7 +52,7 @@ _PAUSE_S = 0.2
 
 
 class ForkServer:
-    """Server that forks the drivers, with its pipes and the drivers that run.
+    """Server that forks a process for each driver, and reports when the process ends.
 
     Args:
         excluded: Modules that the server must not import, because they start threads.
@@ -194,7 +194,7 @@ class _LateStream:
 
 @contextlib.contextmanager
 def _late_streams() -> Iterator[None]:
-    """Replace `sys.stdout` and `sys.stderr` while the block imports modules."""
+    """Replace `sys.stdout` and `sys.stderr` by :class:`_LateStream` objects while the `with` block imports modules."""
     out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _LateStream("stdout", out), _LateStream("stderr", err)
     try:

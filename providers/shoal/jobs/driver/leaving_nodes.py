@@ -18,7 +18,7 @@ from shoal.training import cluster
 
 
 class LeavingWatch:
-    """Thread that checks which nodes have announced their end. The thread does not keep the process from ending.
+    """Daemon thread that checks which nodes have announced their end.
 
     Args:
         store: Store that has the rows of the nodes.
@@ -41,8 +41,7 @@ class LeavingWatch:
         self._done.set()
 
     def look(self) -> None:
-        """For each node that has announced its end since the last check, print a line and record the announcement in
-        its row.
+        """Print a line for each node that has newly announced its end, and record the announcement in the node's row.
 
         Raises:
             ShoalError: The row cannot be written.

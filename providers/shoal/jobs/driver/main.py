@@ -75,7 +75,7 @@ _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobSta
 """Status that MLflow's run gets for each final state of the attempt."""
 
 
-class _Ended(BaseException):
+class _StopRequested(BaseException):
     """Exception that the SIGTERM handler raises to stop the job, for example after a cancellation or a timeout.
 
     The exception is a `BaseException`, so that no `except Exception` in the job's code catches it.
@@ -102,7 +102,7 @@ class _End:
 
 
 class Driver:
-    """Object that runs one attempt of a job, and then records the attempt's end.
+    """Runner of one attempt of a job. It also records the end of the attempt.
 
     Args:
         store: Store that has the attempt's row.
@@ -132,9 +132,8 @@ class Driver:
         """
         self._heartbeats.start()
         end = self._until_end()
-        # The thread of the heartbeats, which may send SIGTERM to this process, is stopped first, because no signal may
-        # prevent the end of the attempt from being stored. The thread is not needed any more, because the process ends
-        # soon.
+        # The heartbeat thread is stopped first. Otherwise it could end this process (with SIGTERM, later with
+        # `os._exit`) before the attempt's end is stored.
         self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
@@ -166,7 +165,7 @@ class Driver:
         try:
             end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        except _Ended:
+        except _StopRequested:
             reason = self._heartbeats.reason or _STOPPED
             end = end or _End(reason.state, error=reason.text, error_is_permanent=reason.permanent or None)
         return end
@@ -178,16 +177,16 @@ class Driver:
             if isinstance(self._spec, JobSpec):
                 boosting.begin(self._spec)
             else:
-                forget_lean()  # a model that the job loads, or a function, may need the complete libraries
+                forget_lean()  # the job's model or function may need XGBoost or LightGBM with scikit-learn
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
         except Exception as error:
-            # If the SIGTERM handler raised `_Ended` inside Ray's compiled code, Ray has replaced the exception by a
-            # SystemError. So `_Ended` is raised again here.
+            # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
+            # by a SystemError. So `_StopRequested` is raised again here.
             if self._told_to_end:
-                raise _Ended from error
+                raise _StopRequested from error
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
@@ -202,7 +201,7 @@ class Driver:
             )
 
     def _connect(self, gcs: str) -> None:
-        """Connect this process to the Ray cluster of its pool, or to this machine if the pool runs without Ray."""
+        """Prepare this process to start workers: through Ray, or on this machine if the pool runs without Ray."""
         if gcs != NO_GCS:
             runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):
@@ -283,9 +282,8 @@ class Driver:
                 progress=self._heartbeats.progress,
             ):
                 return True
-            # The job's row already contains a state, an error and a result. If these values are equal to the values to
-            # write, an earlier try has written them and only the database's reply was lost. So the write counts as
-            # successful.
+            # The row has an end already. If it is equal to the end to write, an earlier call of `write` has written it
+            # and only the database's reply was lost. Then the write counts as successful.
             job = attempts.load(self._store, self._key)
             # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
@@ -328,9 +326,10 @@ class Driver:
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
             settle.start_next(self._store, self._job.pool)
-        # Ray's compiled code may have caught `_Ended` and only printed an error, so `_Ended` is raised again here.
+        # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised
+        # again here.
         if self._told_to_end:
-            raise _Ended
+            raise _StopRequested
 
     def _begin_run(self) -> None:
         if self._spec.tracking is None:
@@ -383,7 +382,7 @@ class Driver:
     def _on_sigterm(self, *_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the recording of the end
         self._told_to_end = True
-        raise _Ended
+        raise _StopRequested
 
 
 def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
@@ -405,8 +404,8 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
 
 def _without_package(config: str) -> str:
-    """Remove the driver's folder from Ray's configuration of the job, so that Ray does not unpack the folder on the
-    workers' nodes."""
+    """Remove the job's package (`working_dir`) from Ray's configuration of the job, so that the nodes of the workers do
+    not unpack the package."""
     found = json.loads(config)
     (found.get("runtime_env") or {}).pop("working_dir", None)
     return json.dumps(found)
@@ -460,14 +459,15 @@ def main() -> int:
 
 
 def run() -> int:
-    """Run the attempt that the command-line arguments name, write all output, and return the exit code.
+    """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
 
     The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
     MLflow. The workers have ended already, so nothing is lost.
     """
-    # These are the first steps, because a process that forks must have only one thread.
+    # The template process is forked before this process starts a thread, because only a process with one thread may
+    # fork.
     if libraries := sys.argv[3:]:
-        # The template, from which the workers are forked, shares the memory of the modules with this process.
+        # The workers are forked from the template process, so all processes share the memory of these modules.
         with without_threads():
             import_lean(f"shoal.training.{library}.worker" for library in libraries)
     use_template(fork_template())

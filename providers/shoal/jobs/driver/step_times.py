@@ -55,7 +55,7 @@ class Stopwatch:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Count the seconds of the `with` block as the step in which the model is compared with the champion."""
+        """Measure the seconds of the `with` block, which compares the model with the champion. Blocks add up."""
         began = self._monotonic()
         try:
             yield

@@ -49,7 +49,7 @@ def why_end(
             "let a job go on even if no process waits for it",
         )
     if timeout is not None and running_for > timeout:
-        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s")
+        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s: raise the timeout")
     if budget_node_hours is not None and used_node_hours >= budget_node_hours:
         return Reason(JobState.FAILED, budget_spent(used_node_hours, budget_node_hours), permanent=True)
     return None

@@ -41,7 +41,7 @@ def stored(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def unpack(paths: Sequence[str], folder: Path) -> None:
-    """Unpack archives of :func:`stored` into a folder, from which the code can be imported.
+    """Unpack the archives that :func:`stored` has returned, so that the code can be imported from the folder.
 
     Raises:
         JobError: An archive cannot be read, or was changed.

@@ -38,11 +38,11 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
     shipped: list[str] = []
     if config.packages:
         key = ["packages", sys.executable, sys.version, sorted(config.packages)]
-        folder = _kept(pool, gcs, key, shipped_modules.PACKAGES, lambda folder: _install(config, folder))
+        folder = _cached_folder(pool, gcs, key, shipped_modules.PACKAGES, lambda folder: _install(config, folder))
         shipped += [folder] if any(Path(folder).iterdir()) else []
     if config.code:
         key = ["code", sorted(path.rpartition("/")[2] for path in config.code)]
-        folder = _kept(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
+        folder = _cached_folder(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions. So the driver also has to
     # import the packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace
@@ -58,8 +58,16 @@ def _install(config: RunConfig, folder: Path) -> None:
     say(f"packages for the workers: installed {what} ({time.monotonic() - began:.1f} s)")
 
 
-def _kept(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path], None]) -> str:
-    """Return the folder for a key, such as a list of packages. If the pool lacks the folder, create it and fill it."""
+def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path], None]) -> str:
+    """Return the pool's cached folder for a key; if there is none yet, create the folder and call `fill` to fill it.
+
+    Args:
+        pool: Name of the pool.
+        gcs: Address of the pool's head. The folders of earlier heads are removed.
+        key: Values that determine the folder's content, such as a list of packages.
+        name: Name of the folder.
+        fill: Function that writes the content into the folder.
+    """
     all_heads = subfolder("pools", pool, "modules")
     mine = all_heads / ids.digest(gcs)[:16]
     folder = mine / ids.digest(key) / name

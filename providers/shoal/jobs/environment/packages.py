@@ -66,6 +66,9 @@ def _uv() -> list[str]:
 def _run(command: Sequence[str], variables: Mapping[str, str], packages: Sequence[str]) -> str:
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     if done.returncode:
-        reason = " ".join(done.stderr.split())
-        raise JobError(f"run_config.packages ({', '.join(packages)}) cannot be installed: {reason}")
+        reason = " ".join(done.stderr.split()).rstrip(".")
+        raise JobError(
+            f"run_config.packages ({', '.join(packages)}) cannot be installed: {reason}. Check the packages' names and "
+            "versions, and that the nodes can reach the package index"
+        )
     return done.stderr

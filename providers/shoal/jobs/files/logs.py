@@ -45,7 +45,7 @@ class LogFollower:
 
     @property
     def has_file(self) -> bool:
-        """Return whether the driver's own file is on this machine."""
+        """Return whether the log file that the driver writes is on this machine."""
         return self._path.exists()
 
     def lines(self, *, ended: bool, most_bytes: int = -1) -> Iterator[str]:
@@ -63,7 +63,7 @@ class LogFollower:
             yield from taken.decode(errors="replace").removesuffix("\n").split("\n")
 
     def _new(self, most_bytes: int) -> tuple[bytes, bool]:
-        """Return the bytes after `position`, and whether they are bytes of Ray's copy."""
+        """Return the log's bytes after `position`, and whether they come from Ray's copy of the log."""
         try:
             with self._path.open("rb") as file:
                 self.position = max(self.position, 0)

@@ -66,28 +66,28 @@ def _staged_data(store: Store) -> Iterator[str]:
     users = {location: found for location in _staged_here() if (found := _claims(location)) is not None}
     if not users:
         return
-    there = set(users)
+    remaining = set(users)
     filled: dict[str, Key] = {}
     named: dict[str, Key] = {}
     with store.reading() as session:
-        for location in sorted(there):
+        for location in sorted(remaining):
             key = _of_query(location)
             if key is not None and (job := _row(session, key)) is not None:
-                there.remove(location)
+                remaining.remove(location)
                 filled |= {location: key} if job.state in JOB_ENDED else {}
-        there -= _needed(session) if there else set()
-        if there:
-            # The folders that are still in `there` may belong to jobs that ended long ago, so all ended jobs are
-            # searched. The query returns only the few specs that name a folder of staged data.
+        remaining -= _needed(session) if remaining else set()
+        if remaining:
+            # The remaining folders may belong to jobs that ended long ago, so all ended jobs are searched. The query
+            # returns only the few specs that name a folder of staged data.
             naming = cast(Job.spec, Text).contains(_NAMED)
             ended = select(Job.id, Job.attempt, Job.spec).where(Job.state.in_(JOB_ENDED), naming)
             for job_id, attempt, spec in session.execute(ended.execution_options(yield_per=_PAGE)):
-                named |= dict.fromkeys(there.intersection(_staged(spec)), Key(job_id, attempt))
-        gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in there}
+                named |= dict.fromkeys(remaining.intersection(_staged(spec)), Key(job_id, attempt))
+        gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in remaining}
     for location, key in filled.items():
         if _tried(location, staged_data_claims.discard, [location]):
             yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
-    for location in sorted(there):
+    for location in sorted(remaining):
         if _tried(location, _discard_unused, location, gone[location], location in named):
             key = named.get(location)
             whose = f"job {key.job_id}, attempt {key.attempt}: removed its" if key else "removed"
@@ -143,7 +143,7 @@ def _row(session: Session, key: Key) -> Job | None:
 
 
 def _has_ended(session: Session, submission_id: str) -> bool:
-    """Return whether the attempt with a submission id is in this store and has ended."""
+    """Return True if this store has the attempt with the given submission id, and the attempt has ended."""
     key = _key(submission_id)
     job = key and _row(session, key)
     return bool(job and job.state in JOB_ENDED)
@@ -161,7 +161,7 @@ def _needed(session: Session) -> set[str]:
 
 
 def _of_query(location: str) -> Key | None:
-    """Return the attempt whose SQL query filled a folder, read from the folder's name (see `queries.locations`)."""
+    """Return the attempt whose SQL query filled a folder, from the folder's name (see `staged_queries.locations`)."""
     submission_id, _, number = Path(location).name.rpartition(".")
     return _key(submission_id) if number.isdigit() else None
 

@@ -74,12 +74,11 @@ class Key:
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
-    """Return the row of the job's newest attempt if `submit` can attach to it; otherwise add the row of a new attempt,
-    and return this row.
+    """Return the row of an attempt for a submission: an existing attempt of the same job, or else a new one.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
-    its result has not been collected. In all other cases a row for a new attempt is added, and the caller has to submit
-    the attempt.
+    its result has not been collected. In all other cases this function adds a row for a new attempt, and the caller has
+    to send that attempt to the pool's head.
 
     If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
     attempt goes on even if no process polls it.
@@ -394,7 +393,7 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
 
 
 def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
-    """Return a job's group of workers with the number of GPUs per worker, if it is known whether the job uses GPUs.
+    """Set the number of GPUs per worker in a job's group of workers, unless it is unknown whether the job uses GPUs.
 
     Without this number, a job that uses no GPUs could wait in the queue until GPUs are free.
     """

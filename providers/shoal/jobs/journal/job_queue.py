@@ -90,7 +90,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         if not _may_start(session, job, now):
             return Admission.WAITS
         job.admitted_at, job.endpoint = now, dict(endpoint)
-        # This process becomes the submitter of the job. The entry "python" of the first submitter is kept, because it
+        # This process becomes the submitter of the job. The field "python" keeps its value from the first submitter: it
         # is the path of the Python interpreter that runs the driver.
         job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
         note_polled(job, now)
@@ -155,7 +155,10 @@ def why_waited_too_long(job: Job, now: float) -> str | None:
     waited = stamps.age(job.queued_at, job.queued_clock)
     if (now - job.queued_at if waited is None else waited) <= float(timeout):
         return None
-    return f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout'
+    return (
+        f'the job waited for room on pool "{job.pool}" for longer than its run_config.timeout: raise the timeout, or '
+        "use another pool"
+    )
 
 
 def put_back(store: Store, key: Key) -> None:
@@ -237,16 +240,15 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     if pool is not None:
         query = query.where(Job.pool == pool)
     found: dict[str, list[Entry]] = {}
-    for of, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
+    for pool_name, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
         if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. Only a row from an
-            # older version of shoal has no priority. That version sends attempts to the head at once, so its rows are
-            # never skipped.
+            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
+            # priority is not skipped: an older version of shoal has added it, and sends attempts to the head at once.
             continue
         waits = pending and queued_at is not None
         entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))
-        found.setdefault(of, []).append(entry)
+        found.setdefault(pool_name, []).append(entry)
     return found
 
 

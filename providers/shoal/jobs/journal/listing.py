@@ -140,8 +140,7 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
 
 @dataclass(frozen=True)
 class StoreMark:
-    """Mark of the store's contents. Two marks differ if pools, nodes, leases, operations or jobs have changed between
-    them.
+    """Mark of the store's contents. If pools, nodes, leases, operations or jobs change, the next mark is different.
 
     Attributes:
         text: Text to compare with the text of another mark; the text has no other meaning.
@@ -162,10 +161,12 @@ def store_mark(store: Store) -> StoreMark:
         _joined(Demand.pool, Demand.size),
         _joined(Node.id, Node.state, Node.busy, func.length(Node.error)),
         _joined(Lease.id, Lease.size, Lease.waiting),
-        _newest(Operation.created_at, Operation.ended_at),
-        _newest(Action.id),
-        _newest(Promotion.created_at, Promotion.confirmed_at),
-        _newest(Job.created_at, Job.queued_at, Job.admitted_at, Job.started_at, Job.heartbeat_at, Job.ended_at),
+        _counts_and_maxima(Operation.created_at, Operation.ended_at),
+        _counts_and_maxima(Action.id),
+        _counts_and_maxima(Promotion.created_at, Promotion.confirmed_at),
+        _counts_and_maxima(
+            Job.created_at, Job.queued_at, Job.admitted_at, Job.started_at, Job.heartbeat_at, Job.ended_at
+        ),
         select(func.count()).select_from(Job).scalar_subquery(),
     )
     with store.reading(snapshot=False) as session:
@@ -174,18 +175,18 @@ def store_mark(store: Store) -> StoreMark:
 
 
 def _joined(*columns: Any) -> ScalarSelect[str]:
-    """Return a query that joins the values of the given columns, in all rows of a table, to one text."""
-    return select(func.aggregate_strings(_text(columns), ",")).scalar_subquery()
+    """Return a subquery whose result is one text with the given columns' values from all rows of their table."""
+    return select(func.aggregate_strings(_joined_text(columns), ",")).scalar_subquery()
 
 
-def _newest(*columns: Any) -> ScalarSelect[str]:
-    """Return a query for the number of values and the greatest value of each given column, as one text."""
+def _counts_and_maxima(*columns: Any) -> ScalarSelect[str]:
+    """Return a subquery whose result is one text with the number of values and the maximum of each given column."""
     return select(
-        _text([part for column in columns for part in (func.count(column), func.max(column))])
+        _joined_text([part for column in columns for part in (func.count(column), func.max(column))])
     ).scalar_subquery()
 
 
-def _text(values: Sequence[Any]) -> ColumnElement[str]:
-    """Return the values of a row as one text."""
+def _joined_text(values: Sequence[Any]) -> ColumnElement[str]:
+    """Return an SQL expression that joins the given expressions to one text, with ":" between them."""
     texts = (func.coalesce(cast(value, String), "") for value in values)
     return reduce(lambda text, following: text + ":" + following, texts)

@@ -58,7 +58,7 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     """
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
     if task.number <= 1:
-        # Before a first try, there was no try that could have left a result. So the query reads only unfinished jobs,
+        # The first try of a task has no earlier try whose result it could use. So the query reads only unfinished jobs,
         # which is fast because of the index on the state column.
         query = query.where(Job.state.in_(JOB_ACTIVE))
     with store.reading(snapshot=False) as session:

@@ -1,4 +1,4 @@
-"""Build a message about trained models, which has one line per model, with its metric and those of earlier versions.
+"""Build a message about trained models: for each model its outcome, its metric, and the metrics of earlier versions.
 
 The functions only build the message, which Airflow's notifiers and Prefect's automations send.
 """
@@ -44,7 +44,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
     last ten versions.
 
     Args:
-        lines: One line per model; see `shoal.jobs.summary`.
+        lines: One line per model; see `shoal.jobs.many.summary`.
 
     Example:
         >>> print(summary_message(summary(specs, results)).text)
@@ -65,8 +65,10 @@ def _subject(line: ModelLine) -> str:
 
 
 def _against_recent(line: ModelLine) -> str:
-    """Return a sentence about the metrics of earlier versions, such as ``rmse of the last 2 versions: 18, 17.5*
-    ...``."""
+    """Return a sentence about the metrics of earlier versions; promoted versions get an asterisk.
+
+    For example: ``rmse of the last 2 versions, newest first: 18, 17.5* (* promoted; each on its own holdout)``.
+    """
     known = [each for each in line.recent if each.value is not None]
     if line.metric is None or not known:
         return ""

@@ -26,7 +26,7 @@ _LONGEST_CAUSE = 300
 
 @dataclass(frozen=True)
 class NoResult:
-    """Replacement for the result of a training that has no result, because the training failed or was skipped.
+    """Stand-in for the result of a training that has none, because it failed or was skipped.
 
     Attributes:
         cause: Reason why there is no result.

@@ -1,4 +1,4 @@
-"""Find the values of a column that all datasets of a spec share, and restrict the datasets to one value."""
+"""List the values of a column, and restrict all datasets of a spec to the rows with one of these values."""
 
 from __future__ import annotations
 
@@ -86,9 +86,10 @@ class SharedColumn:
                 counts[plain] = counts.get(plain, 0) + rows
         if nulls:
             log.warning(
-                'column "%s" has no value in %d of %d rows: these rows are in no spec',
+                'column "%s" has no value in %d of %d rows: no spec contains these rows',
                 self._column, nulls, nulls + sum(counts.values()),
             )  # fmt: skip
+
         # In SQLite, a column may contain values of several types, which Python cannot compare. So the values are sorted
         # by type first.
         ordered = sorted(counts, key=lambda value: (type(value).__name__, value))

@@ -173,8 +173,8 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
     predictions = np.asarray(predictions, dtype=np.float64)
     if labels.shape[0] == 0 or predictions.shape[0] != labels.shape[0]:
         raise DataError(
-            f"the holdout has {labels.shape[0]} labels, and the model returned {predictions.shape[0]} predictions: "
-            "there must be one prediction for each label, and at least one label"
+            f"the holdout has {labels.shape[0]} labels, but the model returned {predictions.shape[0]} predictions: "
+            "name a holdout with rows, and a model that returns one prediction per row"
         )
     if not np.isfinite(predictions).all():
         return float("nan")
@@ -190,7 +190,9 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
             true, predicted, options = _suited(metric, how.takes, labels, predictions)
             return float(function(true, predicted, **how.options, **options))
         except ValueError as error:
-            raise DataError(f"{metric} cannot be computed on the holdout: {error}") from error
+            raise DataError(
+                f"{metric} cannot be computed on the holdout: {str(error).rstrip('.')}. Choose another metric"
+            ) from error
 
 
 def _suited(

@@ -80,7 +80,9 @@ class Holdout:
             labels = to_vector(table, label_col)
         except (pa.ArrowException, ValueError) as error:
             type_ = table.schema.field(label_col).type
-            raise DataError(f'the holdout\'s label column "{label_col}" must be numeric, but is {type_}') from error
+            raise DataError(
+                f'the holdout\'s label column "{label_col}" must be numeric, but is {type_}: convert it to numbers'
+            ) from error
         if np.isnan(labels).any():
             raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
 
@@ -179,8 +181,8 @@ def check_holdout(
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
     holdout.check_metrics(register)
-    # A promotion needs the digest of the holdout. The digest is computed before the training, so that unreadable
-    # rows are found early: if the holdout has filters, all its rows are read for the digest.
+    # A promotion needs the digest of the holdout. If the holdout has filters, the digest is computed from all its rows,
+    # so unreadable rows are found here, before the training.
     digest = holdout.connector.digest()
     overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
     if overlap and register.overlap == "refuse":

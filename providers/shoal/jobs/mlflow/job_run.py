@@ -55,7 +55,7 @@ def default_uri() -> str:
 
 
 def uri_of(given: str | None = None) -> str:
-    """Return the tracking URI to use: the given URI, else the variable ``MLFLOW_TRACKING_URI``, else `default_uri`."""
+    """Return the tracking URI to use: `given`, else $MLFLOW_TRACKING_URI, else the result of :func:`default_uri`."""
     # This URI must be equal to the one in a job's spec and in the store's records of promotions. Specs and records
     # contain the absolute path of an SQLite file, so the path is made absolute here, too.
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
@@ -284,8 +284,11 @@ class Run:
             self._merge(first, last)
 
     def finish(self, status: str) -> None:
-        """End this MLflow run with the status FINISHED, FAILED or KILLED. Then copy the parameters and metrics of the
-        job's earlier runs, which this run replaces, into this run, and delete the earlier runs."""
+        """End this MLflow run, and merge into it the runs that the job used before :meth:`move_to`.
+
+        Args:
+            status: Status of the run: FINISHED, FAILED or KILLED.
+        """
         import mlflow
 
         mlflow.end_run(status)
@@ -293,9 +296,9 @@ class Run:
             self._merge(run_id, self.run_id)
 
     def _merge(self, left: str, into: str) -> None:
-        """Copy the parameters and metrics of an unused run of the job into another run, and delete the unused run.
+        """Copy the parameters and metrics of the run `left` into the run `into`, and delete the run `left`.
 
-        The run is kept if it has artifacts or models, because MLflow cannot move these to another run. Only a rank that
+        `left` is kept if it has artifacts or models, because MLflow cannot move these to another run. Only a rank that
         has not called ``set_experiment`` can have logged artifacts or models to the old run.
         """
         run = self.client.get_run(left)

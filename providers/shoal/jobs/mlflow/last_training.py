@@ -1,4 +1,4 @@
-"""Find out whether a training has the same rows, holdout and settings as that of the newest registered version."""
+"""Find out whether a training would only repeat the last one, because its rows, holdout and settings are the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
-        """Build the fingerprints of a training: the digests of its rows, its holdout and its settings.
+        """Build the fingerprints of a training.
 
         Args:
             spec: Spec of the job, which registers its model.
@@ -118,7 +118,7 @@ def reason_to_skip(
 
     try:
         version = _last(run, store, register.model)
-        replaced = None if version is None else _replaced(run, register, version)
+        repeat_reason = None if version is None else _reason_to_repeat(run, register, version)
     except (mlflow.MlflowException, RegistryError) as error:
         # Some registries cannot search for versions. A job with such a registry is never skipped, but can train.
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
@@ -129,8 +129,8 @@ def reason_to_skip(
     if (version.tags.get(JOB_TAG), version.tags.get(HOLDER_TAG)) == (key.job_id, holder):
         print(f"{name} was registered by an earlier attempt of this job, so the job trains again", flush=True)
         return None
-    if replaced:
-        print(f"not skipped: {name} was promoted, but {replaced}", flush=True)
+    if repeat_reason:
+        print(f"not skipped: {name} was promoted, but {repeat_reason}", flush=True)
         return None
     if different := fingerprints.differences(version.tags, register):
         print(f"not skipped: {' and '.join(different)} differ from those of {name}", flush=True)
@@ -140,7 +140,7 @@ def reason_to_skip(
 
 
 def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints) -> None:
-    """Tag a registered version with the digests of its training's settings and of the write times of the files.
+    """Tag a registered version with two fingerprints of its training: `settings` and `files`.
 
     A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
     The version is tagged after the comparison with the champion.
@@ -170,8 +170,8 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
     return None
 
 
-def _replaced(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return the reason why a version is not current: its alias points to a newer version or was removed; else None."""
+def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> str | None:
+    """Return a reason to train again although nothing changed: the alias is gone or on a newer version; else None."""
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None

@@ -32,7 +32,7 @@ def load(model_uri: str) -> Any:
 
 
 def prediction_module(model: Any) -> ModuleType | None:
-    """Return the module of shoal that predicts with the library of a model; None if the model predicts through pyfunc.
+    """Return shoal's prediction module for XGBoost or LightGBM, whichever the model uses; None for any other model.
 
     Args:
         model: Model that :func:`load` returned; the model's class shows the library.

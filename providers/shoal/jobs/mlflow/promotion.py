@@ -152,7 +152,10 @@ def enter(
                 overlap=_overlap(training_rows.load(run, register.model, version), holdout),
             )
         except DataError as error:
-            raise DataError(f"the champion {uri} cannot be evaluated on the holdout: {error}") from error
+            raise DataError(
+                f"the champion {uri} cannot be evaluated on the holdout: {error}. Correct register.holdout, or give "
+                f'the alias "{register.alias}" to another version'
+            ) from error
 
     trained_on = trained_on or TrainingRows()
     overlap = _overlap(trained_on if trained_on.files else None, holdout)
@@ -211,7 +214,7 @@ def challenge(
     tags: Mapping[str, str],
     score_champion: Callable[[str], Evaluation],
 ) -> Outcome:
-    """Register a model as a new version, and promote the version if it is better than the champion.
+    """Register an evaluated model as a new version, and promote the version if it is better than the champion.
 
     Args:
         client: MLflow client.

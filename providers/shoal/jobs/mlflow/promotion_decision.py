@@ -169,7 +169,7 @@ def decide(
     """
     name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
     mine = f"{metric}={_figure(challenger.value)}"
-    flagged = _seen(challenger, "it was trained on")
+    flagged = _overlap_note(challenger, "it was trained on")
 
     def refused(reason: Reason, why: str) -> Decision:
         return Decision(False, reason, f"{name} ({mine}) {why}{flagged}")
@@ -192,7 +192,7 @@ def decide(
         against = f"version {champion.version} ({metric}={_figure(champion.value)})"
         why = "whose metric is not a finite number"
         if math.isfinite(champion.value):
-            why = f"which was trained on {_common(champion.evaluation)} and is not compared"
+            why = f"which was trained on {_overlap_text(champion.evaluation)} and is not compared"
         return promoted("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
     against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
@@ -209,7 +209,7 @@ def decide(
         allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
         worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
         return refused("slice_worse", f"does not replace {against}: {worse}, {allowed}")
-    return promoted("better", f"replaces {against}{_seen(champion, 'which was trained on')}")
+    return promoted("better", f"replaces {against}{_overlap_note(champion, 'which was trained on')}")
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
@@ -276,13 +276,12 @@ def _figure(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _common(evaluation: Evaluation) -> str:
-    """Return a text with the number of training rows that are also in the holdout, or with the period that both
-    share."""
+def _overlap_text(evaluation: Evaluation) -> str:
+    """Describe the overlap of training rows and holdout: the number of shared rows, or the shared period."""
     if not evaluation.overlap:
         return f"rows of the holdout's time ({evaluation.period})"
     return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"
 
 
-def _seen(candidate: Candidate, begin: str) -> str:
-    return f", although {begin} {_common(candidate.evaluation)}" if candidate.evaluation.overlaps else ""
+def _overlap_note(candidate: Candidate, begin: str) -> str:
+    return f", although {begin} {_overlap_text(candidate.evaluation)}" if candidate.evaluation.overlaps else ""

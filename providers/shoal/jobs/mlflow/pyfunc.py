@@ -73,7 +73,10 @@ def predict_table(model: Any, table: pa.Table, columns: Sequence[str]) -> np.nda
     try:
         return np.asarray(model.predict(suited(table.select(columns), schema)))
     except Exception as error:
-        raise DataError(f"the model cannot predict these rows: {error}") from error
+        raise DataError(
+            f"the model cannot predict these rows: {str(error).rstrip('.')}. "
+            "Compare the columns with the model's signature in MLflow"
+        ) from error
 
 
 def _as_frame(table: pa.Table, schema: Any) -> Any:

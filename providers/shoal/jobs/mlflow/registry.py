@@ -180,8 +180,11 @@ def metric_tag(metric: str) -> str:
 
 
 def digest_tag(metric: str) -> str:
-    """Return the name of the tag that contains the digest of the holdout. A model version has this tag only for the
-    metric that decides about its promotion."""
+    """Return the name of the tag that contains the digest of the holdout.
+
+    The name contains the metric's name. A version has the tag for one metric only: the one that decides about its
+    promotion.
+    """
     return metric_tag(metric) + _DIGEST
 
 

@@ -162,10 +162,10 @@ def unneeded(
 
 @dataclass(frozen=True)
 class _Deletion:
-    """Object that deletes old versions of one registered model.
+    """Deletion of old versions of one registered model.
 
-    Before the deletion of each version, the object checks again whether the version is needed. During the check and the
-    deletion, the object holds the locks of the model's aliases, so that no promotion moves an alias.
+    Before each deletion, the method `of` checks again whether the version is needed. During the check and the deletion,
+    this process holds the locks of the model's aliases, so that no promotion moves an alias.
 
     Attributes:
         store: Store with the locks and the records of promotions.

@@ -98,10 +98,9 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 
 
 def is_training_data(name: str) -> bool:
-    """Return whether a training function's dataset counts as training data, which depends on the dataset's name.
+    """Return True unless the dataset's name begins with "eval", "holdout", "test" or "val".
 
-    shoal does not know how a function uses its datasets. Therefore a dataset counts as training data unless its name
-    begins with "eval", "holdout", "test" or "val".
+    shoal does not know how a training function uses its datasets, so it decides by the name.
     """
     return not name.lower().startswith(_EVALUATION_NAMES)
 

@@ -81,7 +81,9 @@ def identity(uri: str) -> str:
     try:
         return f"{uri} {mlflow.models.get_model_info(uri).model_uuid}"
     except (mlflow.MlflowException, OSError) as error:
-        raise JobError(f"there is no MLflow model at {uri}: {error}") from error
+        raise JobError(
+            f"there is no MLflow model at {uri} ({error}): name the folder or URI of a model that MLflow has saved"
+        ) from error
 
 
 def pinned(uri: str) -> str:
@@ -100,5 +102,8 @@ def pinned(uri: str) -> str:
     try:
         version = mlflow.MlflowClient().get_model_version_by_alias(named["name"], named["alias"]).version
     except mlflow.MlflowException as error:
-        raise JobError(f"the model {uri} does not exist in the registry: {error.message}") from error
+        raise JobError(
+            f"the model {uri} does not exist in the registry ({error.message}): `shoal models list` shows the models "
+            "that shoal has registered"
+        ) from error
     return f"models:/{named['name']}/{version}"

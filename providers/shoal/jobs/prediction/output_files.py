@@ -1,5 +1,7 @@
-"""Name the output files of a batch prediction, decide which are complete, and publish them: all or none, and never in
-place of other programs' files."""
+"""Name the output files of a batch prediction, check which are complete, and publish all of them together.
+
+Files of other programs in the output location are never replaced.
+"""
 
 from __future__ import annotations
 

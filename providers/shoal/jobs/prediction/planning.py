@@ -56,7 +56,7 @@ def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[
 
 
 def _between(row_groups: Sequence[RowGroup], start: int, stop: int) -> Iterator[RowRange]:
-    """Yield the parts of the row groups that together have the dataset's rows ``start <= i < stop``."""
+    """Yield the parts of row groups that contain the rows ``start`` (inclusive) to ``stop`` (exclusive)."""
     at = 0
     for group in row_groups:
         first, last = max(start - at, 0), min(stop - at, group.rows)

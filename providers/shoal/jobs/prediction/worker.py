@@ -76,7 +76,7 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
         if len(predicted) != table.num_rows:
             raise DataError(
                 f"the model returned {len(predicted)} predictions for {table.num_rows} rows, but must return one per "
-                "row"
+                "row: correct the model"
             )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
         gang_context().note({"rows": table.num_rows})

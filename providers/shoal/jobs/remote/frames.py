@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclass
 class Sent:
-    """Spec of a job whose data the nodes can read, and the files that are sent together with the job.
+    """Spec of a job that names only data that the nodes can read, and the files to send together with the job.
 
     Attributes:
         spec: Spec that names the data by paths or URIs that the nodes can read.
@@ -71,8 +71,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # The spec names no location that the nodes can reach, so the data are not copied, and `reachability.check` refuses
-    # the job later.
+    # The spec names no location that the nodes can reach, so the data are not copied. `reachability.check` refuses the
+    # job later.
     if base is None or base == storage.IN_STORE or not shared_folders.is_reachable(base, pool):
         yield Sent(spec)
         return
@@ -103,7 +103,7 @@ def _copy(original: str, copy: str) -> None:
 
 
 def _files(directory: str) -> list[Path]:
-    """Return the files with rows in a directory of staged data."""
+    """List the data files in a directory of staged data; files of shoal itself, such as markers, are left out."""
     try:
         return [file for file in sorted(Path(directory).iterdir()) if not file.name.startswith(_OURS)]
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _files(directory: str) -> list[Path]:
 
 
 def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec) -> DatasetSpec:
-    """Add the files of a dataset to the package, and return the dataset with the paths in the package."""
+    """Add the files of a dataset to the package, and return a copy of the dataset that names the packaged files."""
     if dataset.staging not in local:
         return dataset
     from shoal.data.parquet.listing import list_files

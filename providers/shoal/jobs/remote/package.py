@@ -63,10 +63,10 @@ class Package:
 
 
 def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
-    """Build the package of a job's code and frames. Return a copy of the spec with the paths in the package, and the
-    package.
+    """Build the package of a job's code and frames, and return the spec and the package.
 
-    Code at a URI, such as in an object store, is not packed.
+    The returned spec is a copy that names the files by their paths in the package. Code at a URI, such as in an object
+    store, is not packed.
 
     Args:
         document: The spec, as plain data.

@@ -49,8 +49,10 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
-    """Return a copy of a spec that stores the results in the store, if the spec names no location for the results and
-    the pool's nodes do not share `$SHOAL_HOME`; otherwise return the spec unchanged.
+    """Return the spec with a location for the results that the pool's nodes can reach.
+
+    If the spec names no location and the nodes do not share `$SHOAL_HOME`, the results go into the state store. In all
+    other cases the spec is returned unchanged.
 
     Args:
         spec: Spec of the job.
@@ -102,8 +104,8 @@ def check_nodes(store: Store, pool: PoolSpec) -> None:
     if is_remote(pool) and (broken := ComputePool(pool.name, store=store).check_nodes()):
         problems = "; ".join(str(each) for each in broken)
         raise InvalidArgumentError(
-            f'no job can run on the nodes of pool "{pool.name}": {problems}. `shoal doctor --pool {pool.name}` checks '
-            "the nodes again"
+            f'no job can run on the nodes of pool "{pool.name}": {problems}. Correct this, then run '
+            f"`shoal doctor --pool {pool.name}` to check the nodes again"
         )
 
 

@@ -52,7 +52,7 @@ class AnySpec(Settings, ABC):
 
     @classmethod
     def check(cls, fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> None:
-        """Check the fields of a spec of which some values may not be known yet; see :meth:`Settings.check`.
+        """Check those fields of a spec whose values are known already; see :meth:`Settings.check`.
 
         Raises:
             InvalidArgumentError: At least one field is wrong; the message names each of them.
@@ -63,8 +63,7 @@ class AnySpec(Settings, ABC):
     @model_validator(mode="before")
     @classmethod
     def _tracking_of_run_config(cls, fields: Any) -> Any:
-        """Move the field `tracking` from `run_config` to the spec itself. Users of distributors write it in
-        `run_config`."""
+        """Move `tracking` from `run_config` to the spec. Python code sets the option with `RunConfig(tracking=...)`."""
         config = fields.get("run_config") if isinstance(fields, Mapping) else None
         if isinstance(config, RunConfig):
             config = {name: getattr(config, name) for name in config.model_fields_set}
@@ -104,10 +103,10 @@ class AnySpec(Settings, ABC):
         return self._completed(pool, Caller.of(environment))
 
     def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec from which the fingerprint is computed.
+        """Complete the spec like :meth:`completed`, but only with values that identify the job, for the fingerprint.
 
-        Unlike the result of `completed`, the copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session. The
-        rest of the session may differ if another process submits the same job again.
+        The copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session. The rest of the session may differ if
+        another process submits the same job again.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -140,10 +139,10 @@ class AnySpec(Settings, ABC):
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec that is equal in all submissions of the same job, to compute the fingerprint.
+        """Return a copy of the spec without the differences between two submissions of the same job.
 
-        Two submissions of the same job give equal specs even if their data were staged in different folders, or their
-        code was pickled at different times.
+        The fingerprint is computed from the copy. Examples of such differences: the data were staged in another folder,
+        or the code was pickled at another time.
 
         Args:
             by_content: Function that returns the given dataset's spec with a digest of its content in place of its

@@ -107,8 +107,8 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
             raise ValueError(
-                "give either train_func (a function's name, as pkg.module:name) or program (the path of a pickled "
-                "function): one of them is needed, and both together are not allowed"
+                "give train_func (a function's name, as pkg.module:name) or program (the path of a pickled "
+                "function): exactly one of them is required"
             )
         if self.train_func is not None and not is_name(self.train_func):
             raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')

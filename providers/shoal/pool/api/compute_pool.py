@@ -126,11 +126,13 @@ class ComputePool:
             InvalidArgumentError: The pool is already up with other settings.
         """
         if not rollback_after_seconds > 0:
-            raise InvalidArgumentError(f"rollback_after_seconds={rollback_after_seconds}: it has to be above 0")
+            raise InvalidArgumentError(
+                f"rollback_after_seconds={rollback_after_seconds}: it has to be a number of seconds above 0"
+            )
         self._admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            spec = self._definition(session)
+            spec = self._spec_to_start(session)
             operation_id = commands.up(
                 session, spec, holder=self.holder, rollback_after=rollback_after_seconds, now=self._clock()
             )
@@ -283,7 +285,7 @@ class ComputePool:
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
         if not ttl > 0:
-            raise InvalidArgumentError(f"ttl={ttl}: it has to be above 0")
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
         if not isinstance(exclusive, bool):
             raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._admit(size, bring_up=bring_up)
@@ -551,7 +553,7 @@ class ComputePool:
             PoolNotFoundError: No pool has this name.
         """
         if not isinstance(team, str) or not team.strip():
-            raise InvalidArgumentError(f"team={shown(team)}: it has to be the name of a team")
+            raise InvalidArgumentError(f"team={shown(team)}: it has to be the name of a team, a text that is not blank")
         if max_nodes is not None:
             checked_size(max_nodes, "max_nodes")
         if node_hours is not None and not 0 < node_hours < math.inf:
@@ -575,7 +577,7 @@ class ComputePool:
             PoolNotFoundError: No pool has this name.
         """
         if not days > 0:
-            raise InvalidArgumentError(f"days={days}: it has to be above 0")
+            raise InvalidArgumentError(f"days={days}: it has to be a number of days above 0")
         now = self._clock()
         with self._store.reading() as session:
             rows.load(session, self.name, lock=False)
@@ -709,7 +711,7 @@ class ComputePool:
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
-        spec = self._definition(session)
+        spec = self._spec_to_start(session)
         if session.get(Pool, spec.name) is None:
             self._record(session, ActionKind.CREATED, spec.uri)
         begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
@@ -724,8 +726,8 @@ class ComputePool:
         subject: str | None = None,
         operation_id: str | None = None,
     ) -> None:
-        """Add a line to the record of actions; see `shoal.history.record`. By default, the line's subject is the
-        pool."""
+        """Add a line to the record of actions; see `shoal.history.record`. `subject` names the changed object; None:
+        the pool."""
         history.record(
             session,
             kind,
@@ -757,8 +759,8 @@ class ComputePool:
     def _waiting(self) -> Waiting:
         return Waiting(self._store, self.name, self._clock)
 
-    def _definition(self, session: Session) -> PoolSpec:
-        """Return the spec for starting the pool: the spec given to the constructor, else the spec in the pool's row."""
+    def _spec_to_start(self, session: Session) -> PoolSpec:
+        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row."""
         return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
 
     def _admit(self, size: int, *, bring_up: bool = False) -> None:
@@ -772,7 +774,7 @@ class ComputePool:
             up = pool is not None and pool.state is PoolState.UP
             if not (up or bring_up) or (pool is not None and up and not is_here(pool)):
                 return
-            spec = PoolSpec.model_validate(pool.spec) if pool and up else self._definition(session)
+            spec = PoolSpec.model_validate(pool.spec) if pool and up else self._spec_to_start(session)
         if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
             BACKENDS[spec.backend]().admit(spec, wanted)
 

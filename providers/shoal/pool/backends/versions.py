@@ -9,7 +9,7 @@ from importlib import metadata
 
 from shoal.errors import InvalidArgumentError
 
-_FRONT = "version:"
+_KEY_PREFIX = "version:"
 """Prefix of the keys for software versions in the database row of a head."""
 
 _DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
@@ -52,14 +52,14 @@ def mine() -> dict[str, str]:
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
-    """Return software versions with the keys under which the database row of a pool's head contains them."""
-    return {_FRONT + name: version for name, version in found.items()}
+    """Convert software versions to entries of a head's `endpoint`: add a prefix to the name of each software."""
+    return {_KEY_PREFIX + name: version for name, version in found.items()}
 
 
 def recorded(head: Mapping[str, str]) -> dict[str, str]:
     """Return the software versions in the database row of a pool's head. The result is empty if an earlier version of
     shoal has written the row."""
-    return {name.removeprefix(_FRONT): version for name, version in head.items() if name.startswith(_FRONT)}
+    return {name.removeprefix(_KEY_PREFIX): version for name, version in head.items() if name.startswith(_KEY_PREFIX)}
 
 
 def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> None:

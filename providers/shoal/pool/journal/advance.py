@@ -39,7 +39,7 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
     A lost node gets the state failed, and a requested node that has joined the Ray cluster gets the state ready. Nodes
     whose rows have changed since the check are skipped.
     """
-    for node, seen_as in list(_news(snapshot, looked_at, seen)):
+    for node, seen_as in list(_changed_nodes(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
         else:
@@ -54,14 +54,16 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
         not is_bound_here(snapshot.pool)
         or clock.has_jumped(snapshot.pool)
         or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
-        or any(_news(snapshot, looked_at, seen))
+        or any(_changed_nodes(snapshot, looked_at, seen))
         or scaling_plan.is_due(snapshot, now)
     )
 
 
-def _news(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield the nodes that have changed since their rows were written: each lost node with the reason, and each
-    requested node that has joined the Ray cluster with the data of its Ray node."""
+def _changed_nodes(
+    snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen
+) -> Iterator[tuple[Node, str | Arrival]]:
+    """Yield the nodes that have changed since their rows were written: a lost node with the reason, and a requested
+    node that has joined the Ray cluster with the data of its Ray node."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -116,14 +118,14 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
     # The following code deletes no rows, and changes the snapshot's rows in place, so the snapshot stays up to date.
     _end_and_drain(session, snapshot, now)
-    nodes = [*snapshot.nodes, *_start(session, snapshot, now)]
+    nodes = [*snapshot.nodes, *_add_missing_nodes(session, snapshot, now)]
     pool = snapshot.pool
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
     usage.follow_leases(session, pool.name, now)
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     return Intents(
-        _claim_starts(nodes, now), ending, [*expired, *spent, *ended, *granted, *gone_down], wanted(snapshot)
+        _mark_spawned(nodes, now), ending, [*expired, *spent, *ended, *granted, *gone_down], wanted(snapshot)
     )
 
 
@@ -184,8 +186,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 
-def _start(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
-    """Add a row to the database for each missing node."""
+def _add_missing_nodes(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
+    """Add a row to the database for each missing node, and return the rows."""
     # Decide again which nodes to start. If nodes have failed since the last decision, the pool waits for a while (the
     # cooldown) before it replaces them.
     difference = plan_nodes(snapshot, now)
@@ -260,8 +262,8 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
     node.state, node.error = NodeState.ENDING, reason
 
 
-def _claim_starts(nodes: Sequence[Node], now: float) -> list[NodeRef]:
-    """Write the spawn time to the rows of the nodes that need a supervisor process now, and return these nodes."""
+def _mark_spawned(nodes: Sequence[Node], now: float) -> list[NodeRef]:
+    """Return the nodes that need a supervisor process now, and record that these processes are being spawned."""
     due = unclaimed(nodes, now)
     for node in due:
         node.spawned_at = now

@@ -49,7 +49,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     else:
         clock.follow(session, pool)
     if pool.state is PoolState.STOPPING:
-        raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in some seconds')
+        raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in a few seconds')
     if pool.state is PoolState.UP:
         rows.require_here(pool)
         return False
@@ -64,15 +64,15 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     pool.epoch += 1
     pool.next_node = 0
     pool.owner = owner
-    _try_at_once(pool)
+    _reset_cooldown(pool)
     pool.touched_at = now
     session.flush()
     return True
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Open an operation that ends when a pool has MIN_NODES ready nodes, and return the operation's id. The pool's
-    state has to be up.
+    """Open an operation that ends when a pool has MIN_NODES ready nodes, and return the operation's id. The caller must
+    have set the pool's state to up (`begin_life`).
 
     If the pool has no base demand (the number of nodes to keep), set the base demand to MIN_NODES.
 
@@ -131,7 +131,7 @@ def scale(
         operation.replaced_operation_id = demand.operation_id
         demand.size, demand.operation_id, demand.set_at = size, operation.id, now
     pool.touched_at = now
-    _try_at_once(pool)
+    _reset_cooldown(pool)
     return operation.id
 
 
@@ -196,13 +196,13 @@ def lease(
     lease.max_lifetime, lease.budget_node_hours = options.max_lifetime, options.budget_node_hours
     for granted in grantable(snapshot):
         granted.waiting = False
-    _prolong(session, lease, now)
+    _set_expiry(session, lease, now)
     lease.epoch += 1
     operation = _open(session, pool, OperationKind.LEASE, size, holder, now + options.rollback_after_seconds, now)
     operation.lease_id, operation.replaced_size = lease.id, replaced
     operation.block_until_min_cluster_size = options.block_until_min_cluster_size
     pool.touched_at = now
-    _try_at_once(pool)
+    _reset_cooldown(pool)
     usage.follow_leases(session, name, now)
     return operation.id, lease
 
@@ -224,7 +224,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
             f"this handle of lease {lease_id} is outdated (epoch {epoch} instead of {lease.epoch}), because the same "
             "holder has requested the lease again: renew the lease with the newest handle"
         )
-    _prolong(session, lease, now)
+    _set_expiry(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
     clock.follow(session, pool)
     pool.touched_at = now
@@ -240,7 +240,7 @@ def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
     if lease is None or lease.epoch != epoch or lease.ttl == 0.0:
         return False
     lease.ttl = 0.0
-    _prolong(session, lease, now)
+    _set_expiry(session, lease, now)
     return True
 
 
@@ -362,7 +362,7 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
             f"until the pool's jobs have ended, then run `shoal pool down {name}` and `shoal pool up {name}`"
         )
     node.leaving_at = now + within
-    _try_at_once(snapshot.pool)
+    _reset_cooldown(snapshot.pool)
 
 
 def note_leaving(session: Session, name: str, leaving: Collection[str], now: float) -> None:
@@ -390,7 +390,7 @@ def note_leaving(session: Session, name: str, leaving: Collection[str], now: flo
         node_id = (node.endpoint or {}).get("ray_node_id")
         if node_id in leaving and node.state is NodeState.READY and not node.is_head and node.leaving_at is None:
             node.leaving_at = now + RETIRE_WITHIN
-            _try_at_once(snapshot.pool)
+            _reset_cooldown(snapshot.pool)
 
 
 def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int | None, now: float) -> None:
@@ -423,7 +423,7 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
 
 
-def _prolong(session: Session, lease: Lease, now: float) -> None:
+def _set_expiry(session: Session, lease: Lease, now: float) -> None:
     """Set a lease's expiry to now plus the lease's time to live."""
     lease.expires_at = stamps.shared_now(session, now) + lease.ttl
     lease.renewed_clock = stamps.stamp(lease.expires_at)
@@ -457,9 +457,9 @@ def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
         )
 
 
-def _try_at_once(pool: Pool) -> None:
-    """Reset a pool's failure count and cooldown, so that a new request starts nodes at once. The cause of earlier
-    failures may have been fixed."""
+def _reset_cooldown(pool: Pool) -> None:
+    """Reset a pool's failure count and cooldown, so that a new request starts nodes at once. The cause of the earlier
+    failures may be fixed by now."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
 
 

@@ -77,7 +77,7 @@ def check_quota(session: Session, pool: Pool, team: str | None, size: int, optio
     change = f"use less, or ask the pool's administrator for a higher quota (`shoal pool quota {pool.name} {team}`)"
     most, hours = limits["max_nodes"], limits["node_hours"]
     if most is not None and size > most:
-        raise BudgetError(f'a lease of {size} nodes is above the quota of team "{team}", {most} nodes: {change}')
+        raise BudgetError(f'a lease of {size} nodes is above the quota of {most} nodes of team "{team}": {change}')
     if hours is None:
         return
     since = stamps.shared_now(session, now) - USAGE_DAYS * 24 * 3600
@@ -109,7 +109,7 @@ def quota_text(pool: Pool, team: str) -> str:
 
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:
-    """Raise an error if the run that requests a lease has used up its budget of node-hours.
+    """Raise an error if a lease is requested by a run that has used up its budget of node-hours.
 
     Args:
         session: The caller's transaction.

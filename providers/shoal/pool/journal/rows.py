@@ -74,8 +74,8 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=any(map(_works, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
-        lasting=_lasting(session, name, leases),
+        works=any(map(_still_uses_pool, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
+        lasting=_leases_of_running_jobs(session, name, leases),
     )
 
 
@@ -99,7 +99,7 @@ def load_all(session: Session) -> list[Snapshot]:
             leases=tuple(leases.get(pool.name, ())),
             operations=tuple(operations.get(pool.name, ())),
             nodes=tuple(nodes.get(pool.name, ())),
-            works=any(map(_works, drivers.get(pool.name, ()))),
+            works=any(map(_still_uses_pool, drivers.get(pool.name, ()))),
         )
         for pool in pools
     ]
@@ -112,29 +112,29 @@ def _by_pool(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     return found
 
 
-def _works(driver: dict[str, Any] | None) -> bool:
-    """Return whether a job whose row is unfinished still uses the pool. Return False if its driver (the process that
-    runs the job) has died without updating the row."""
+def _still_uses_pool(driver: dict[str, Any] | None) -> bool:
+    """Return whether an unfinished job still uses the pool. Return False if its driver (the process that runs the job)
+    has died without recording the end of the job."""
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
-def _lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
+def _leases_of_running_jobs(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
     """Return the ids of the leases that belong to an unfinished job, or to a job whose driver process still runs."""
     of_jobs = {job_id: lease.id for lease in leases if (job_id := job_of(lease.holder)) is not None}
     if not of_jobs:
         return frozenset()
     found = session.execute(select(Job.id, Job.state, Job.driver).where(Job.pool == pool, Job.id.in_(of_jobs)))
-    return frozenset(of_jobs[job_id] for job_id, state, driver in found if _goes_on(state, driver))
+    return frozenset(of_jobs[job_id] for job_id, state, driver in found if _keeps_lease(state, driver))
 
 
-def _goes_on(state: JobState, driver: dict[str, Any] | None) -> bool:
-    """Return whether an attempt of a job has not ended, or its driver still cleans up on this host.
+def _keeps_lease(state: JobState, driver: dict[str, Any] | None) -> bool:
+    """Return whether a job keeps its lease: its attempt has not ended, or its driver still cleans up on this host.
 
     A driver first records the end of the attempt. Then it finishes the MLflow run and removes files, and the pool must
     not go down before that.
     """
     if state not in JOB_ENDED:
-        return _works(driver)
+        return _still_uses_pool(driver)
     return driver is not None and ProcessId.from_json(driver).alive()
 
 
@@ -154,8 +154,8 @@ def require_here(pool: Pool) -> None:
 
 
 def adopt(pool: Pool) -> None:
-    """Write this host's current name and id to the row of a pool that is bound to this host. The row may be from shoal
-    0.1, or from a time before the host was renamed."""
+    """Write this host's current name and id to the row of a pool that is bound to this host. The row may lack the id (a
+    row of shoal 0.1) or contain an old name (the host was renamed)."""
     if pool.host != ANYWHERE:
         bind_here(pool)
 

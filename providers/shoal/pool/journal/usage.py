@@ -115,7 +115,7 @@ def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: floa
     found: dict[tuple[str, int], list[Usage]] = {}
     for row in session.scalars(select(Usage).where(tuple_(Usage.job_id, Usage.attempt).in_(attempts))):
         found.setdefault((row.job_id or "", row.attempt or 0), []).append(row)
-    return {attempt: _total(session, rows, now) for attempt, rows in found.items()}
+    return {attempt: _sum_rows(session, rows, now) for attempt, rows in found.items()}
 
 
 def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) -> list[HolderUsage]:
@@ -136,7 +136,7 @@ def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) ->
         leases = [row for row in used if row.lease_id is not None]
         jobs = [row for row in used if row.lease_id is None]
         at_work = [sum(row.nodes for row in rows if row.ended_at is None) for rows in (leases, jobs)]
-        seconds = (_total(session, rows, now, since=since) for rows in (leases, jobs))
+        seconds = (_sum_rows(session, rows, now, since=since) for rows in (leases, jobs))
         found.append(HolderUsage(holder, max(at_work), *seconds))
     return sorted(found, key=lambda one: -max(one.lease_node_seconds, one.job_node_seconds))
 
@@ -166,18 +166,18 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
         of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
     elif lease_id is None:
         return 0.0
-    return _sum(session, (Usage.pool == pool) & of_this_run, now)
+    return _sum_matching(session, (Usage.pool == pool) & of_this_run, now)
 
 
 def of_team(session: Session, pool: str, team: str, now: float, *, since: float) -> float:
     """Return the node-seconds that the leases of a team have used on a pool since a given time."""
-    return _sum(session, (Usage.pool == pool) & (Usage.team == team), now, since=since)
+    return _sum_matching(session, (Usage.pool == pool) & (Usage.team == team), now, since=since)
 
 
 def of_job(session: Session, job_id: str, now: float) -> float:
     """Return the node-seconds that a job has used: the sum over its attempts after the last successful attempt."""
     after = session.scalar(select(func.max(Job.attempt)).where(Job.id == job_id, Job.state == JobState.SUCCEEDED)) or 0
-    return _sum(session, (Usage.job_id == job_id) & (Usage.attempt > after), now)
+    return _sum_matching(session, (Usage.job_id == job_id) & (Usage.attempt > after), now)
 
 
 def forget_before(session: Session, time: float) -> None:
@@ -196,8 +196,8 @@ def _begun(session: Session, row: Usage, now: float, *, ago: float = 0.0) -> Usa
 
 
 def _end(session: Session, row: Usage, now: float, *, ago: float = 0.0, until: float | None = None) -> None:
-    """Write the end of the period and the used node-seconds to a row of the table `usage`. The period ended `ago`
-    seconds before now, or at `until` if this is earlier."""
+    """Write the end of the period and the used node-seconds to a row of the table `usage`. The end is `until` if it is
+    given, otherwise `ago` seconds before now."""
     shared_now = stamps.shared_now(session, now)
     seconds = max(0.0, _seconds(row, shared_now) - ago)
     if until is not None:
@@ -215,8 +215,8 @@ def _seconds(row: Usage, shared_now: float) -> float:
     return max(0.0, shared_now - row.begun_at if measured is None else measured)
 
 
-def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: float = 0.0) -> float:
-    """Return the sum of the node-seconds of all rows that match a condition; see `_total`.
+def _sum_matching(session: Session, which: ColumnElement[bool], now: float, *, since: float = 0.0) -> float:
+    """Return the node-seconds of all rows that match a condition. Use before `since` is not counted.
 
     The database adds up the closed rows, because the caller may hold the write lock, and a team has thousands of rows
     in a month. Only open rows, and rows that began before `since`, are read one by one.
@@ -227,12 +227,11 @@ def _sum(session: Session, which: ColumnElement[bool], now: float, *, since: flo
     others = select(Usage).where(
         which, Usage.ended_at.is_(None) | ((Usage.begun_at < since) & (Usage.ended_at > since))
     )
-    return (ended or 0.0) + _total(session, session.scalars(others).all(), now, since=since)
+    return (ended or 0.0) + _sum_rows(session, session.scalars(others).all(), now, since=since)
 
 
-def _total(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of several rows. If a row's period began before `since`, only the part after `since` is
-    counted."""
+def _sum_rows(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
+    """Return the node-seconds of several rows. Use before `since` is not counted."""
     shared_now = stamps.shared_now(session, now)
     total = 0.0
     for row in rows:

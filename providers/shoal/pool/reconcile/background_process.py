@@ -37,7 +37,7 @@ from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
-_SETTLE = [sys.executable, "-m", "shoal.jobs.settle"]
+_SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.settle"]
 """Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. The command runs in
 a separate process, because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
 
@@ -103,7 +103,7 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     telemetry.follow_nodes(lambda: _node_counts(store))
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
-    settling = _Settling(store)
+    lost_jobs = _LostJobCheck(store)
     locked = lock.stat()
     answered_at = time.monotonic()
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
@@ -124,13 +124,13 @@ def _reconcile_all(store: Store, lock: Path) -> None:
                 if tidy:
                     retained_at[name] = now
                 rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
-            settling.look(names or [])
+            lost_jobs.look(names or [])
             time.sleep(RECONCILE_PERIOD)
 
 
-class _Settling:
-    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the command `_SETTLE`, which
-    asks the pools' heads about these jobs.
+class _LostJobCheck:
+    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the command
+    ``shoal.jobs.settle``, which asks the pools' heads about these jobs.
 
     Args:
         store: The state store.
@@ -142,8 +142,8 @@ class _Settling:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Check the jobs of the given pools. If a job may be lost, because its row in the database does not change any
-        more, start the command `_SETTLE`, which asks the pools' heads about their jobs.
+        """Check the jobs of the given pools. If the row of a job no longer changes, the job may be lost. Then start the
+        command ``shoal.jobs.settle``, which asks the pools' heads about their jobs.
 
         The jobs are checked at most every 10 s, and the command is started at most every 60 s.
 
@@ -159,8 +159,11 @@ class _Settling:
                 silent = self._silent.among(rows.unfinished_jobs(session, names))
             if silent and now >= self._settle_at:
                 self._settle_at = now + LOST_JOBS_PERIOD
-                log.info("no sign of life from jobs %s: asking their heads", ", ".join(job.id for job in silent))
-                spawn_detached(_SETTLE, env=inherited_environment(), log=log_path())
+                log.info(
+                    "the rows of jobs %s no longer change: asking the heads of their pools",
+                    ", ".join(job.id for job in silent),
+                )
+                spawn_detached(_SETTLE_COMMAND, env=inherited_environment(), log=log_path())
         except StoreError as error:
             log.warning("%s", error)
         except Exception:

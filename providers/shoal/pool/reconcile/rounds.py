@@ -99,7 +99,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     if intents.end:
         _end(store, backend, ref, intents.end)
     if snapshot.pool.state is PoolState.DOWN:
-        _tidy(store, backend, name)
+        _clean_up(store, backend, name)
     return Changes(
         tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
     )
@@ -126,7 +126,7 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
                 rows.note_stuck(session, node_id, problem)
 
 
-def _tidy(store: Store, backend: Backend, name: str) -> None:
+def _clean_up(store: Store, backend: Backend, name: str) -> None:
     """Remove the token of a pool that is down.
 
     If the pool belonged to a process (an embedded pool) and this process has ended, remove the pool's folder and row.

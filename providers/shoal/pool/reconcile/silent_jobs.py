@@ -33,7 +33,7 @@ class SilentJobs:
             unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
         """
         now = self._monotonic()
-        doubtful = {_sign(job): job for job in unfinished if _is_doubtful(job)}
+        doubtful = {_activity(job): job for job in unfinished if _is_doubtful(job)}
         self._unchanged_since = {sign: self._unchanged_since.get(sign, now) for sign in doubtful}
         return [job for sign, job in doubtful.items() if now - self._unchanged_since[sign] >= _patience_s(job)]
 
@@ -57,15 +57,15 @@ def _is_doubtful(job: Job) -> bool:
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
-    # A job whose driver does not run on this host may be lost. If the driver runs on another host, its heartbeats
-    # change the job's row, and the caller sees that the job is not lost. A driver of shoal 0.1 writes no heartbeats.
-    # Its job counts as possibly lost only if the driver is known to have ended.
+    # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
+    # change the job's row, so `among` does not return the job. A driver of shoal 0.1 writes no heartbeats, so its job
+    # may be lost only if the driver is known to have ended.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 
-def _sign(job: Job) -> tuple[object, ...]:
-    """Return the values of a job's row that change when a process starts the job or works on it. If two checks find the
-    same values, no process has worked on the job between these checks."""
+def _activity(job: Job) -> tuple[object, ...]:
+    """Return the values of a job's row that change while a process works on the job. If the values do not change from
+    one check to the next, no process has started the job or worked on it."""
     if job.is_waiting:
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

@@ -68,11 +68,12 @@ class Library(Protocol):
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
 
     def why_cpu(self) -> str | None:
-        """Return why the library trains on CPUs by default although all nodes have GPUs; None if it trains on the GPUs
-        by default."""
+        """Return the reason why the library trains on CPUs by default although all nodes have GPUs; None if the library
+        trains on GPUs by default."""
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        """Return why the library cannot train on a GPU in this process, and what to do; None if it can.
+        """Return the reason why the library cannot train on a GPU in this process, with advice for the user; None if
+        GPUs work.
 
         Args:
             params: Parameters of the workers, which name the device.
@@ -96,7 +97,7 @@ def train(
     on_progress: OnProgress | None = None,
     keep_gpu_choice: KeepChoice = bool,
 ) -> TrainResult:
-    """Train a model on the cluster that this process is connected to: Ray's, or this machine (`training.cluster`).
+    """Train a model on the Ray cluster that this process is connected to, or on this machine if Ray is not used.
 
     The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
 
@@ -136,8 +137,10 @@ def train(
 
 
 def import_ahead_for_workers(request: TrainRequest) -> None:
-    """Import the library for the workers while this process prepares their training, if the workers are processes of
-    this machine.
+    """Start to import the library for workers without Ray, so that the import runs while this process prepares the
+    training.
+
+    If Ray starts the workers, this function does nothing.
 
     Args:
         request: Request that is given to :func:`train` later. If the request cannot be fulfilled, `train` reports the
@@ -189,8 +192,8 @@ def _library(framework: str) -> Library:
 
 
 @dataclass(slots=True)
-class _Worker:
-    """Statistics of one worker: training time of all segments (groups of rounds) together, and highest memory use."""
+class _WorkerTotals:
+    """Training time of one worker in all segments (groups of rounds) together, and its highest memory use."""
 
     prepared: Prepared
     train_seconds: float = 0.0
@@ -236,7 +239,7 @@ class _Training:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to as many as fit on the active nodes, unless fewer than `min_workers` fit.
+        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit.
 
         Returns:
             A text with the new number, or None if the number was not changed.
@@ -287,7 +290,7 @@ class _Training:
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
             ]
             prepared = self._library.prepare(partial(self._on_all, gang), tasks)
-            workers = [_Worker(each) for each in prepared]
+            workers = [_WorkerTotals(each) for each in prepared]
             last = self._boost(gang, workers)
             self._on_all(gang, "finish")
             stats = tuple(
@@ -331,7 +334,7 @@ class _Training:
             if problem is not None:
                 raise UnusableGpuError(f"the training cannot use the GPU of node {worker.node}: {problem}")
 
-    def _boost(self, gang: Gang, workers: Sequence[_Worker]) -> Boosted:
+    def _boost(self, gang: Gang, workers: Sequence[_WorkerTotals]) -> Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
@@ -358,7 +361,7 @@ class _Training:
                 if segment.last or first.stopped:
                     return first
                 if nodes := gang.can_move_from():
-                    raise NodeLeavesError(f"node {', '.join(nodes)} has announced its end")
+                    raise NodeLeavesError(f"node {', '.join(nodes)} will shut down soon")
 
     def _report(self, display: ProgressDisplay, rounds: int, metrics: dict[str, float]) -> None:
         progress = Progress(rounds, self._request.n_estimators, "rounds", metrics)

@@ -108,8 +108,8 @@ def shard_datasets(
         if none_empty and len(shards) < num_workers:
             what = "row" if group_col is None else "group"
             raise DataError(
-                f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, too few for {num_workers} '
-                f"workers, each of which needs a part of the eval set for custom_metric: add {what}s to the eval set, "
+                f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, but there are {num_workers} '
+                f"workers, and each worker needs at least one {what} for custom_metric: add {what}s to the eval set, "
                 "or use fewer workers"
             )
         for rank in range(num_workers):
@@ -118,6 +118,7 @@ def shard_datasets(
 
 
 def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
-    """Divide an eval set into one shard per worker, or into fewer shards if there are fewer rows (or groups)."""
+    """Divide an eval set into one shard per worker, or into one shard per row (or group) if there are more workers than
+    rows (or groups)."""
     most = connector.num_groups(group_col) if group_col else connector.num_rows()
     return connector.plan(min(num_workers, most), seed, group_col)

@@ -96,13 +96,13 @@ def merge(
     return {name: value for name, value in merged.items() if names.canonical(name) != ROUNDS}
 
 
-def seed_in(params: Mapping[str, Any], otherwise: int, names: Names) -> int:
-    """Return the seed that `params` contain, or `otherwise` if they contain no seed.
+def seed_in(params: Mapping[str, Any], default: int, names: Names) -> int:
+    """Return the seed that is set in `params`, or `default` if no seed is set.
 
     Raises:
         InvalidArgumentError: The seed is not an integer.
     """
-    seed = next((value for name, value in params.items() if names.canonical(name) == "seed"), otherwise)
+    seed = next((value for name, value in params.items() if names.canonical(name) == "seed"), default)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise InvalidArgumentError(f"params contain seed={seed!r}: a seed must be an integer")
     return seed

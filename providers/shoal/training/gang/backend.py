@@ -27,7 +27,7 @@ class Workers(Protocol):
     """Address at which the driver accepts the workers' sockets."""
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the workers, make them connect to the driver, and yield their answers in the order of the ranks.
+        """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks.
 
         Args:
             places: Data for each worker, by rank: its position in the gang, and the driver's address.

@@ -3,7 +3,7 @@
 The driver starts the process as ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``.
 
 DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, and
-this process answers the calls in their order. The process ends when the driver closes the socket or has ended. Each
+this process executes the calls in their order. The process ends when the driver closes the socket or has ended. Each
 PATH is a folder from which the driver can import modules; this process then can import them, too.
 """
 
@@ -22,11 +22,11 @@ from shoal.training.gang.worker import Failure, Worker
 
 
 def serve(driver: Connection, served: object) -> NoReturn:
-    """Answer the driver's calls of an object's methods, and end this process when the driver closes the socket.
+    """Call the methods of an object for the driver, and end this process when the driver closes the socket.
 
     Args:
         driver: Socket to the driver.
-        served: The object.
+        served: Object whose methods the driver calls.
     """
     while True:
         try:
@@ -46,7 +46,7 @@ def add_to_path(folders: Iterable[str]) -> None:
 
 
 def _answer(served: object, call: bytes) -> bytes:
-    """Call a method of the object, and return the pickled result.
+    """Call the method that the driver has requested, and return the pickled result.
 
     If the call cannot be unpickled, or the result cannot be pickled, return a pickled `Failure`.
     """

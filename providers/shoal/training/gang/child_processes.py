@@ -57,11 +57,11 @@ class ChildProcesses:
         self.seats: Sequence[Seat] = [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the processes, let them connect to the driver, and yield their answers in the order of their ranks."""
+        """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
         deadline = time.monotonic() + timeout
         joins = []
         for place in places:
-            child = _Child(_Size.of(self._shape))
+            child = _Child(_StartSettings.of(self._shape))
             self._children.append(child)
             if self._shape.trim_memory:
                 child.call("trim_memory")
@@ -122,11 +122,11 @@ def import_ahead(shape: GangShape, modules: Sequence[str]) -> None:
     """
     with _template_lock:
         if _template is not None:
-            _template.prepare(_Size.of(shape), modules)
+            _template.prepare(_StartSettings.of(shape), modules)
 
 
-class _Size(NamedTuple):
-    """Settings of a worker process that are made before it imports libraries.
+class _StartSettings(NamedTuple):
+    """Settings of a worker process that must be set before the process imports libraries.
 
     Attributes:
         cpus: Number of CPUs of the worker.
@@ -137,7 +137,7 @@ class _Size(NamedTuple):
     trim_memory: bool
 
     @classmethod
-    def of(cls, shape: GangShape) -> _Size:
+    def of(cls, shape: GangShape) -> _StartSettings:
         return cls(int(shape.cpus_per_worker), shape.trim_memory)
 
 
@@ -145,8 +145,8 @@ def _pass_on(answered: Answered, rank: int, future: Future[Success | Failure | L
     answered(rank, future.result())
 
 
-class _Calls:
-    """Calls of the methods of an object in another process, which answers them one after the other.
+class _Proxy:
+    """Proxy of an object in another process. The other process executes the method calls one after the other.
 
     Args:
         ours: This process's end of a socket to the other process.
@@ -163,7 +163,7 @@ class _Calls:
         threading.Thread(target=self._receive, name="shoal-worker-answers", daemon=True).start()
 
     def call(self, method: str, *args: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
-        """Call a method.
+        """Send a method call to the other process, and return without waiting for the answer.
 
         Args:
             method: Name of the method.
@@ -180,7 +180,7 @@ class _Calls:
         with self._lock:
             if self._lost is None:
                 self._calls.append(answer)
-                # If sending fails, the process has ended, and `_receive` answers the call.
+                # If sending fails, the other process has ended, and `_receive` sets the result of the call to `Lost`.
                 with contextlib.suppress(OSError):
                     self._connection.send_bytes(content)
                     if descriptors:
@@ -190,12 +190,12 @@ class _Calls:
         return answer
 
     def close(self) -> None:
-        """Close the socket, so that the other process ends."""
+        """Close the socket to the other process, which then ends itself."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> None:
-        """Pass on the answers of the process until the process ends, and then answer all open calls with `Lost`."""
+        """Set the result of each call when its answer arrives, or to `Lost` when the other process has ended."""
         import cloudpickle
 
         with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
@@ -216,18 +216,18 @@ class _Template:
     """
 
     def __init__(self, control: socket.socket) -> None:
-        self._calls = _Calls(control, lambda: "the template of the workers has ended")
-        self._size: _Size | None = None
+        self._proxy = _Proxy(control, lambda: "the template of the workers has ended")
+        self._settings: _StartSettings | None = None
         self._threads: Future[Any] | None = None
 
-    def prepare(self, size: _Size, modules: Sequence[str]) -> None:
-        if self._size is None:
-            self._size = size
-            self._threads = self._calls.call("prepare", *size, sys.path, list(modules))
+    def prepare(self, settings: _StartSettings, modules: Sequence[str]) -> None:
+        if self._settings is None:
+            self._settings = settings
+            self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules))
 
-    def can_fork(self, size: _Size) -> bool:
-        """Wait until the template has imported its modules, and return whether it can fork workers of this size."""
-        return size == self._size and self._threads is not None and self._threads.result() == 1
+    def can_fork(self, settings: _StartSettings) -> bool:
+        """Wait until the template has imported its modules, and return whether it can fork workers with `settings`."""
+        return settings == self._settings and self._threads is not None and self._threads.result() == 1
 
     def fork(self, calls: socket.socket, output: int) -> _Forked | None:
         """Fork a worker, and return its process; None if the template cannot fork or has ended.
@@ -236,15 +236,15 @@ class _Template:
             calls: The worker's end of its socket to this process.
             output: File descriptor to which the worker prints.
         """
-        pid = self._calls.call("fork", descriptors=[calls.fileno(), output]).result()
-        return _Forked(pid, self._calls) if isinstance(pid, int) else None
+        pid = self._proxy.call("fork", descriptors=[calls.fileno(), output]).result()
+        return _Forked(pid, self._proxy) if isinstance(pid, int) else None
 
     def close(self) -> None:
-        self._calls.close()
+        self._proxy.close()
 
 
 class _Process(Protocol):
-    """A worker's process, as `subprocess.Popen` shows it."""
+    """Process of a worker: a `subprocess.Popen` or a :class:`_Forked`."""
 
     @property
     def pid(self) -> int: ...
@@ -259,10 +259,10 @@ class _Forked:
 
     Args:
         pid: Process id. Only :meth:`wait` lets the template reap the process, so that the id stays valid until then.
-        template: Calls of the template.
+        template: Proxy of the template.
     """
 
-    def __init__(self, pid: int, template: _Calls) -> None:
+    def __init__(self, pid: int, template: _Proxy) -> None:
         self.pid = pid
         self._template = template
         self._pidfd = os.pidfd_open(pid)
@@ -274,30 +274,31 @@ class _Forked:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
-        # The template can wait, too, but would start no other worker in the meantime.
+        # `exit_code` is called only after the process has ended. Otherwise the template would wait for the process, and
+        # would fork no other worker during this time.
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         poll.poll()
         with self._lock:
             if self._code is None:
                 code = self._template.call("exit_code", self.pid).result()
-                # If the template has ended, too, the code is unknown, but both were most likely killed.
+                # If the template has ended as well, the exit code is unknown. Most likely both processes were killed.
                 self._code = code if isinstance(code, int) else -signal.SIGKILL
             return self._code
 
 
 class _Child:
-    """One child process, which answers calls of the methods of `Worker`.
+    """One child process, which contains a `Worker` and executes calls of its methods.
 
     Args:
-        size: Settings of the process.
+        settings: Settings of the process.
     """
 
-    def __init__(self, size: _Size) -> None:
+    def __init__(self, settings: _StartSettings) -> None:
         ours, theirs = socket.socketpair()
         output, print_to = os.pipe()
         try:
-            self._process = _start(size, theirs, print_to)
+            self._process = _start(settings, theirs, print_to)
         except BaseException:
             ours.close()
             os.close(output)
@@ -305,8 +306,8 @@ class _Child:
         finally:
             theirs.close()
             os.close(print_to)
-        self._calls = _Calls(ours, lambda: f"its process ended with exit code {self._process.wait()}")
-        self.call = self._calls.call
+        self._proxy = _Proxy(ours, lambda: f"its process ended with exit code {self._process.wait()}")
+        self.call = self._proxy.call
         threading.Thread(target=self._print, args=(output,), name="shoal-worker-output", daemon=True).start()
 
     def kill(self) -> None:
@@ -320,16 +321,16 @@ class _Child:
                 say(f"(worker pid={self._process.pid}) {line.decode(errors='backslashreplace').rstrip()}")
 
 
-def _start(size: _Size, calls: socket.socket, output: int) -> _Process:
-    """Start a process with a worker: a fork of the template if it suits the size, else a new Python process."""
+def _start(settings: _StartSettings, calls: socket.socket, output: int) -> _Process:
+    """Start the process of a worker: a fork of the template if it has the same settings, else a new Python process."""
     with _template_lock:
-        if _template is not None and _template.can_fork(size) and (forked := _template.fork(calls, output)):
+        if _template is not None and _template.can_fork(settings) and (forked := _template.fork(calls, output)):
             return forked
     source_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     return subprocess.Popen(
-        # With -P Python does not import from the working directory, where a folder may have the name of a library and
-        # would be imported instead of the library.
+        # -P: do not import from the working directory. A folder there may have the name of a library, and Python would
+        # import this folder instead of the library.
         [sys.executable, "-P", "-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],
         pass_fds=[calls.fileno()],
         stdin=subprocess.DEVNULL,
@@ -341,6 +342,6 @@ def _start(size: _Size, calls: socket.socket, output: int) -> _Process:
             "PYTHONUNBUFFERED": "1",
             # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
             # variable, too.
-            "OMP_NUM_THREADS": str(max(1, size.cpus)),
+            "OMP_NUM_THREADS": str(max(1, settings.cpus)),
         },
     )

@@ -20,7 +20,7 @@ from shoal.training.host.memory import trim_memory
 
 
 class Template:
-    """Template of workers; the driver calls its methods over a socket.
+    """Process that forks the workers; the driver calls the methods over a socket.
 
     Args:
         control: Socket to the driver.
@@ -53,7 +53,10 @@ class Template:
         return thread_count()
 
     def fork(self) -> int:
-        """Fork a worker, whose socket and output the driver sends next, and return the worker's process id."""
+        """Fork a worker, and return the worker's process id.
+
+        Directly after this call, the driver sends the file descriptors of the worker's socket and output.
+        """
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
         pid = os.fork()
         if not pid:
@@ -72,7 +75,8 @@ class Template:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            # The driver's streams may be buffered, so that lines of the worker would appear late.
+            # The streams of the driver may be buffered. The new streams are flushed after each line, so that the lines
+            # of the worker appear at once.
             sys.stdout, sys.stderr = (
                 os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
                 for descriptor in (1, 2)

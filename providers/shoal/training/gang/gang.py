@@ -163,10 +163,8 @@ class Gang:
         )
 
     def can_move_from(self) -> list[str]:
-        """Return the names of the gang's nodes that will shut down soon, if other nodes have room for the workers of
-        these nodes.
-
-        Otherwise the list is empty.
+        """Return the names of the gang's nodes that will shut down soon; an empty list if no other nodes have room for
+        the workers of these nodes.
         """
         rooms = cluster.rooms()
         leaving = [worker for worker in self.workers if worker.node_id in rooms and rooms[worker.node_id].leaving]
@@ -274,7 +272,7 @@ class Gang:
         seats = workers.seats
         size = len(seats)
         nodes_in_use.record(self, (seat.node_id for seat in seats))
-        board = WorkerConnections(workers.listen_host, size, self._hear)
+        board = WorkerConnections(workers.listen_host, size, self._on_event)
         self._connections = board
         places = [
             Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
@@ -364,7 +362,7 @@ class Gang:
         else:
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {outcome.reason}")))
 
-    def _hear(self, rank: int, kind: EventKind, text: str) -> None:
+    def _on_event(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a message from a worker, or the loss of a worker; the thread of the `WorkerConnections` calls this
         method."""
         if kind is EventKind.LINE:

@@ -116,7 +116,7 @@ class WorkerConnections:
             return {connection.rank for connection in self._connections.values() if connection.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until `number` workers have connected; workers that have ended since then also count.
+        """Wait until `number` workers have connected. A worker that has connected and then ended counts, too.
 
         Args:
             number: Number of workers to wait for.
@@ -143,7 +143,7 @@ class WorkerConnections:
             )
 
     def hang_up(self) -> None:
-        """Make the remaining workers end themselves: the driver closes its sending direction of each worker's socket.
+        """Make the remaining workers end themselves, by closing one direction (driver to worker) of each socket.
 
         The other direction stays open, so that `wait_all_gone` notices when a worker's process has ended.
         """

@@ -144,7 +144,7 @@ def refuse_if_impossible(shape: GangShape) -> None:
 
 
 def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many workers of a shape fit on nodes with these resources (name -> amount)."""
+    """Return how many of a gang's workers fit on nodes with these resources (name -> amount)."""
     bundle = shape.bundles[0]
     on_each = [
         min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes

@@ -44,7 +44,7 @@ class RayActors:
             raise
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the actors, make them connect to the driver, and yield their answers by rank."""
+        """Start the actors, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
         import ray
 
         deadline = time.monotonic() + timeout

@@ -61,8 +61,8 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has just stored an idle gang (group of workers) of the same number and size.
-        # Only one such gang is kept, so the gang of this run ends.
+        # Another thread of this driver has just stored an idle gang with as many workers of the same size. Only one
+        # such gang is kept, so the gang of this run ends.
         gang.end()
 
 

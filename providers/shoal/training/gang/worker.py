@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Answer of a worker that has joined its gang.
+    """Result of :meth:`Worker.join`: process id and working folder of a worker that is connected to the driver.
 
     Args:
         pid: Id of the worker's process.

@@ -20,8 +20,8 @@ _VARIABLES_WITHOUT_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     # Arrow's jemalloc would start a thread that frees memory.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # The workers, which may be forks of this process, return freed memory to the operating system. Only malloc does
-    # that.
+    # The workers, which may be forks of this process, must return freed memory to the operating system. Of Arrow's
+    # allocators, only "system" (malloc) does this.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -69,7 +69,7 @@ def forget_lean() -> None:
 
 @contextlib.contextmanager
 def without_threads() -> Iterator[None]:
-    """Set environment variables while the block imports libraries, so that the imports start no threads.
+    """Set environment variables during the ``with`` block, so that libraries that the block imports start no threads.
 
     A process that forks must have only one thread: a fork copies only one, and a lock that another thread holds would
     never be released in the fork.

@@ -1,5 +1,5 @@
-"""Build LightGBM datasets from streamed row groups, set the scores from which boosting starts, and refuse datasets that
-do not fit in memory."""
+"""Build LightGBM datasets from streamed row groups, set the initial scores of the rows, and refuse datasets that do not
+fit in memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shoal.training.boosting.rows import Batch, ShardRows
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
-# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` counts
-# once for each row: the label and the row's position in the tree. `_BYTES_PER_SCORE` counts for each score of a row
-# (one score, or one per class): the score, its gradients, and the gradients again in the order of the leaves.
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` is for
+# the label of a row and its position in the tree. A row has one score, or one score per class. `_BYTES_PER_SCORE` is
+# for a score, its gradients, and a copy of the gradients in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
 
@@ -38,10 +38,10 @@ def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
     rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
     if rows * width * workers > available:
         raise DataError(
-            f"{rows:,} rows of {features} features for each of {workers} worker(s) on this node need "
-            f"{rows * width * workers / 2**30:.1f} GiB for LightGBM's bins and scores, but only "
-            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use XGBEstimator, which can "
-            "train from disk"
+            f"LightGBM needs {rows * width * workers / 2**30:.1f} GiB on this node for the bins and scores of "
+            f"{workers} worker(s), each with {rows:,} rows of {features} features, but only "
+            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use "
+            "XGBEstimator, which can train from disk"
         )
 
 
@@ -84,8 +84,7 @@ class Binned:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the score of each row from which boosting starts: the sum of the row's margin and the prediction of
-        `model`.
+        """Set the initial score of each row: the sum of the row's margin and the prediction of `model`.
 
         Args:
             model: Model from which boosting continues; None: only the margins are used, if there are any.

@@ -1,4 +1,4 @@
-"""The number of rows that an eval set of LightGBM may have: every worker evaluates the whole eval set."""
+"""Limit the number of rows of an eval set for LightGBM, because every worker evaluates the whole eval set."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """First message from the driver to a worker: the task of the worker, and the position of the worker's rows.
+    """First message from the driver to a worker: the worker's task, and the position of its rows among all rows.
 
     Args:
         task: Data and parameters of the worker.
@@ -28,7 +28,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Answer of a worker to :class:`Opening`: the worker's part of the sample for LightGBM's bins, and the worker's
+    """First message from a worker to the driver: the worker's part of the sample for LightGBM's bins, and the worker's
     address.
 
     Args:

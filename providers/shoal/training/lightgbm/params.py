@@ -40,9 +40,9 @@ _NAMES = Names(
     aliases={alias: name for name, aliases in _PARAMETER_ALIASES.items() for alias in aliases},
     objectives={alias: name for name, aliases in _OBJECTIVE_ALIASES.items() for alias in aliases},
 )
-# Names of the seeds that LightGBM derives from `seed`. If the user sets one of these seeds, the first segment (the
-# rounds up to the first checkpoint) uses the user's value. If later segments need new seeds, segment 1 uses the user's
-# value plus 1, segment 2 the user's value plus 2, and so on.
+# Names of the seeds that LightGBM derives from `seed`. If the user sets one of these seeds, segment 0 (the rounds up to
+# the first checkpoint) uses the user's value. If each segment needs its own seeds (see `begins_anew`), segment N uses
+# the user's value plus N.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
@@ -85,9 +85,9 @@ def device_of(params: Mapping[str, Any]) -> str | None:
     return None if device is None else str(device)
 
 
-def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """Return the seed that `params` contain, or `otherwise` if they contain no seed."""
-    return seed_in(params, otherwise, _NAMES)
+def seed_of(params: Mapping[str, Any], default: int) -> int:
+    """Return the seed that is set in `params`, or `default` if no seed is set."""
+    return seed_in(params, default, _NAMES)
 
 
 def worker_params(
@@ -175,8 +175,10 @@ def worker_params(
 
 
 def has_metric(params: Mapping[str, Any]) -> bool:
-    """Return whether LightGBM evaluates a metric: the metrics in the parameter `metric`, or by default the objective's
-    metric."""
+    """Return whether LightGBM evaluates at least one metric of its own.
+
+    If the parameter `metric` is not set, LightGBM evaluates the metric of the objective.
+    """
     named = _metrics(params.get("metric"))
     return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
@@ -262,7 +264,10 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
             named = {} if metric is None else {"metric": metric}
             booster = lightgbm.Booster({**probed, **named, "verbosity": -1}, rows).add_valid(rows, "eval")
             if metric and _NAMES.objective(metric) != "none" and not booster.eval_valid():
-                raise InvalidArgumentError(f"LightGBM does not know the metric {metric!r}")
+                raise InvalidArgumentError(
+                    f"LightGBM does not know the metric {metric!r}: use a metric of LightGBM, or pass a function as "
+                    "custom_metric"
+                )
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as exc:
         if isinstance(exc, InvalidArgumentError):
             raise

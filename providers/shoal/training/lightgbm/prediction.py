@@ -52,26 +52,26 @@ def predictor(
             predicted: np.ndarray = booster.predict(features)
             return predicted
         score = booster.predict(features, raw_score=True)
-        return _linked(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
+        return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
 
     return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
 
 
-def _linked(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+def _predictions(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     """Convert raw scores to predictions, as LightGBM does for the objective in `params`."""
     import numpy as np
 
-    linked: np.ndarray = score
+    predictions: np.ndarray = score
     objective = objective_of(params)
     if objective in ("poisson", "gamma", "tweedie"):
-        linked = np.exp(score)
+        predictions = np.exp(score)
     if objective == "multiclass":
         likely = np.exp(score - score.max(axis=1, keepdims=True))
-        linked = likely / likely.sum(axis=1, keepdims=True)
+        predictions = likely / likely.sum(axis=1, keepdims=True)
     if objective in ("binary", "multiclassova", "cross_entropy"):
         steepness = 1.0 if objective == "cross_entropy" else float(params.get("sigmoid", 1.0))
-        linked = 1 / (1 + np.exp(-steepness * score))
-    return linked
+        predictions = 1 / (1 + np.exp(-steepness * score))
+    return predictions
 
 
 def features_of(booster: lightgbm.Booster) -> list[str]:

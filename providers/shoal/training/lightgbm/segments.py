@@ -57,8 +57,8 @@ class Trainer:
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks regard round `end - 1` as the last round of the training, and print a summary in this
-        # round. They may print it only in the last segment. In every other segment, `end` is one higher than the end of
-        # the segment, so the segment does not contain round `end - 1`.
+        # round. The last round of a segment is `segment.stop - 1`. In all segments except the last, `end` is one higher
+        # than `segment.stop`, so that the callbacks print no summary.
         end = segment.stop if segment.last else segment.stop + 1
         unprinted = ""
         reporter = RoundReporter(self._context)
@@ -108,8 +108,8 @@ class Trainer:
             return self._booster
         # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
         self._booster = None
-        # The user's callbacks get the dict `_params`. A callback that changes a parameter of the booster, such as the
-        # learning rate, also changes it in this dict.
+        # The user's callbacks get the dict `_params` and may change it: LightGBM's callback reset_parameter, for
+        # example, also writes the new learning rate into this dict. Therefore each new booster gets a new dict.
         self._params = segment_params(self._task.params, self._task.seed, segment.index)
         model = self._state.model
         old = lightgbm.Booster(model_str=model.decode()) if model else None

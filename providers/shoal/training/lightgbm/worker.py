@@ -53,7 +53,8 @@ class _Session:
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
-        # The session does not store the sample, because the bins need the memory.
+        # The session stores the position of the rows and not the sample, so that the memory of the sample is free when
+        # the datasets are built.
         self._share = opening.share
         self._machines: tuple[str, ...] = ()
         self._trainer: Trainer | None = None

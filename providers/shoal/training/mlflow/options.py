@@ -19,7 +19,7 @@ set."""
 
 
 class Tracking(Settings):
-    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the spec.
+    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the job.
 
     Example:
         >>> from shoal import RunConfig
@@ -70,7 +70,7 @@ class Tracking(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without the unset options in `_NEWER`.
+        """Return the options as a dict, without those unset options that earlier versions of shoal did not have.
 
         A job without these options therefore has the same fingerprint as in earlier versions of shoal.
         """

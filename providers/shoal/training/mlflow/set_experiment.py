@@ -69,9 +69,9 @@ class _JobRun:
 
         @functools.wraps(original)
         def set_experiment(experiment_name: str | None = None, *args: Any, **options: Any) -> Experiment:
-            # MLflow removes MLFLOW_RUN_ID from the environment when user code starts the job's run in this process. So
-            # if the variable is missing, this run was started before, and the experiment is set for further runs, which
-            # do not belong to the job.
+            # MLflow removes MLFLOW_RUN_ID from the environment when user code starts the job's run in this process. If
+            # the variable is missing, user code has already started the job's run. The new experiment is then for
+            # further runs, which do not belong to the job.
             if not os.environ.get(_RUN_ID):
                 return original(experiment_name, *args, **options)
             # User code has chosen another tracking server, which does not have the job's run. Runs on that server do
@@ -87,12 +87,12 @@ class _JobRun:
             if experiment_name is not None and os.environ.get(ARTIFACTS):
                 experiment_id(client, experiment_name, os.environ[ARTIFACTS])
             experiment = original(experiment_name, *args, **options)
-            os.environ[_RUN_ID] = self._move(client, experiment.experiment_id)
+            os.environ[_RUN_ID] = self._find_or_create_run(client, experiment.experiment_id)
             return experiment
 
         mlflow.set_experiment = mlflow.tracking.fluent.set_experiment = set_experiment  # type: ignore[attr-defined]
 
-    def _move(self, client: MlflowClient, experiment: str) -> str:
+    def _find_or_create_run(self, client: MlflowClient, experiment: str) -> str:
         """Find or create the job's MLflow run in an experiment, and return the run's id.
 
         If this worker has replaced a lost worker, it finds the run that the lost worker has created.

@@ -1,4 +1,4 @@
-"""Save and load the checkpoints of a run: the two newest states of rank 0. Each checkpoint has a signature (seal).
+"""Save and load the checkpoints of a run (the two newest states of rank 0). Each checkpoint has a seal, a signature.
 
 Loading a pickle can run code, and other users may be able to write to the artifact location. A checkpoint is therefore
 loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
@@ -80,11 +80,11 @@ class Checkpoints:
         file = tempfile.NamedTemporaryFile(dir=root if local else None, delete=False)  # noqa: SIM115
         try:
             with file:
-                sealing = _Sealing(file, self._mac(number))
-                torch.save(state, sealing)
+                signing = _SigningFile(file, self._mac(number))
+                torch.save(state, signing)
                 file.flush()
                 os.fsync(file.fileno())
-            self._current = {number: sealing.mac.hexdigest()}
+            self._current = {number: signing.mac.hexdigest()}
             self.known_seals = {**before, **self._current}
             if self._send_seals:
                 self._send_seals(self.known_seals)
@@ -137,7 +137,7 @@ class Checkpoints:
         return max((number for number, _ in self._found(*filesystem(self.folder))), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return the number and the signature of each checkpoint in a folder, except those that this run must not load.
+        """Return the number and the seal of each checkpoint in a folder that this run may load.
 
         A checkpoint is left out if it is older than all seals in `known_seals`, or if its seal differs from the known
         seal.
@@ -154,7 +154,7 @@ class Checkpoints:
         return hmac.new(self._key, f"{number}:".encode(), "sha256")
 
 
-class _Sealing:
+class _SigningFile:
     """File object for ``torch.save`` that also computes the signature (an HMAC) of the data that is written to it.
 
     Args:

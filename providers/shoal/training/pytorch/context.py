@@ -161,8 +161,8 @@ class Context:
             self._reporter.log_metrics(metrics)
 
     def should_checkpoint(self) -> bool:
-        """Return whether a node of the run will shut down soon, and this rank has saved no checkpoint since this was
-        announced.
+        """Return whether a node of the run will shut down soon, and this rank has saved no checkpoint since the
+        announcement of the shutdown.
 
         Examples of such nodes are spot machines that the cloud provider takes back, and nodes that are drained. After
         the loss of the node, the run continues from the last checkpoint. Call this method after each step on rank 0; a
@@ -225,5 +225,5 @@ def _numbers(name: Any, value: Any) -> float | list[float]:
         raise InvalidArgumentError(f'the metric "{name}" must be a number, not {value!r}') from None
 
 
-def _number(variable: str, otherwise: int) -> int:
-    return int(os.environ.get(variable, otherwise))
+def _number(variable: str, default: int) -> int:
+    return int(os.environ.get(variable, default))

@@ -155,8 +155,8 @@ class _Run:
         return result
 
     def _announce(self, event: str) -> None:
-        """Print PySpark's line about the start or the end of the training, if a `TorchDistributor` has created the
-        request."""
+        """Print the same line as PySpark at the start or the end of the training, if a `TorchDistributor` has created
+        the request."""
         if mode := self._request.torch_distributor:
             processes = "processes" if mode == "local" else "executor processes"
             say(f"{event} {mode} training with {self._layout.num_workers} {processes}")
@@ -222,8 +222,8 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a note from a worker: metrics, signatures of new checkpoints, or a note for a function in
-        `on_note`."""
+        """Handle a note (message) from a worker: metrics, signatures of new checkpoints, or a note for one of the
+        functions in `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:
@@ -258,7 +258,7 @@ class _Run:
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to the number that fits on the active nodes, if `min_workers` allows this.
+        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit.
 
         Returns:
             A text with the new number, or None if the number was not changed.

@@ -136,7 +136,9 @@ class Program:
             return self.target(*self.args, **self.kwargs)
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise TrainingError(f"{name_of(self.target)} exited with {end.code!r}") from None
+                raise TrainingError(
+                    f"{name_of(self.target)} exited with {end.code!r}: only exit code 0 counts as success"
+                ) from None
             return None
 
 

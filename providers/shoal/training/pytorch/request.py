@@ -54,8 +54,7 @@ class FunctionRequest(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields as a dict, without the unset fields in `_newer`, which earlier versions of shoal did not
-        have."""
+        """Return the fields as a dict, without those unset fields that earlier versions of shoal did not have."""
         return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")

@@ -112,7 +112,9 @@ class SpreadScalingConfig(Settings):
     @model_validator(mode="after")
     def _known_gpus(self) -> Self:
         if self.resource_requirements_per_worker.num_gpus < 0:
-            raise ValueError("num_gpus=-1 needs a PyTorchScalingConfig: give the number of GPUs of each worker")
+            raise ValueError(
+                "num_gpus=-1 is allowed only in PyTorchScalingConfig: set the number of GPUs of each worker"
+            )
         return self
 
 
@@ -210,7 +212,7 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, o
 
 
 def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
-    """Replace -1 by the number that fits on the node with the most GPUs: workers per node, or GPUs per worker."""
+    """Replace -1 (workers per node, or GPUs per worker) by a number that fits on the node with the most GPUs."""
     each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
     of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
     best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))
@@ -245,7 +247,7 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return the number of workers that fit on a node.
+    """Return how many workers with the given resources fit on a node.
 
     Args:
         node: The node; all its CPUs and GPUs count as free.

@@ -1,4 +1,4 @@
-"""The number of rows that an eval set of XGBoost may have: any number, because each worker evaluates its own rows."""
+"""Allow any number of rows in an eval set for XGBoost, because each worker evaluates only its own rows."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MATRIX_FRACTION = 0.4
 # Bytes of memory that a row needs in addition to the numbers of its bins: the label, two gradients and the prediction,
 # with 4 bytes each.
 _BYTES_PER_ROW = 4 * 4
-# Beginning of the names of the folders. The id of the worker's process follows.
+# Prefix of the folder names. The process id of the worker follows.
 _PREFIX = "shoal-pages-"
 
 

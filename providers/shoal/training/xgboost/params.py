@@ -50,9 +50,9 @@ def merge_params(
     return merge(params, objective, n_estimators, _NAMES)
 
 
-def seed_of(params: Mapping[str, Any], otherwise: int) -> int:
-    """Return the seed that `params` contain, or `otherwise` if they contain no seed."""
-    return seed_in(params, otherwise, _NAMES)
+def seed_of(params: Mapping[str, Any], default: int) -> int:
+    """Return the seed that is set in `params`, or `default` if no seed is set."""
+    return seed_in(params, default, _NAMES)
 
 
 def is_stochastic(params: Mapping[str, Any]) -> bool:

@@ -41,15 +41,15 @@ class Tracker:
         source_root = str(Path(__file__).parents[3])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            # With -P, Python does not import from the working directory, which may contain a folder with the name of a
-            # library.
+            # -P: do not import from the working directory. A folder there may have the name of a library, and Python
+            # would import this folder instead of the library.
             [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker", host, str(num_workers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
-            # In a new session, the process does not receive the user's Ctrl-C. The driver receives it, and ends its
-            # processes in the right order.
+            # With start_new_session, Ctrl-C in the user's terminal does not reach this process. The driver handles
+            # Ctrl-C, and ends its processes in the right order.
             start_new_session=True,
         )
         threading.Thread(target=self._watch, name="shoal-tracker", daemon=True).start()

@@ -107,7 +107,7 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Keep, reload or create the booster for a segment, and return the number of the segment's first round.
+        """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the booster in memory, unless XGBoost uses random
         numbers. The bytes do not contain the state of the random number generators. Therefore, if XGBoost uses random
@@ -150,13 +150,13 @@ class _Session:
         if stopping:
             seen = xgboost.Booster()
             for done in range(checkpoint.rounds):
-                stopping.after_iteration(seen, done, _until(checkpoint.history, done + 1))
+                stopping.after_iteration(seen, done, _first_rounds(checkpoint.history, done + 1))
             callbacks.append(stopping)
         # The user's metric functions get predictions. If the objective is a function, they get raw scores, because
         # XGBoost then cannot convert scores to predictions. `xgboost.train` does the same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
-        container.history = _until(checkpoint.history, checkpoint.rounds)
+        container.history = _first_rounds(checkpoint.history, checkpoint.rounds)
         return container, stopping
 
     def _checkpoint(self, booster: xgboost.Booster, callbacks: CallbackContainer) -> Checkpoint:
@@ -331,7 +331,7 @@ def _label_check(task: Task) -> CheckLabel | None:
     return check
 
 
-def _until(history: History, rounds: int) -> OrderedDict[str, Any]:
+def _first_rounds(history: History, rounds: int) -> OrderedDict[str, Any]:
     """Return the metrics of the first `rounds` rounds, in the type that XGBoost's callbacks use."""
     return OrderedDict(
         (name, OrderedDict((metric, values[:rounds]) for metric, values in metrics.items()))

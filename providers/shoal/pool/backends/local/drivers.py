@@ -56,8 +56,8 @@ def kill_group(process: Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Fork:
-    """A process that was forked from this process, as `subprocess.Popen` shows a process."""
+class _ChildProcess:
+    """A forked child process, with the methods of `subprocess.Popen` that this module uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -86,7 +86,7 @@ class _Fork:
         return self._code
 
 
-def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _Fork:
+def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
     """Start the program of the fork server in a session of its own.
 
     If this process has only one thread, the fork server is a fork of it. Then the two share the memory of the modules
@@ -106,16 +106,16 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(requests, 0)
             os.dup2(answers, 1)
-            # The copies of descriptors would keep this process's files locked, and its sockets open.
+            # Close the child's copies of this process's descriptors. They would keep files locked and sockets open.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
             runpy.run_module(_FORK_SERVER, run_name="__main__")
         finally:
             os._exit(1)
-    return _Fork(pid)
+    return _ChildProcess(pid)
 
 
-class _Forked:
-    """The process of a driver that was requested from the fork server, and may not have started yet."""
+class _RequestedDriver:
+    """A driver that was requested from the fork server. Its process may not have started yet."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -153,8 +153,8 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        self._drivers: dict[str, _Forked] = {}
-        self._stamp = _installed()
+        self._drivers: dict[str, _RequestedDriver] = {}
+        self._stamp = _package_folder_times()
         requests, request_to = os.pipe()
         answers_from, answers = os.pipe()
         self._requests, self._answers = os.fdopen(request_to, "wb", buffering=0), os.fdopen(answers_from, "rb")
@@ -167,7 +167,7 @@ class ForkServer:
 
     def is_current(self) -> bool:
         """Return whether the fork server runs, and no package was installed or removed since its start."""
-        return self._process.poll() is None and self._stamp == _installed()
+        return self._process.poll() is None and self._stamp == _package_folder_times()
 
     def is_busy(self) -> bool:
         """Return whether any driver that this fork server has started still runs."""
@@ -185,14 +185,14 @@ class ForkServer:
         Raises:
             OSError: The fork server has ended.
         """
-        driver = self._drivers[key] = _Forked()
+        driver = self._drivers[key] = _RequestedDriver()
         request = {"id": key, "arguments": list(arguments), "folder": str(folder), "log": str(log)}
         self._requests.write(json.dumps(request).encode() + b"\n")
         return driver
 
     def close(self) -> None:
         """End the fork server and all drivers that it has started."""
-        self._process.kill()  # closed pipes would end the process only after it has finished an import
+        self._process.kill()  # if only its pipes were closed, it would first finish a running import
 
     def _read(self) -> None:
         with self._requests, self._answers:
@@ -210,7 +210,8 @@ class ForkServer:
             driver.ended(-signal.SIGKILL)
 
 
-def _installed() -> list[int]:
-    """Return a value that changes when packages are installed or removed in the environment of this process."""
+def _package_folder_times() -> list[int]:
+    """Return the modification times of the folders of installed packages. They change when a package is installed or
+    removed."""
     folders = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     return [os.stat(folder).st_mtime_ns for folder in sorted(folders)]

@@ -1,5 +1,5 @@
-"""Let embedded pools use the GPUs of this machine one after another: a pool that needs GPUs waits until earlier pools
-have released them."""
+"""Let embedded pools (pools that belong to one process or job) use the GPUs of this machine one after another. A pool
+that needs GPUs waits until earlier pools have released enough GPUs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _claimants(spec: PoolSpec, found: Sequence[Gpu], least: int) -> list[Claiman
     """
     free, claimants = look(found)
     needed = spec.gpus_per_node if spec.gpus_per_node > 0 else least
-    # If a job is submitted again, the job's embedded pool may already be up and may already use its GPUs.
+    # If a job is submitted again, its embedded pool may already be up. This pool already has its GPUs and need not
+    # wait.
     is_up = any(claimant.pool == spec.name and claimant.store in ("", store_here()) for claimant in claimants)
     if free >= needed or is_up:
         return []

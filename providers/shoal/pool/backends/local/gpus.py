@@ -64,7 +64,9 @@ def visible_gpus(environment: Mapping[str, str]) -> list[Gpu]:
 
     NVML finds the GPUs of NVIDIA. If NVML finds none, Ray is asked for GPUs of other makers.
     """
-    return _nvidia(environment.get(CUDA_DEVICES)) or [Gpu(each, is_nvidia=False) for each in _others(environment)]
+    return _nvidia(environment.get(CUDA_DEVICES)) or [
+        Gpu(each, is_nvidia=False) for each in _non_nvidia_gpus(environment)
+    ]
 
 
 def check_number(per_node: int, nodes: int, environment: Mapping[str, str]) -> None:
@@ -118,8 +120,8 @@ def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
         found: The GPUs to check.
     """
     claimants: list[Claimant] = []
-    # To test whether a GPU is free, this process locks the GPU's file for a moment. A node that chooses GPUs at this
-    # moment would find the GPU locked. So this second lock makes such nodes wait.
+    # The check locks the file of each free GPU for a moment. A node that chooses GPUs at this moment would think that
+    # the GPU is used. The lock "choosing" makes this node wait.
     with file_lock(gpu_lock("choosing")):
         for gpu in found:
             with open_locked(gpu.lock, wait=False) as is_free:
@@ -254,14 +256,14 @@ def _nvidia(limit: str | None) -> list[Gpu]:
     except pynvml.NVMLError:  # the machine has no driver
         return []
     try:
-        by_index = {str(index): list(_units(index)) for index in range(pynvml.nvmlDeviceGetCount())}
+        by_index = {str(index): list(_gpu_or_parts(index)) for index in range(pynvml.nvmlDeviceGetCount())}
     finally:
         pynvml.nvmlShutdown()
     everything = [gpu for units in by_index.values() for gpu in units]
-    return everything if limit is None else _named(limit, by_index, everything)
+    return everything if limit is None else _selected_gpus(limit, by_index, everything)
 
 
-def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[Gpu]) -> list[Gpu]:
+def _selected_gpus(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names by number, by UUID or by the beginning of a UUID."""
     chosen: list[Gpu] = []
     for name in (each.strip() for each in names.split(",")):
@@ -275,7 +277,7 @@ def _named(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[G
     return chosen
 
 
-def _units(index: int) -> Iterator[Gpu]:
+def _gpu_or_parts(index: int) -> Iterator[Gpu]:
     """Yield the GPU with a given number. If MIG divides this GPU into parts, yield the parts instead."""
     import pynvml
 
@@ -321,8 +323,8 @@ def _is_stranger(pid: int) -> bool:
         return True
 
 
-def _others(environment: Mapping[str, str]) -> list[str]:
-    """Return the numbers by which Ray selects GPUs, for the visible GPUs of other makers than NVIDIA."""
+def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return Ray's numbers of the visible GPUs that are not from NVIDIA."""
     if "ray" in sys.modules:
         from shoal.pool.backends.local import raylet
 

@@ -30,8 +30,7 @@ class _NodeWithoutDashboard(Node):  # type: ignore[misc]
 
 
 def other_gpus() -> list[str]:
-    """Return the numbers by which Ray selects GPUs, for those GPUs of other makers than NVIDIA that this process may
-    use."""
+    """Return Ray's numbers of the GPUs that are not from NVIDIA and that this process may use."""
     manager = get_accelerator_manager_for_resource("GPU")
     if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
         return []
@@ -41,7 +40,7 @@ def other_gpus() -> list[str]:
 
 
 def show_other_gpus(numbers: Sequence[str]) -> None:
-    """Set which GPUs of other makers than NVIDIA are visible to the processes that this process starts from now on."""
+    """Set which GPUs that are not from NVIDIA are visible to the processes that this process starts from now on."""
     get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 
@@ -110,7 +109,7 @@ class Raylet:
         if gone:
             return f"{', '.join(gone)} ended by itself"
         # Without this check, Ray would wait for an unreachable head for 180 s (the TCP timeout plus one minute). Then
-        # Ray would end this supervisor process, because it sends the requests to the head.
+        # Ray would end the process that sends requests to the head, which is this supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None
@@ -121,8 +120,8 @@ class Raylet:
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=RAY_RPC_TIMEOUT)
         except RayError:
-            # The time without an answer is counted from the first failed request, not from the last answer. So a
-            # supervisor that was paused sends another request before it gives up.
+            # Count from the first failed request, not from the last answer. Otherwise, a supervisor that was paused
+            # would give up without another request.
             self._silent_since = self._silent_since or time.monotonic()
             # The head did not answer, so the node may be busy. The result is True, because ending a busy node would be
             # worse than keeping an idle node.
@@ -138,7 +137,7 @@ class Raylet:
         )
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Request from Ray's scheduler that no new work is placed on this node."""
+        """Ask Ray's scheduler to place no new work on this node."""
         self._node.get_gcs_client().drain_node(
             self._node.node_id,
             autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,

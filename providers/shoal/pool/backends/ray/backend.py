@@ -75,7 +75,7 @@ class RayBackend:
             },
             arrived={
                 ref.id: _arrival(spec, node, there, cluster.python() if node.is_head else None)
-                for ref, node in _matched([ref for ref in nodes if ref.id not in bound], free)
+                for ref, node in _assign([ref for ref in nodes if ref.id not in bound], free)
             },
         )
 
@@ -95,7 +95,7 @@ class RayBackend:
         """Lower the pool's request to the autoscaler to the number of nodes that the pool should have now. The
         autoscaler can then end the surplus nodes, and the caller may delete their rows."""
         try:
-            self._lower(pool)
+            self._replace_request(pool)
         except ConnectionRefusedByClusterError:
             pass  # The head has ended. So its autoscaler and this pool's request for nodes are gone, too.
         except PoolUnreachableError as error:
@@ -122,7 +122,7 @@ class RayBackend:
         """Return an empty string, because the cluster's dashboard has the logs."""
         return ""
 
-    def _lower(self, pool: PoolRef) -> None:
+    def _replace_request(self, pool: PoolRef) -> None:
         """Replace the pool's earlier request to the autoscaler by a request for the pool's present number of nodes. Do
         nothing if the pool has made no request yet."""
         cluster = Cluster(pool.spec)
@@ -131,8 +131,8 @@ class RayBackend:
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                # A pool of size 1 requests no nodes from the autoscaler. So this job is deleted from the cluster's list
-                # of jobs, in which later calls of `_lower` look for the pool's requests.
+                # The pool now requests no nodes. Delete this job, too, so that later calls find no request of this pool
+                # and do nothing.
                 cluster.forget(_job_id(pool))
         for job in before:
             cluster.forget(job)
@@ -155,9 +155,9 @@ def _order(pool: PoolRef) -> dict[str, object]:
     }
 
 
-def _matched(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
+def _assign(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
     """Assign free nodes of the cluster to the database rows that wait for a node: the head to the head's row, and the
-    other nodes to the other rows in order. The same rows and nodes always give the same result."""
+    other nodes to the other rows, both in the given order, so that every process assigns them in the same way."""
     pairs: list[tuple[NodeRef, ClusterNode]] = []
     for is_head in (True, False):
         rows = [ref for ref in waiting if ref.is_head is is_head]

@@ -171,7 +171,8 @@ class Cluster:
         return job.status, self._head.logs(job_id)
 
     def jobs(self) -> list[str]:
-        """Return the ids of shoal's own jobs for this pool (such as requests for nodes) that the cluster lists."""
+        """Return the ids of the jobs that shoal has submitted to the cluster for this pool, such as requests for
+        nodes."""
         return self._head.get("/api/jobs/", self._own_jobs)
 
     def forget(self, job_id: str) -> None:

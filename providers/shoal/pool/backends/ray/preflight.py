@@ -128,7 +128,11 @@ def judge(
     found = [*_of_host("head", head, mine, artifact_location, before, after)]
     if worker is None:
         return [*found, Finding("worker", "note", "the cluster has only its head, so no other node was checked")]
-    return [*found, *_of_host("worker", worker, mine, artifact_location, before, after), _same(head, worker)]
+    return [
+        *found,
+        *_of_host("worker", worker, mine, artifact_location, before, after),
+        _compare_versions(head, worker),
+    ]
 
 
 def _of_host(
@@ -187,7 +191,7 @@ def _of_host(
     yield Finding(f"{where}: disk", status, f"{disk / _GB:.1f} GB free", None if status == "ok" else advice)
 
 
-def _same(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
+def _compare_versions(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
     """Compare the software versions of the head and of a worker node. Nodes with different versions of Python or Ray
     cannot work together."""
     must = [f"{name} {head[name]} and {worker[name]}" for name in _SAME if head[name] != worker[name]]

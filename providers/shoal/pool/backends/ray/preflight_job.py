@@ -43,8 +43,10 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "ray": _version("ray"),
         "shoal": _version("shoal"),
         "libraries": {name: _first(names) for name, names in _LIBRARIES.items()},
-        "store": _error(lambda: _read_store(order["pool"])),
-        "artifacts": _error(lambda: _try_out(order["artifact_location"])) if order.get("artifact_location") else None,
+        "store": _call_error(lambda: _read_store(order["pool"])),
+        "artifacts": _call_error(lambda: _try_out(order["artifact_location"]))
+        if order.get("artifact_location")
+        else None,
         "time": time.time(),
         "shm_bytes": shutil.disk_usage(shm).free if os.path.isdir(shm) else 0,
         "disk_bytes": shutil.disk_usage(os.environ.get("TMPDIR") or "/tmp").free,
@@ -62,8 +64,8 @@ def _first(names: tuple[str, ...]) -> str | None:
     return next((found for name in names if (found := _version(name))), None)
 
 
-def _error(tried: Any) -> str | None:
-    """Call a function. Return its error as text without a traceback, or None if it raises no error."""
+def _call_error(tried: Any) -> str | None:
+    """Call a function, and return its error as text without a traceback; None if the call succeeds."""
     try:
         tried()
     except Exception as error:

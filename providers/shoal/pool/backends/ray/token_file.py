@@ -68,5 +68,5 @@ def remove_token(pool: str) -> None:
 
 
 def _folder() -> str:
-    """Return the name of the folder for token files. Each store that uses the home folder has its own folder."""
+    """Return the name of the folder for token files in ``$SHOAL_HOME``. Each store has its own folder."""
     return f"tokens{store_tag()}"
