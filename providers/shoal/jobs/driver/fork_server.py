@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
-from shoal.training.host.imports import NOT_NEEDED, import_lean, thread_count, without_threads
+from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 
 _PR_SET_PDEATHSIG = 1
 
@@ -150,7 +150,7 @@ class ForkServer:
         if module not in PRELOADED or module in self._preloaded | self._excluded:
             return
         self._preloaded.add(module)
-        with without_threads(), _late_streams(), contextlib.suppress(Exception):
+        with before_forks(), _late_streams(), contextlib.suppress(Exception):
             import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
         if thread_count() > 1:
             self._excluded.add(module)

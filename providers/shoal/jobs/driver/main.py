@@ -59,7 +59,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
-from shoal.training.host.imports import forget_lean, import_lean, without_threads
+from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.set_experiment import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
@@ -468,7 +468,7 @@ def run() -> int:
     # fork.
     if libraries := sys.argv[3:]:
         # The workers are forked from the template process, so all processes share the memory of these modules.
-        with without_threads():
+        with before_forks():
             import_lean(f"shoal.training.{library}.worker" for library in libraries)
     use_template(fork_template())
     code = main()

@@ -60,30 +60,21 @@ class _ChildProcess:
     """A forked child process, with the methods of `subprocess.Popen` that this module uses."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self._pid = pid
         self._lock = threading.Lock()
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        with self._lock:
-            return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        # Another thread may poll or kill the process in the meantime, so the lock is free while this thread waits.
-        if self.poll() is None:
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        return self.poll()
+        self._has_ended = False
 
     def kill(self) -> None:
+        # After `waitpid`, the kernel may give the process id to another process.
         with self._lock:
-            if self._wait(os.WNOHANG) is None:
-                os.kill(self.pid, signal.SIGKILL)
+            if not self._has_ended:
+                os.kill(self._pid, signal.SIGKILL)
 
-    def _wait(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+    def wait(self) -> None:
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            os.waitpid(self._pid, 0)
+            self._has_ended = True
 
 
 def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
@@ -108,6 +99,7 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
             os.dup2(answers, 1)
             # Close the child's copies of this process's descriptors. They would keep files locked and sockets open.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            sys.argv = [_FORK_SERVER]
             runpy.run_module(_FORK_SERVER, run_name="__main__")
         finally:
             os._exit(1)
@@ -155,6 +147,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._drivers: dict[str, _RequestedDriver] = {}
         self._stamp = _package_folder_times()
+        self._has_ended = False
         requests, request_to = os.pipe()
         answers_from, answers = os.pipe()
         self._requests, self._answers = os.fdopen(request_to, "wb", buffering=0), os.fdopen(answers_from, "rb")
@@ -167,7 +160,7 @@ class ForkServer:
 
     def is_current(self) -> bool:
         """Return whether the fork server runs, and no package was installed or removed since its start."""
-        return self._process.poll() is None and self._stamp == _package_folder_times()
+        return not self._has_ended and self._stamp == _package_folder_times()
 
     def is_busy(self) -> bool:
         """Return whether any driver that this fork server has started still runs."""
@@ -204,6 +197,7 @@ class ForkServer:
                 else:
                     driver.ended(answer["code"])
                     del self._drivers[answer["id"]]
+        self._has_ended = True
         self._process.wait()
         # When the fork server ends, the kernel kills its drivers.
         for driver in self._drivers.values():
