@@ -1,4 +1,4 @@
-"""A node announces its end (`ray drain-node`): the training moves at its next checkpoint, or a function saves one."""
+"""A node will shut down soon (`ray drain-node`): the training moves at its next checkpoint, or a function saves one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def renewed(driver: TwoNodes) -> Iterator[TwoNodes]:
-    """The second node announces its end in the test, and is replaced after it."""
+    """The second node is drained in the test, and is replaced after it."""
     yield driver
     driver.replace_second()
 
@@ -145,7 +145,7 @@ def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cl
     del work
 
     assert ends() == {"head": False, "second": True}
-    assert capsys.readouterr().out.splitlines() == ["node b has announced its end"] * 2
+    assert capsys.readouterr().out.splitlines() == ["node b will shut down soon"] * 2
     with store.reading() as session:
         plan = plan_nodes(pool_rows.load(session, POOL, lock=False), time.time())
     assert (plan.start_workers, plan.end, plan.drain) == (1, (), ())

@@ -89,8 +89,8 @@ SIGTERM_GRACE_S = 10.0
 the process."""
 
 LEAVING_PERIOD_S = 5.0
-"""Seconds between two checks by a driver whether nodes have announced their end. AWS announces the end of a spot
-machine 120 s before the end."""
+"""Seconds between two checks by a driver which nodes will shut down soon. AWS announces the shutdown of a spot machine
+120 s before it."""
 
 METRICS_PERIOD_S = 1.0
 """Shortest time in seconds between two calls to MLflow. Metrics are buffered between the calls, because a call takes at

@@ -90,7 +90,7 @@ class ForeignCluster:
         self._order("lose")
 
     def drain(self) -> None:
-        """A worker announces its end, as `ray drain-node` does it."""
+        """Tell Ray that a worker will shut down soon, as `ray drain-node` does."""
         self._order("drain")
 
     def join(self) -> None:

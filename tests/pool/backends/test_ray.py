@@ -154,7 +154,7 @@ def test_an_announced_end_is_told_to_the_job_and_the_node_is_replaced_before_it_
             replaced.touch()
             call.result()
             wait_until(lambda: len(claimed(pool)) == 2, "the claim on the leaving node to end", 60)
-            assert "has announced its end" in "\n".join(call.logs())
+            assert "will shut down soon" in "\n".join(call.logs())
         pool.down()
 
 

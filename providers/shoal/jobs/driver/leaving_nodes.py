@@ -1,8 +1,8 @@
-"""Report the nodes of the Ray cluster that have announced their end, such as spot machines that the cloud takes back.
+"""Report the nodes of the Ray cluster that will shut down soon, such as spot machines that the cloud takes back.
 
-Ray reports announced ends only to processes that are connected to the cluster, and not over HTTP. So the reconciler of
-a `ray://` pool cannot read the announcements itself. Instead, the drivers of jobs write the announcements into the rows
-of the nodes, and the reconciler then requests a replacement before the node ends.
+Ray names these nodes only to processes that are connected to the cluster, and not over HTTP. So the reconciler of a
+`ray://` pool cannot ask Ray for them. Instead, the drivers of jobs record the shutdown in the rows of the nodes, and
+the reconciler then requests a replacement before the node ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.training import cluster
 
 
 class LeavingWatch:
-    """Daemon thread that checks which nodes have announced their end.
+    """Daemon thread that checks which nodes will shut down soon.
 
     Args:
         store: Store that has the rows of the nodes.
@@ -28,7 +28,7 @@ class LeavingWatch:
     def __init__(self, store: Store, pool: str) -> None:
         self._store = store
         self._pool = pool
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-leaving", daemon=True)
 
@@ -41,12 +41,13 @@ class LeavingWatch:
         self._done.set()
 
     def look(self) -> None:
-        """Print a line for each node that has newly announced its end, and record the announcement in the node's row.
+        """Print a line for each node that will shut down soon and was not reported before, and record the shutdown in
+        the node's row.
 
         Raises:
             ShoalError: The row cannot be written.
         """
-        leaving = cluster.leaving_nodes() - self._told
+        leaving = cluster.leaving_nodes() - self._reported
         if not leaving:
             return
         with transaction(self._store, JournalStep.REQUEST) as session:
@@ -55,17 +56,17 @@ class LeavingWatch:
         for node_id in sorted(leaving):
             if order.get(node_id) == 0:
                 print(
-                    "the pool's head has announced its end: this job will end together with the head, and a retry "
-                    "will start the job again",
+                    "the pool's head will shut down soon: this job will end together with the head, and a retry will "
+                    "start the job again",
                     flush=True,
                 )
             else:
-                print(f"node {names.get(node_id, node_id)} has announced its end", flush=True)
-        self._told |= leaving
+                print(f"node {names.get(node_id, node_id)} will shut down soon", flush=True)
+        self._reported |= leaving
 
     def _run(self) -> None:
         while not self._done.wait(LEAVING_PERIOD_S):
             try:
                 self.look()
             except Exception as error:  # the store or Ray may not answer now; the next check tries again
-                print(f"the announced end of a node could not be recorded: {error}", flush=True)
+                print(f"the coming shutdown of a node could not be recorded: {error}", flush=True)

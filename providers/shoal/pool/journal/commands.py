@@ -377,7 +377,7 @@ def note_leaving(session: Session, name: str, leaving: Collection[str], now: flo
     Args:
         session: The caller's transaction.
         name: Name of the pool.
-        leaving: Ray's ids of the nodes that have announced their end.
+        leaving: Ray's ids of the nodes that will shut down soon.
         now: Seconds since the epoch.
 
     Raises:
