@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.benchmarks.datasets import MAKE, Data
-from tests.benchmarks.process_tree import PeakMemory, with_variable
+from tests.benchmarks.process_tree import PeakMemory, tree, with_variable
 from tests.benchmarks.report import table
 
 POOL = "where-users-stand"
@@ -136,6 +136,14 @@ def turn(way: str, data: Data, cpus: int, job: Path, environment: dict[str, str]
     return seconds, splits[-1] if splits else ""
 
 
+def _processes(home: str) -> set[int]:
+    """Return the ids of all processes of a turn: what descends from this process, and the daemons of shoal's pools.
+
+    Dask's workers overwrite their environment with a process title, so the variable alone does not find them.
+    """
+    return {*tree(os.getpid())[1:], *with_variable("SHOAL_HOME", home)}
+
+
 def _environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
@@ -184,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in args.ways:
             with pool() if way in _ON_POOL else nullcontext():
                 turns = [turn(way, data, cpus, job, environment) for _ in range(args.repeat)]
-                with PeakMemory(lambda: with_variable("SHOAL_HOME", environment["SHOAL_HOME"])) as peak:
+                with PeakMemory(lambda: _processes(environment["SHOAL_HOME"])) as peak:
                     turn(way, data, cpus, job, environment)
             seconds = (f"{median(each[0][call] for each in turns):.1f}" for call in (0, 1))
             rows.append([way, *seconds, f"{peak.bytes >> 20:,}", turns[-1][1]])
