@@ -137,7 +137,7 @@ def turn(way: str, data: Data, cpus: int, job: Path, environment: dict[str, str]
 
 
 def _processes(home: str) -> set[int]:
-    """Return the ids of all processes of a turn: what descends from this process, and the daemons of shoal's pools.
+    """Return the ids of all processes of a turn: the descendants of this process, and the daemons of shoal's pools.
 
     Dask's workers overwrite their environment with a process title, so the variable alone does not find them.
     """

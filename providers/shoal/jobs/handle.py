@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import select
 
@@ -71,6 +71,7 @@ from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
+from shoal.training.boosting.request import Framework
 from shoal.training.progress import OnProgress, Progress
 
 log = logging.getLogger(__name__)
@@ -887,15 +888,15 @@ class JobHandle:
 def _entrypoint(job: Job) -> list[str]:
     """Return the command that starts the driver with the Python of the process that first submitted the job.
 
-    On a pool without Ray, the command names the library of a training, which the driver's workers share with it. A
-    training that registers its model is excluded: its driver needs the library with scikit-learn, and the workers do
-    not.
+    On a pool without Ray, the command names the library of a training, so that the driver and its workers share the
+    library's memory. If the training registers its model, they do not share the library, because only the driver needs
+    the library's code for scikit-learn.
     """
     python = str((job.submitter or {}).get("python", sys.executable))
-    library = job.spec.get("framework")
-    if job.endpoint["gcs"] == NO_GCS and library in ("xgboost", "lightgbm") and not job.spec.get("register_as"):
-        return driver_command(python, job.id, str(job.attempt), library)
-    return driver_command(python, job.id, str(job.attempt))
+    library = str(job.spec.get("framework"))
+    is_shared = library in get_args(Framework) and not job.spec.get("register_as")
+    shared = [library] if is_shared and job.endpoint["gcs"] == NO_GCS else []
+    return driver_command(python, job.id, str(job.attempt), *shared)
 
 
 def _progress(job: Job) -> Progress | None:

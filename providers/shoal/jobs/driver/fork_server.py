@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
-from shoal.training.host.imports import NOT_NEEDED, import_lean, thread_count, without_threads
+from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 
 _PR_SET_PDEATHSIG = 1
 
@@ -152,7 +152,7 @@ class ForkServer:
         if module not in PRELOADED or module in self._preloaded | self._excluded:
             return
         self._preloaded.add(module)
-        with without_threads(), _late_streams(), contextlib.suppress(Exception):
+        with before_forks(), _late_streams(), contextlib.suppress(Exception):
             import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
         if thread_count() > 1:
             self._excluded.add(module)
@@ -196,7 +196,7 @@ class _LateStream:
 
 @contextlib.contextmanager
 def _late_streams() -> Iterator[None]:
-    """Replace `sys.stdout` and `sys.stderr` while the block imports modules."""
+    """Replace `sys.stdout` and `sys.stderr` by a `_LateStream` while the block imports modules."""
     out, err = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _LateStream("stdout", out), _LateStream("stderr", err)
     try:

@@ -58,7 +58,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.template import fork_template
-from shoal.training.host.imports import forget_lean, import_lean, without_threads
+from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.job_run import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
@@ -466,7 +466,7 @@ def run() -> int:
     # These are the first steps, because a process that forks must have only one thread.
     if libraries := sys.argv[3:]:
         # The template, from which the workers are forked, shares the memory of the modules with this process.
-        with without_threads():
+        with before_forks():
             import_lean(f"shoal.training.{library}.worker" for library in libraries)
     use_template(fork_template())
     code = main()

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
-from shoal.training.host.imports import import_lean, thread_count, without_threads
+from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
 
 
@@ -45,7 +45,7 @@ class Template:
         add_to_path(folders)
         if trim:
             trim_memory()
-        with without_threads():
+        with before_forks():
             import_lean(modules)
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.

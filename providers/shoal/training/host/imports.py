@@ -15,7 +15,7 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
-_VARIABLES_WITHOUT_THREADS = {
+_VARIABLES_BEFORE_FORKS = {
     # NumPy's OpenBLAS would start a thread for each CPU.
     "OPENBLAS_NUM_THREADS": "1",
     # Arrow's jemalloc would start a thread that frees memory.
@@ -26,7 +26,7 @@ _VARIABLES_WITHOUT_THREADS = {
     # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Environment variables with which the imports of libraries start no threads."""
+"""Environment variables for imports in a process that forks other processes later."""
 
 _lean: set[str] = set()
 """Modules of this process that are incomplete, because they were imported while packages were hidden."""
@@ -68,14 +68,14 @@ def forget_lean() -> None:
 
 
 @contextlib.contextmanager
-def without_threads() -> Iterator[None]:
-    """Set environment variables while the block imports libraries, so that the imports start no threads.
+def before_forks() -> Iterator[None]:
+    """Set environment variables while the block imports libraries into a process that forks other processes later.
 
-    A process that forks must have only one thread: a fork copies only one, and a lock that another thread holds would
-    never be released in the fork.
+    The imports then start no threads. A fork copies only one thread, and a lock that another thread holds would never
+    be released in the fork.
     """
     variables = dict(os.environ)
-    os.environ.update(_VARIABLES_WITHOUT_THREADS)
+    os.environ.update(_VARIABLES_BEFORE_FORKS)
     try:
         yield
     finally:

@@ -58,37 +58,28 @@ def kill_group(process: Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Fork:
-    """A process that was forked from this process, as `subprocess.Popen` shows a process."""
+class _ChildProcess:
+    """A process that was forked from this process, with the methods of `subprocess.Popen` that `ForkServer` uses."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self._pid = pid
         self._lock = threading.Lock()
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        with self._lock:
-            return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        # Another thread may poll or kill the process in the meantime, so the lock is free while this thread waits.
-        if self.poll() is None:
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        return self.poll()
+        self._has_ended = False
 
     def kill(self) -> None:
+        # After `waitpid`, the kernel may give the process id to another process.
         with self._lock:
-            if self._wait(os.WNOHANG) is None:
-                os.kill(self.pid, signal.SIGKILL)
+            if not self._has_ended:
+                os.kill(self._pid, signal.SIGKILL)
 
-    def _wait(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+    def wait(self) -> None:
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            os.waitpid(self._pid, 0)
+            self._has_ended = True
 
 
-def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _Fork:
+def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
     """Start the program of the fork server in a session of its own.
 
     If this process has only one thread, the fork server is a fork of it. Then the two share the memory of the modules
@@ -108,12 +99,13 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(requests, 0)
             os.dup2(answers, 1)
-            # The copies of descriptors would keep this process's files locked, and its sockets open.
+            # Open copies of the descriptors would keep the parent's files locked, and its sockets open.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            sys.argv = [_FORK_SERVER]
             runpy.run_module(_FORK_SERVER, run_name="__main__")
         finally:
             os._exit(1)
-    return _Fork(pid)
+    return _ChildProcess(pid)
 
 
 class _Forked:
@@ -157,6 +149,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._drivers: dict[str, _Forked] = {}
         self._stamp = _installed()
+        self._has_ended = False
         requests, request_to = os.pipe()
         answers_from, answers = os.pipe()
         self._requests, self._answers = os.fdopen(request_to, "wb", buffering=0), os.fdopen(answers_from, "rb")
@@ -169,7 +162,7 @@ class ForkServer:
 
     def is_current(self) -> bool:
         """Return whether the fork server runs, and no package was installed or removed since its start."""
-        return self._process.poll() is None and self._stamp == _installed()
+        return not self._has_ended and self._stamp == _installed()
 
     def is_busy(self) -> bool:
         """Return whether any driver that this fork server has started still runs."""
@@ -206,6 +199,7 @@ class ForkServer:
                 else:
                     driver.ended(answer["code"])
                     del self._drivers[answer["id"]]
+        self._has_ended = True
         self._process.wait()
         # When the fork server ends, the kernel kills its drivers.
         for driver in self._drivers.values():
