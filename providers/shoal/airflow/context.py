@@ -10,11 +10,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from airflow.sdk import DAG, BaseOperator, TriggerRule
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._run_holder import ONLY_LEASE
+from shoal.airflow.base import trigger_rules
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import arguments_of, check_slots, is_a, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
@@ -29,22 +30,6 @@ _OWN_ARGUMENTS = {
     "lease": "pool_for_run sets it",
 }
 """Arguments of operators that `pool_for_run` rejects, each with the advice for the error message."""
-
-_RULES_REFUSED_AFTER_SETUP = frozenset(
-    {
-        TriggerRule.ONE_SUCCESS,
-        TriggerRule.ONE_FAILED,
-        TriggerRule.ONE_DONE,
-        TriggerRule.ALL_FAILED,
-        TriggerRule.ALL_SKIPPED,
-    }
-)
-"""Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
-start before the setup task ends (``one_success``), or would never start, because the setup task succeeds
-(``all_failed``)."""
-
-_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
-"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
 
 _Operator: TypeAlias = BaseOperator | MappedOperator
 
@@ -171,32 +156,14 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
     outside = setup.get_flat_relative_ids(upstream=True) | teardown.get_flat_relative_ids(upstream=False)
     inside = {task.task_id: task for task in created if task.task_id not in outside}
     for task in inside.values():
-        rule = TriggerRule(task.trigger_rule)
         is_first = not task.upstream_task_ids & inside.keys()
-        if (
-            rule is TriggerRule.ALWAYS
-            or (is_first and rule in _RULES_REFUSED_AFTER_SETUP)
-            or (rule in _RULES_OF_EARLY_STARTS and _has_upstream_before(task, setup, inside))
-        ):
-            raise InvalidArgumentError(
-                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
-                f'task does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
-            )
+        trigger_rules.check(task, setup, inside, is_first=is_first)
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
         # A nested block's setup task needs no edge to the outer block's teardown task, because the nested block's
         # teardown task runs between them.
         if not task.is_setup and task.task_id not in teardown.upstream_task_ids:
             teardown.set_upstream(task)
-
-
-def _has_upstream_before(task: _Operator, setup: LeasePoolOperator, inside: Mapping[str, _Operator]) -> bool:
-    """Return whether `task` has an upstream task that does not wait for the block's setup task. Such a task is outside
-    of the block, and depends on no task of the block."""
-    block = inside.keys() | {setup.task_id}
-    return any(
-        one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list
-    )
 
 
 def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:

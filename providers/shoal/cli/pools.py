@@ -12,7 +12,6 @@ from shoal.cli.interrupts import on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.journal.usage import USAGE_DAYS
 from shoal.pool.names import is_pool_name
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
@@ -85,6 +84,7 @@ def describe(name: Name = None, as_json: Json = False) -> None:
     """Show a pool: state, limits, nodes, leases, last operation, and its running and waiting jobs."""
     from shoal.cli.doctor_checks import reconciler
     from shoal.jobs import list_jobs
+    from shoal.pool.journal.usage import USAGE_DAYS
     from shoal.state.schema import JOB_ACTIVE
 
     pool = _pool(name)

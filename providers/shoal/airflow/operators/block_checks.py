@@ -44,6 +44,7 @@ OF_THE_RUN = frozenset(
 )
 """Names that templates can use, and that have the same value in all tasks of a DAG run."""
 
+
 _MAY_NEVER_RUN = frozenset({TriggerRule.ONE_FAILED, TriggerRule.ALL_FAILED, TriggerRule.ALL_SKIPPED})
 """Trigger rules of tasks that run only if other tasks have failed or were skipped."""
 

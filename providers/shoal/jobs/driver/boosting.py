@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import job_run, last_training, promotion, training_rows
+from shoal.jobs.mlflow import job_run, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.last_training import Fingerprints
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.registry import HOLDER_TAG
+from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
@@ -128,7 +128,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                 )
             metrics |= outcome.metrics
             if fingerprints:
-                last_training.mark(run, spec.register_as, outcome.challenger.version, fingerprints)
+                skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, fingerprints)
     return JobResult(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -167,12 +167,12 @@ def _skipped(
     if not register.skip_if_unchanged:
         return None
     holder = place.tags[HOLDER_TAG]
-    found = last_training.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
+    found = skip_if_unchanged.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
     if found is None:
         return None
     version, reason = found
     print(reason, flush=True)
-    last_training.mark_skipped(run, reason)
+    skip_if_unchanged.mark_skipped(run, reason)
     uri = f"models:/{register.model}/{version}"
     return JobResult(
         job_id=place.key.job_id,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.prediction import model, worker
+from shoal.jobs.prediction.output_columns import kept_columns
 from shoal.jobs.prediction.output_files import Output, predictions_key
 from shoal.jobs.prediction.planning import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
@@ -67,7 +67,7 @@ def run(
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
-    keep = _keep(spec, connector)
+    keep = kept_columns(spec, connector)
     model.load(uri, spec.input_cols).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()
@@ -78,26 +78,6 @@ def run(
     finally:
         output.discard()
     return PredictResult(spec.output_path, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
-
-
-def _keep(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
-    names = connector.schema().names
-    if spec.keep_cols is None:
-        keep = tuple(names)
-    elif missing := sorted(set(spec.keep_cols) - set(names)):
-        raise DataError(
-            f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
-            "names"
-        )
-    else:
-        keep = spec.keep_cols
-    if spec.prediction_col in keep:
-        raise InvalidArgumentError(
-            f'the dataset has a column "{spec.prediction_col}", and prediction_col has the same name: choose another '
-            "prediction_col, or leave the column out of keep_cols"
-        )
-    check_same_schema(connector.source, keep)
-    return keep
 
 
 class _Run:

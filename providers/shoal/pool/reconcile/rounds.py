@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.bound_host import is_here
-from shoal.pool.holder import job_of
 from shoal.pool.journal import commands, lease_limits, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.reconcile.abandoned_pools import is_abandoned
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -80,13 +79,13 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     backend = BACKENDS[spec.backend]()
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = backend.look(spec, refs)
-    orphaned = _is_orphan(snapshot)
-    if not orphaned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
+    abandoned = is_abandoned(snapshot)
+    if not abandoned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
         # Check again inside the transaction, because a process may have submitted the pool's job again in the meantime.
-        if orphaned and _is_orphan(rows.load(session, name)):
+        if abandoned and is_abandoned(rows.load(session, name)):
             commands.down(session, name, now)
         snapshot = rows.load(session, name)
         rows.adopt(snapshot.pool)
@@ -103,17 +102,6 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     return Changes(
         tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
     )
-
-
-def _is_orphan(snapshot: Snapshot) -> bool:
-    """Return whether a pool that is up has lost its purpose: it is an embedded pool, the process to which it belonged
-    has ended, and no job has a lease on it."""
-    owner = snapshot.pool.owner
-    if snapshot.pool.state is not PoolState.UP or owner is None:
-        return False
-    if any(job_of(lease.holder) is not None for lease in snapshot.leases):
-        return False
-    return ProcessId.from_json(owner).known_dead()
 
 
 def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) -> None:

@@ -33,9 +33,9 @@ from shoal.jobs.files import staged_queries
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import last_training, promotion
+from shoal.jobs.mlflow import promotion, skip_if_unchanged
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.last_training import Fingerprints
+from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.run_config import RunConfig
@@ -223,7 +223,7 @@ def test_a_model_that_has_lost_the_alias_is_trained(nights):
     version = client.create_model_version(nights.model, "file:///another")
     client.set_registered_model_alias(nights.model, alias, version.version)
 
-    assert last_training.reason_to_skip(
+    assert skip_if_unchanged.reason_to_skip(
         Run(client, nights.uri, "0", "run", "link"), nights.store, Key("x", 1), "h", nights.spec.register_as,
         Fingerprints("", "", "", ""),
     ) is None  # fmt: skip
@@ -354,7 +354,7 @@ def test_the_last_run(nights, versions, last):
         client.create_model_version(nights.model, "file:///model", tags=tags)
     run = Run(client, nights.uri, "0", "run", "link")
 
-    found = last_training.reason_to_skip(run, nights.store, Key("mine", 2), "airflow:dag/mine", register, mine)
+    found = skip_if_unchanged.reason_to_skip(run, nights.store, Key("mine", 2), "airflow:dag/mine", register, mine)
 
     assert (found and found[0]) == last
 
@@ -367,7 +367,7 @@ def test_a_registry_that_cannot_search_fails_no_job(nights, monkeypatch, capsys)
     run = Run(mlflow.MlflowClient(nights.uri), nights.uri, "0", "run", "link")
     mine = Fingerprints("rows", "holdout", "settings", "files")
 
-    found = last_training.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
+    found = skip_if_unchanged.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
 
     assert found is None
     assert f"the last training of {nights.model} could not be found, so the job trains" in capsys.readouterr().out
