@@ -124,7 +124,7 @@ def _explained(
 
 
 def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
-    """Return whether a problem that pydantic has found cannot disappear when placeholders (templates) get their values.
+    """Return whether a problem that pydantic has found will remain when placeholders (templates) get their values.
 
     Args:
         problem: The problem.

@@ -240,8 +240,8 @@ def redact_all(document: Any) -> Any:
 def _replaced(text: str, spans: list[_Span]) -> str:
     parts, at = [], 0
     for span in spans:
-        # The secret overlaps the previous secret, whose replacement stands for both. Remove only the rest of
-        # the secret.
+        # This secret overlaps the previous one. The replacement of the previous secret stands for both secrets, so
+        # remove only the rest of this secret.
         if span.start < at:
             at = max(at, span.end)
             continue

@@ -89,7 +89,7 @@ def nodes_awaited(pool: str, outcome: str, seconds: float) -> None:
 
 
 def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
-    """Report the number of nodes with each export of metrics, as long as this process runs.
+    """Report the number of nodes in each export of metrics, until this process ends.
 
     Args:
         counts: Returns the number of nodes. It is called in a thread of the exporter.
@@ -127,7 +127,8 @@ class _Instruments:
         self._sending: threading.Thread | None = None
 
     def follow_nodes(self, counts: Callable[[], NodeCounts]) -> None:
-        """Register a function that returns the numbers of nodes, which are reported with each export of metrics."""
+        """Register a function that returns the number of nodes by pool and state. Each export of metrics calls this
+        function and reports its result."""
         from opentelemetry.metrics import Observation
 
         known: dict[tuple[str, str], int] = {}

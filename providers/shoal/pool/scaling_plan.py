@@ -271,7 +271,8 @@ def _unfinished_operations(snapshot: Snapshot) -> list[Operation]:
 
 
 def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float) -> str | None:
-    """Return the reason why a node has to end even if the demand needs it, or None if there is no such reason."""
+    """Return the reason why a node has to end even if the pool does not have too many nodes. Return None if there is no
+    such reason."""
     if node.state is NodeState.ENDING:
         return None
     if node.state is NodeState.FAILED:

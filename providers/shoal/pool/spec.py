@@ -296,7 +296,8 @@ def _in_uri(value: Any) -> str:
 
 
 class ScaleOptions(Settings):
-    """The `options` of `scale_cluster`: seconds until the rollback, and number of ready nodes that ends the wait."""
+    """The `options` of `scale_cluster`: after how many seconds an unfinished request is rolled back, and for how many
+    ready nodes the call waits."""
 
     model_config = ConfigDict(strict=True)
 

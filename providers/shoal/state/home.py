@@ -97,8 +97,7 @@ def lock_file(name: str) -> Path:
 
 
 def per_host(name: str, suffix: str) -> Path:
-    """Return the path of a file in the home folder that belongs to this host and this store. Other hosts and stores get
-    other paths.
+    """Return the path of a file in the home folder. Each host and each store has its own path.
 
     The path contains the host and the store, because several hosts (by NFS) and several stores may use one home folder.
     """

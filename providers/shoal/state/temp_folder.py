@@ -279,8 +279,8 @@ def _earlier_root() -> Path:
 
 
 def _close_earlier_root() -> None:
-    """Set the mode of the folder in which old versions of shoal created the nodes' folders to 0700, so that other users
-    cannot enter this folder.
+    """Prevent other users from entering the folder in which old versions of shoal created the nodes' folders: set
+    its mode to 0700.
 
     In old versions, the folder's mode depended on the umask. The folder (see `_earlier_root`) is not removed, because
     nodes may still use it.

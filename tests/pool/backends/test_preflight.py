@@ -78,7 +78,7 @@ def test_the_facts_of_this_machine(fresh_home, monkeypatch, tmp_path):
 
     assert here["python"].startswith("3.")
     assert here["libraries"]["xgboost"]
-    assert here["store"] == 'LookupError: this node uses another store, which has no pool "lab"'
+    assert here["store"] == 'LookupError: this node uses a store that has no pool "lab"'
     assert here["artifacts"] is None
     assert here["disk_bytes"] > 0
     (tmp_path / "file").touch()

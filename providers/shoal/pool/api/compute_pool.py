@@ -726,8 +726,8 @@ class ComputePool:
         subject: str | None = None,
         operation_id: str | None = None,
     ) -> None:
-        """Add a line to the record of actions; see `shoal.history.record`. `subject` names the changed object; None:
-        the pool."""
+        """Add a line to the record of actions; see `shoal.history.record`. `subject` is the name of the changed
+        object. If it is None, the changed object is the pool."""
         history.record(
             session,
             kind,

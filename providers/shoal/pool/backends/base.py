@@ -127,8 +127,8 @@ class Backend(Protocol):
         """
 
     def discard(self, name: str, *, everything: bool) -> None:
-        """Remove the files that `prepare` has created. With `everything`, also remove the logs. All nodes must have
-        ended before."""
+        """Remove the files that `prepare` has created. With `everything`, also remove the logs. The pool's nodes must
+        have ended before this call."""
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Check which nodes are lost, and which nodes that were requested from an external API (such as an autoscaler)

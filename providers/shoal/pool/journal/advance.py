@@ -1,5 +1,5 @@
-"""Update a pool's rows: delete expired leases, end operations, grant waiting leases, and write which nodes to start and
-end."""
+"""Update a pool's rows: delete expired leases, end operations, grant waiting leases, and record which nodes to start
+and end."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 def _changed_nodes(
     snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen
 ) -> Iterator[tuple[Node, str | Arrival]]:
-    """Yield the nodes that have changed since their rows were written: a lost node with the reason, and a requested
-    node that has joined the Ray cluster with the data of its Ray node."""
+    """Yield each node that has changed since its row was written, together with the change. For a lost node, the change
+    is the reason for the loss. For a requested node that has joined the Ray cluster, it is the data of the Ray node."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
     for node in snapshot.nodes:
@@ -94,7 +94,7 @@ class Intents:
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
-    """Update a pool's rows, and write which nodes to start and end.
+    """Update a pool's rows, and record in them which nodes to start and end.
 
     Leases that have expired or are over their limits are deleted, operations that are complete or past their deadline
     are ended, and waiting leases are granted if they fit.
@@ -174,8 +174,7 @@ def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
 
 
 def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
-    """Write to the rows of surplus nodes that these nodes have to end, or to drain (finish their work before they
-    end)."""
+    """Change the state of nodes that have to end: `DRAINING` if the node may finish its work first, else `ENDING`."""
     difference = plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
     for node_id, reason in difference.end:

@@ -71,8 +71,8 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
 
 
 def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, now: float) -> str:
-    """Open an operation that ends when a pool has MIN_NODES ready nodes, and return the operation's id. The caller must
-    have set the pool's state to up (`begin_life`).
+    """Create an operation that succeeds when the pool has MIN_NODES ready nodes, and return the operation's id. The
+    caller must have set the pool's state to up (`begin_life`).
 
     If the pool has no base demand (the number of nodes to keep), set the base demand to MIN_NODES.
 
@@ -181,8 +181,8 @@ def lease(
         snapshot = replace(snapshot, leases=(*snapshot.leases, lease))
     elif lease.exclusive is not exclusive:
         raise InvalidArgumentError(
-            f'{holder} already has {_kind(lease.exclusive)} lease of {lease.size} nodes on pool "{name}", which cannot '
-            f"become {_kind(exclusive)} one: release it first"
+            f'{holder} already has {_kind(lease.exclusive)} lease of {lease.size} nodes on pool "{name}". This lease '
+            f"cannot be changed to {_kind(exclusive)} one: release the lease first"
         )
     elif lease.waiting:
         _supersede_requests(session, snapshot, lease, now)
@@ -337,7 +337,7 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
 
 
 def retire(session: Session, name: str, node_name: str, within: float, now: float) -> None:
-    """Write to the row of a node that the node will end soon.
+    """Record in a node's row that the node will end soon, and when.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -366,7 +366,7 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
 
 
 def note_leaving(session: Session, name: str, leaving: Collection[str], now: float) -> None:
-    """Write to the rows of a `ray://` pool's nodes that these nodes will end soon.
+    """Record that some nodes of a `ray://` pool will end soon: write the expected time to the row of each such node.
 
     Ray does not report when a node will end. So the expected end is `RETIRE_WITHIN` seconds from now, because a
     replacement should be ready by then.
@@ -409,10 +409,10 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     high = pool.max_nodes if max_nodes is None else max_nodes
     fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
     spec = PoolSpec.parse(fields)
-    sizes = {f"the lease of {lease.holder}": lease.size for lease in snapshot.leases}
-    sizes["the nodes that its leases take together"] = leased(snapshot)
+    sizes = {f"the size of the lease of {lease.holder}": lease.size for lease in snapshot.leases}
+    sizes["the number of nodes that its leases take together"] = leased(snapshot)
     if snapshot.demand:
-        sizes["its base demand"] = snapshot.demand.size
+        sizes["the size that `up` or `scale` has set"] = snapshot.demand.size
     for what, size in sizes.items():
         if size > high:
             raise InvalidArgumentError(

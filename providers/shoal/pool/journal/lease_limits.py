@@ -1,4 +1,5 @@
-"""End leases, with their jobs, whose lifetime or budget of node-hours is used up, and check the quotas of teams.
+"""End the leases whose lifetime or budget of node-hours is used up, and the jobs of these leases. Check the quotas of
+teams.
 
 Every reconcile round checks the limits, so a limit holds even if the process that requested the lease is dead or does
 not release the lease.
@@ -109,7 +110,7 @@ def quota_text(pool: Pool, team: str) -> str:
 
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:
-    """Raise an error if a lease is requested by a run that has used up its budget of node-hours.
+    """Raise an error if the run that requests a lease has used up its budget of node-hours.
 
     Args:
         session: The caller's transaction.

@@ -25,7 +25,7 @@ RETENTION_PERIOD = 3600.0
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete ended operations of a pool except the newest ones, old records of used nodes, and old logs of ended nodes.
+    """Delete a pool's ended operations (except the newest), old records of used nodes, and old logs of ended nodes.
 
     Raises:
         PoolNotFoundError: No pool has this name.

@@ -128,7 +128,8 @@ def _leases_of_running_jobs(session: Session, pool: str, leases: Sequence[Lease]
 
 
 def _keeps_lease(state: JobState, driver: dict[str, Any] | None) -> bool:
-    """Return whether a job keeps its lease: its attempt has not ended, or its driver still cleans up on this host.
+    """Return whether a job keeps its lease, because its attempt has not ended or its driver still cleans up on this
+    host.
 
     A driver first records the end of the attempt. Then it finishes the MLflow run and removes files, and the pool must
     not go down before that.
@@ -190,7 +191,7 @@ def forget(session: Session, gone: Sequence[str]) -> None:
 
 
 def note_stuck(session: Session, node_id: str, problem: str) -> None:
-    """Write to a node's row why the node cannot be ended."""
+    """Record in a node's row the reason why the node cannot be ended."""
     session.execute(update(Node).where(Node.id == node_id).values(error=problem))
 
 

@@ -149,7 +149,7 @@ def lifetime(session: Session, lease: Lease, now: float) -> float:
 
 
 def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: float) -> float:
-    """Return the node-seconds that the leases of a run have used on a pool.
+    """Return the node-seconds that the leases of a run (of a workflow or a script) have used on a pool.
 
     A run of a workflow engine has a holder name of its own, so all leases of the holder are counted. A plain Python
     process or a user at a terminal may use the same holder name for several runs, so only the present lease is counted.
@@ -175,7 +175,8 @@ def of_team(session: Session, pool: str, team: str, now: float, *, since: float)
 
 
 def of_job(session: Session, job_id: str, now: float) -> float:
-    """Return the node-seconds that a job has used: the sum over its attempts after the last successful attempt."""
+    """Return the node-seconds that a job has used since its last successful attempt. If no attempt has succeeded, all
+    attempts are counted."""
     after = session.scalar(select(func.max(Job.attempt)).where(Job.id == job_id, Job.state == JobState.SUCCEEDED)) or 0
     return _sum_matching(session, (Usage.job_id == job_id) & (Usage.attempt > after), now)
 
@@ -216,7 +217,7 @@ def _seconds(row: Usage, shared_now: float) -> float:
 
 
 def _sum_matching(session: Session, which: ColumnElement[bool], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of all rows that match a condition. Use before `since` is not counted.
+    """Return the node-seconds of all rows that match a condition. The time before `since` is not counted.
 
     The database adds up the closed rows, because the caller may hold the write lock, and a team has thousands of rows
     in a month. Only open rows, and rows that began before `since`, are read one by one.
@@ -231,7 +232,7 @@ def _sum_matching(session: Session, which: ColumnElement[bool], now: float, *, s
 
 
 def _sum_rows(session: Session, rows: Sequence[Usage], now: float, *, since: float = 0.0) -> float:
-    """Return the node-seconds of several rows. Use before `since` is not counted."""
+    """Return the node-seconds of several rows. The time before `since` is not counted."""
     shared_now = stamps.shared_now(session, now)
     total = 0.0
     for row in rows:

@@ -109,8 +109,8 @@ def _reconcile_all(store: Store, lock: Path) -> None:
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
         while store.exists() and (names := _active_pools(store)) != []:
             if not _is_file(lock, locked):
-                # Usually, a user has removed $SHOAL_HOME. The lock on a removed file does not stop other reconcilers
-                # from starting, so this reconciler ends.
+                # The lock file was removed, usually because a user has removed $SHOAL_HOME. The lock on a removed
+                # file does not stop other reconcilers from starting, so this reconciler ends.
                 raise _Ended(f"the lock file {lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()
@@ -142,8 +142,8 @@ class _LostJobCheck:
         self._look_at = self._settle_at = 0.0
 
     def look(self, names: list[str]) -> None:
-        """Check the jobs of the given pools. If the row of a job no longer changes, the job may be lost. Then start the
-        command ``shoal.jobs.settle``, which asks the pools' heads about their jobs.
+        """Check the jobs of the given pools. If the row of a job no longer changes, the job may be lost. In this case,
+        start the command ``shoal.jobs.settle``, which asks the pools' heads whether such jobs still run.
 
         The jobs are checked at most every 10 s, and the command is started at most every 60 s.
 

@@ -23,8 +23,8 @@ class SilentJobs:
         self._unchanged_since: dict[tuple[object, ...], float] = {}
 
     def among(self, unfinished: Iterable[Job]) -> list[Job]:
-        """Return the jobs that may be lost. A job may be lost if this host has no process that is known to submit or
-        run the job, and the job's row has not changed for 30 s (45 s for a job that waits in a queue).
+        """Return the jobs that may be lost. A job may be lost if no process on this host is known to submit or run
+        the job, and the job's row has not changed for 30 s (45 s for a job that waits in a queue).
 
         A job that was sent to the head but has not begun may be lost even if its submitter runs on this host. A job
         that waits in a queue may be lost even if a process polls it, because a process on another host cannot start it.
@@ -43,7 +43,7 @@ def _patience_s(job: Job) -> float:
 
 
 def _is_doubtful(job: Job) -> bool:
-    """Return whether a job may be lost, because this host has no process that is known to submit or run the job."""
+    """Return whether a job may be lost, because no process on this host is known to submit or run the job."""
     if job.is_waiting:
         # Checking the submitter's process would not help. The process may be alive but no longer poll the job, or may
         # run on another host.
@@ -58,8 +58,8 @@ def _is_doubtful(job: Job) -> bool:
         return False
     driver = ProcessId.from_json(job.driver)
     # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
-    # change the job's row, so `among` does not return the job. A driver of shoal 0.1 writes no heartbeats, so its job
-    # may be lost only if the driver is known to have ended.
+    # change the job's row, so `among` does not return the job. A driver of shoal 0.1 writes no heartbeats, so a job
+    # with such a driver is returned only if the driver is known to have ended.
     return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
 
 

@@ -1,5 +1,4 @@
-"""Sweep this host: end the nodes that their pool does not need any more, and the nodes that have no row in the
-database."""
+"""Sweep this host: end the nodes that no pool needs any more, and the nodes that have no row in the database."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ only after their head has ended. More than five times were never needed."""
 
 
 def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
-    """End the nodes on this host that their pool does not need any more, and the nodes that have no row in the
-    database.
+    """End the nodes on this host that no pool needs any more, and the nodes that have no row in the database.
 
     The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
 

@@ -185,7 +185,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all drivers that it has started."""
-        self._process.kill()  # if only its pipes were closed, it would first finish a running import
+        # If only the pipes were closed, the fork server would first finish a running import.
+        self._process.kill()
 
     def _read(self) -> None:
         with self._requests, self._answers:

@@ -1,5 +1,5 @@
-"""Environment variables of the processes of a local pool: for Ray, and those that they inherit from the process that
-starts them."""
+"""Build the environment variables for the processes of a local pool: settings for Ray, and variables inherited from the
+parent process."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def gpu_turn(
 
 
 def _claimants(spec: PoolSpec, found: Sequence[Gpu], least: int) -> list[Claimant]:
-    """Return the nodes of embedded pools that have to release their GPUs before a pool can start.
+    """Return the nodes of embedded pools that have to release their GPUs before the given pool can start.
 
     The result is empty if the pool can start now, or if it would have too few GPUs even after those nodes have ended.
     """

@@ -324,7 +324,7 @@ def _is_stranger(pid: int) -> bool:
 
 
 def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return Ray's numbers of the visible GPUs that are not from NVIDIA."""
+    """Return the visible non-NVIDIA GPUs, by the numbers that Ray gives them."""
     if "ray" in sys.modules:
         from shoal.pool.backends.local import raylet
 

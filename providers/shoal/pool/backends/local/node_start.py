@@ -35,7 +35,8 @@ class Member(Protocol):
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """Return the node's addresses by name. The supervisor writes this dict to the node's row."""
+        """Return the node's addresses as a dict from name to address. The supervisor writes this dict to the node's
+        row."""
 
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more, or None if the node works."""

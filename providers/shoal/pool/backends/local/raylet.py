@@ -30,7 +30,7 @@ class _NodeWithoutDashboard(Node):  # type: ignore[misc]
 
 
 def other_gpus() -> list[str]:
-    """Return Ray's numbers of the GPUs that are not from NVIDIA and that this process may use."""
+    """Return the non-NVIDIA GPUs that this process may use, by the numbers that Ray gives them."""
     manager = get_accelerator_manager_for_resource("GPU")
     if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
         return []
@@ -40,7 +40,7 @@ def other_gpus() -> list[str]:
 
 
 def show_other_gpus(numbers: Sequence[str]) -> None:
-    """Set which GPUs that are not from NVIDIA are visible to the processes that this process starts from now on."""
+    """Set which non-NVIDIA GPUs are visible to the processes that this process starts from now on."""
     get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 

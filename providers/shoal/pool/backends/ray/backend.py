@@ -92,8 +92,8 @@ class RayBackend:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Lower the pool's request to the autoscaler to the number of nodes that the pool should have now. The
-        autoscaler can then end the surplus nodes, and the caller may delete their rows."""
+        """Ask the autoscaler for only as many nodes as the pool should have now. The autoscaler can then end the
+        surplus nodes, and the caller may delete their rows."""
         try:
             self._replace_request(pool)
         except ConnectionRefusedByClusterError:
@@ -156,8 +156,8 @@ def _order(pool: PoolRef) -> dict[str, object]:
 
 
 def _assign(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
-    """Assign free nodes of the cluster to the database rows that wait for a node: the head to the head's row, and the
-    other nodes to the other rows, both in the given order, so that every process assigns them in the same way."""
+    """Assign free nodes of the cluster to the database rows that wait for a node. The head's row gets the cluster's
+    head. The other rows get the other nodes in the given order, so that every process makes the same assignment."""
     pairs: list[tuple[NodeRef, ClusterNode]] = []
     for is_head in (True, False):
         rows = [ref for ref in waiting if ref.is_head is is_head]

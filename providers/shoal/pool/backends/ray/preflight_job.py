@@ -79,7 +79,7 @@ def _read_store(pool: str) -> None:
 
     with Store(migrate=False).reading() as session:
         if session.get(Pool, pool) is None:
-            raise LookupError(f'this node uses another store, which has no pool "{pool}"')
+            raise LookupError(f'this node uses a store that has no pool "{pool}"')
 
 
 def _try_out(location: str) -> None:
