@@ -184,7 +184,7 @@ class TestPackages:
     def test_what_cannot_be_installed_is_said(self, tmp_path):
         with pytest.raises(JobError, match=r"run_config.packages \(nonesuch\) cannot be installed: .*nonesuch was not"):
             packages.install(["nonesuch"], tmp_path / "there", {})
-        with pytest.raises(JobError, match=r"would change ray==1\.0 on the nodes"):
+        with pytest.raises(JobError, match=r"would install ray==1\.0 for the workers"):
             packages.install(["greedy"], tmp_path / "there", {})
 
     def test_a_pool_installs_them_once_until_it_gets_another_head(self, fresh_home, capsys, monkeypatch):

@@ -58,7 +58,7 @@ class Gang:
 
     @classmethod
     def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
-        """Return the group of workers for a job's spec, or for the request of an estimator or a training function."""
+        """Return the group of workers for a job's spec, or for the request that an estimator or distributor creates."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
         # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs

@@ -234,8 +234,10 @@ class JobHandle:
 
     @property
     def submissions(self) -> int:
-        """Return the attempt's number of submissions when this handle was created; see `unless_resubmitted` in
-        :meth:`cancel`."""
+        """Return how often the attempt had been submitted when this handle was created.
+
+        :meth:`cancel` uses this number if `unless_resubmitted` is set.
+        """
         return self._submissions
 
     @property
@@ -510,8 +512,8 @@ class JobHandle:
             return submit()
         except BaseException as error:
             if self._secrets is None and not isinstance(error, Exception):
-                # Ctrl-C in this process must not end a job that another process submitted. Another process sends that
-                # job later.
+                # `_secrets` is None if another process has submitted the job. Ctrl-C in this process must not end such
+                # a job. Another process sends the job to the head later.
                 raise
             # The head may start a driver in spite of the error. Such a driver finds that the attempt has ended, and
             # exits. An attempt that another process has submitted meanwhile is not recorded as failed.
@@ -818,8 +820,8 @@ class JobHandle:
             raise JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
         self._await_clean_up(job)
         result = JobResult.model_validate(job.result)
-        # The result is marked as collected only in this last step. If this process is killed before this step, a new
-        # submission of the same job still finds the result.
+        # The result is marked as returned to a caller only in this last step. If this process is killed before this
+        # step, a new submission of the same job still gets the result.
         attempts.collect(self._store, self._key, self._clock())
         return result
 
@@ -873,7 +875,7 @@ class JobHandle:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Log any error of the `with` block, which removes files, instead of raising the error."""
+        """Log any error of a `with` block that removes files. The error is not raised."""
         try:
             yield
         except Exception as error:  # Different storages raise different exceptions, so all types are caught.

@@ -18,7 +18,10 @@ its first request. 6 tries take 15 s in total."""
 
 
 class HeadGoneError(JobError):
-    """Error for a request that the head did not answer. If its machine refused the connection, the head has ended."""
+    """Error for a request that the head did not answer.
+
+    If the head's machine refused the connection, the head has ended.
+    """
 
 
 class HeadBusyError(JobError):

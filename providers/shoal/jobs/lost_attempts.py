@@ -128,7 +128,10 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:
-    """Return the addresses of a pool's head. A job's row keeps the addresses, so that a replaced head is noticed."""
+    """Return the addresses of a pool's head, in the form in which a job's row stores them.
+
+    If the addresses of the pool's present head differ from those in the row, another head has replaced the job's head.
+    """
     return {"api": endpoint.api, "gcs": endpoint.gcs}
 
 

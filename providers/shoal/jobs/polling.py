@@ -20,7 +20,7 @@ def bounded_pause(wanted_s: float) -> float:
 
 
 def pause_after(waited_s: float) -> float:
-    """Return the seconds to pause before the next read of the row of a job that has started.
+    """Return the seconds to pause between two reads of a job's row, if the job has started.
 
     Args:
         waited_s: Seconds for which the process has waited for the job.

@@ -66,8 +66,8 @@ def submit(
     (`shoal.jobs.queue_order`).
 
     The call returns a handle of the existing attempt while the same job is pending or running, or if it has succeeded
-    and its result has not been collected yet. In all other cases a new attempt is submitted. Plain Python and the CLI
-    get a new job with every call, unless ``run_config.job_id`` is set.
+    and its result has not been returned to a caller yet. In all other cases a new attempt is submitted. Plain Python
+    and the CLI get a new job with every call, unless ``run_config.job_id`` is set.
 
     A try of a workflow engine's task (`task`) also finds the unfinished job of an earlier try if the spec has changed
     since that try, for example because a template contains the present time. The try then waits for the job of the
@@ -237,15 +237,15 @@ def _of_earlier_try(
         if not is_ended and task.is_older_than(job):
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
-            # This try does not take over the job. If the job has a result, it is marked as collected, so that no later
-            # submission finds the result.
+            # This try of the task does not take over the job. A result of the job is marked as returned to a caller, so
+            # that no later submission gets that result.
             if is_ended:
                 attempts.collect(store, Key(job.id, job.attempt), clock())
             else:
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
-        # The job's submitter has not put the job into the queue yet. This try does not take over such a job, because
-        # only the submitter has the job's credentials. If this try has a different spec, the job is also ended.
+        # The job's submitter has not put the job into the queue yet. This try of the task does not take over such a
+        # job, because only the submitter has the job's credentials. If this try has a different spec, the job is ended.
         if job.state is JobState.PENDING and job.queued_at is None:
             why = "another try of the task submits the task's job with another spec"
             if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
@@ -350,7 +350,7 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
         DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     if job.state in JOB_ENDED:
-        return True  # `attempts.ask` returns an ended attempt only if it has a result that can still be collected
+        return True  # `attempts.ask` returns an ended attempt only if its result has not been returned to a caller yet
     if job.state is JobState.PENDING:
         # If the attempt belongs to an earlier submission, it uses that submission's staged data. The data that were
         # staged for this call are then not claimed.

@@ -149,10 +149,10 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
 
 
 def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the digest of a function's arguments, which is equal if the same job is submitted again.
+    """Return the digest of the arguments of the training function.
 
-    The result is None if the arguments are not plain data, because their pickled bytes may differ between two
-    submissions of the same job.
+    If the same job is submitted again, the digest is equal. The result is None if the arguments are not plain data,
+    because their pickled bytes may differ between two submissions of the same job.
     """
     try:
         return ids.digest([list(args), dict(kwargs)])

@@ -47,7 +47,7 @@ class AttemptContext:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def times(self) -> JobTimes:
-        """Return the seconds of each step until now, print them, and log them to the MLflow run."""
+        """Return the seconds that each step has taken up to now, print them, and log them to the MLflow run."""
         times = self.stopwatch.times()
         if self.run:
             self.run.log_values({f"seconds/{step}": seconds for step, seconds in times.measured().items()})
@@ -73,9 +73,12 @@ class AttemptContext:
         return patiently(self.store, lambda: attempts.is_current(self.store, self.key))
 
     def has_ended(self, claim: Claim) -> bool:
-        """Return whether an attempt has ended. A folder's claim (the content of its marker file) names the attempt.
+        """Return whether the attempt that owns a folder has ended.
 
         The result is False if the attempt is not in the store.
+
+        Args:
+            claim: Content of the folder's marker file. It names the attempt.
         """
         key = Key(claim.job_id, claim.attempt)
         return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

@@ -157,7 +157,7 @@ class ForkServer:
         gc.freeze()
 
     def _restart(self) -> None:
-        """Replace this process by a new server with the same process id and pipes, which has imported no libraries.
+        """Replace this process by a new server that has imported no libraries, but has the same process id and pipes.
 
         A fork copies only one thread, and a lock that another thread holds would never be released in the fork. So the
         server restarts if a library has started a thread, and does not import that library again.

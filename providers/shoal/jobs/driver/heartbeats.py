@@ -97,7 +97,7 @@ class HeartbeatThread:
         self._done.set()
 
     def _renew_lease(self, job: Job | None) -> None:
-        """Renew the lease of the pool's nodes after each third of its duration, so that the job keeps the nodes."""
+        """Renew the job's lease of nodes whenever a third of its duration has passed. The job then keeps the nodes."""
         if job is None or self._monotonic() < self._renew_at:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3

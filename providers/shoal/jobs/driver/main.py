@@ -191,7 +191,7 @@ class Driver:
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
             elif isinstance(self._spec, FunctionJobSpec):
-                # The error's notes contain the traceback of the user's training function, which the user needs.
+                # The error's notes contain the traceback of the user's training function, so they are printed.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
             return _End(
@@ -453,7 +453,7 @@ def main() -> int:
         telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
-            sys.path.append(os.getcwd())  # frames (small DataFrames sent with the job) are found by sys.path
+            sys.path.append(os.getcwd())  # shoal looks for frames (small DataFrames sent with the job) in sys.path
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

@@ -44,7 +44,7 @@ class Stopwatch:
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Record that the workers have finished at the time of this call.
+        """Record the time of this call as the time at which the workers have finished.
 
         Args:
             train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.
@@ -55,7 +55,10 @@ class Stopwatch:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Measure the seconds of the `with` block, which compares the model with the champion. Blocks add up."""
+        """Measure the seconds of the `with` block, which compares the model with the champion.
+
+        If there are several such blocks, their seconds are added up.
+        """
         began = self._monotonic()
         try:
             yield
@@ -63,7 +66,7 @@ class Stopwatch:
             self._score_s = (self._score_s or 0.0) + self._monotonic() - began
 
     def times(self) -> JobTimes:
-        """Return the seconds of each step until now, and print them to the job's log."""
+        """Return the seconds that each step has taken up to now, and print them to the job's log."""
         worked_s = (self._read_s or 0.0) + self._train_s
         times = JobTimes(
             queue=self._queue_s,

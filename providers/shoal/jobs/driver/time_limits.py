@@ -1,5 +1,8 @@
-"""Decide why a driver has to end its job: the job was cancelled, exceeded its time limit or its budget, or was not
-polled by any process for `orphan_after` seconds."""
+"""Decide whether a driver has to end its job, and why.
+
+The possible reasons: the job was cancelled, has exceeded its time limit or its budget, or was not polled by any process
+for `orphan_after` seconds.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def stored(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def unpack(paths: Sequence[str], folder: Path) -> None:
-    """Unpack the archives that :func:`stored` has returned, so that the code can be imported from the folder.
+    """Unpack the archives from :func:`stored` into a folder, so that Python can import the code from this folder.
 
     Raises:
         JobError: An archive cannot be read, or was changed.

@@ -44,8 +44,9 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):
         raise JobError(
-            f"run_config.packages would change {', '.join(missing[name] for name in replaced)} on the nodes, but all "
-            "processes of a pool must have the same version: leave out packages that need another version"
+            f"run_config.packages would install {', '.join(missing[name] for name in replaced)} for the workers, but "
+            "all processes of a pool must have the same version of Ray and of shoal: leave out packages that need a "
+            "version that the nodes do not have"
         )
     if missing:
         _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)

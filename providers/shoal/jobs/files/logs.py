@@ -122,7 +122,7 @@ def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
-    # FileIO does not buffer, so closing the file writes nothing and cannot fail because the disk is full.
+    # FileIO does not buffer. So closing the file writes nothing, and works even if the disk is full.
     with FileIO(path, "a") as file:
         sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
         try:

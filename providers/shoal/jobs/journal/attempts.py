@@ -77,8 +77,8 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     """Return the row of an attempt for a submission: an existing attempt of the same job, or else a new one.
 
     The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
-    its result has not been collected. In all other cases this function adds a row for a new attempt, and the caller has
-    to send that attempt to the pool's head.
+    its result has not been returned to a caller yet. In all other cases this function adds a row for a new attempt, and
+    the caller has to send that attempt to the pool's head.
 
     If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
     attempt goes on even if no process polls it.
@@ -142,7 +142,7 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
         if job.submitter is not None:
             job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         if task is not None:
-            # The log of a new try begins with the first line of the job's log.
+            # None: the log of the new try in the workflow engine shows the job's log from its first line.
             job.task_key, job.task_try, job.log_shown = task.key, task.number, None
         return job
 
@@ -393,7 +393,7 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
 
 
 def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
-    """Set the number of GPUs per worker in a job's group of workers, unless it is unknown whether the job uses GPUs.
+    """Set the number of GPUs per worker in a job's group of workers. If `uses_gpu` is None, change nothing.
 
     Without this number, a job that uses no GPUs could wait in the queue until GPUs are free.
     """
@@ -454,7 +454,7 @@ def end(
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
-    seconds.pop("queue", None)  # the driver has recorded these seconds at its start
+    seconds.pop("queue", None)  # the driver has already reported the seconds in the queue, at its start
     telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
 
@@ -503,7 +503,7 @@ def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now
 
 
 def collect(store: Store, key: Key, now: float) -> None:
-    """Record that the result of an attempt was collected, so that the next submission creates a new attempt."""
+    """Record that the result of an attempt was returned to a caller. The next submission then creates a new attempt."""
     with transaction(store, JobStep.COLLECT) as session:
         job = get(session, key)
         job.collected_at = job.collected_at or now

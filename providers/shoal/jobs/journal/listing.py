@@ -140,7 +140,7 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
 
 @dataclass(frozen=True)
 class StoreMark:
-    """Mark of the store's contents. If pools, nodes, leases, operations or jobs change, the next mark is different.
+    """Mark to detect changes of the store. If pools, nodes, leases, operations or jobs change, the mark changes.
 
     Attributes:
         text: Text to compare with the text of another mark; the text has no other meaning.
@@ -175,12 +175,12 @@ def store_mark(store: Store) -> StoreMark:
 
 
 def _joined(*columns: Any) -> ScalarSelect[str]:
-    """Return a subquery whose result is one text with the given columns' values from all rows of their table."""
+    """Return a subquery that joins the values of the given columns, from all rows of their table, into one text."""
     return select(func.aggregate_strings(_joined_text(columns), ",")).scalar_subquery()
 
 
 def _counts_and_maxima(*columns: Any) -> ScalarSelect[str]:
-    """Return a subquery whose result is one text with the number of values and the maximum of each given column."""
+    """Return a subquery that joins, into one text, the number of values and the maximum of each given column."""
     return select(
         _joined_text([part for column in columns for part in (func.count(column), func.max(column))])
     ).scalar_subquery()

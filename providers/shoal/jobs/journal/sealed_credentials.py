@@ -1,5 +1,4 @@
-"""Read and change the columns of an attempt's row through which its driver gets its credentials
-(`shoal.jobs.remote`)."""
+"""Pass credentials to a driver through columns of the attempt's row (see `shoal.jobs.remote`)."""
 
 from __future__ import annotations
 

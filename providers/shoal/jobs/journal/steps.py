@@ -67,7 +67,7 @@ class JobStep(StrEnum):
     """Action: remove files that are not needed any more, such as staged data and credentials that no driver has
     read."""
     COLLECT = "collect"
-    """Transaction: record that the result was collected."""
+    """Transaction: record that the result was returned to a caller."""
 
 
 class RetentionStep(StrEnum):

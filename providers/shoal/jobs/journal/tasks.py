@@ -38,7 +38,7 @@ class TaskTry:
         return job.task_key == self.key and (job.task_try or 0) > self.number
 
     def superseded_by(self, job: Job) -> JobError:
-        """Return the error for a try whose job belongs to a newer try."""
+        """Return the error for a try of a task if its job already belongs to a newer try."""
         return JobError(
             f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if try '
             f"{job.task_try} does not exist any more, end the job with `shoal jobs cancel {job.id}`"
@@ -49,7 +49,7 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     """Return the rows of attempts that earlier tries of a task have submitted, the newest first.
 
     An attempt is returned if it has not ended. The newest attempt of the task is also returned if it has succeeded and
-    its result was not collected.
+    its result has not been returned to a caller yet.
 
     Args:
         store: Store that has the rows.

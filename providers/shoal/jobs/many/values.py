@@ -52,8 +52,8 @@ class SharedColumn:
             )
         if any(dataset.staging for dataset in datasets):
             raise InvalidArgumentError(
-                "a dataset of the spec is a staged copy (of a DataFrame or a query's result), which is removed when "
-                "its first job ends: write the rows to Parquet files, or give sql and a connection"
+                "a dataset of the spec is a staged copy (of a DataFrame or a query's result). shoal removes the copy "
+                "when the first of the jobs ends: write the rows to Parquet files, or give sql and a connection"
             )
         named = [dataset.connection for dataset in datasets if dataset.connection]
         self._urls = credentials.connections(named, os.environ, connection_url)

@@ -174,7 +174,7 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
     if labels.shape[0] == 0 or predictions.shape[0] != labels.shape[0]:
         raise DataError(
             f"the holdout has {labels.shape[0]} labels, but the model returned {predictions.shape[0]} predictions: "
-            "name a holdout with rows, and a model that returns one prediction per row"
+            "name a holdout that is not empty, and a model that returns one prediction per row"
         )
     if not np.isfinite(predictions).all():
         return float("nan")

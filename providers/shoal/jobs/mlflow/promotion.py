@@ -261,7 +261,7 @@ def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
-    """Return the versions that were registered before a version, the newest first, at most ten."""
+    """Return the last ten versions that were registered before the given version, the newest first."""
     found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
     promoted, metric = set(ledger.confirmed()), legal_name(register.metric)
     earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]

@@ -180,8 +180,10 @@ class _Deletion:
     aliases: set[str]
 
     def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
-        """Delete the given versions, except versions that are needed by now (see `_delete`), and yield each deleted
-        version."""
+        """Delete the given versions, and yield each deleted version.
+
+        A version is kept if it is needed now (see `_delete`).
+        """
         if not versions:
             return
         recorded = {each.alias for each in confirmed_promotions(self.store, self.registry.uri, self.model)}
@@ -195,8 +197,7 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version, unless it is needed by now: it has an alias, was promoted last, or belongs to a running
-        job.
+        """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job.
 
         Returns:
             False if the version is needed or is already deleted, or if a lock was lost. After a lost lock, the next

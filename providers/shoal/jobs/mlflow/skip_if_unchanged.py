@@ -163,7 +163,7 @@ def mark_skipped(run: Run, reason: str) -> None:
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
-    """Return the newest version of a model whose training has succeeded; None if there is no such version."""
+    """Return the newest version of a model that a successful training has registered; None if there is none."""
     for version in newest_versions(run.client, model, _LOOKED_AT):
         if TAG in version.tags and _succeeded(store, version.tags):
             return version

@@ -107,7 +107,9 @@ def _files(directory: str) -> list[Path]:
     try:
         return [file for file in sorted(Path(directory).iterdir()) if not file.name.startswith(_OURS)]
     except FileNotFoundError:
-        raise DataError(f"the staged data in {directory} do not exist any more: stage them again") from None
+        raise DataError(
+            f"the staged data in {directory} do not exist any more: stage them again by creating the connector again"
+        ) from None
 
 
 def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec) -> DatasetSpec:

@@ -94,8 +94,9 @@ def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, Any]:
-    """Add an attempt's package to the runtime environment of its workers, so that the workers can read the package's
-    frames.
+    """Add an attempt's package to the runtime environment of its workers.
+
+    Then the workers can read the frames (small DataFrames) in the package.
 
     Args:
         runtime_env: Ray's runtime environment for the workers.

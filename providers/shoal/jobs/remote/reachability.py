@@ -1,4 +1,4 @@
-"""Refuse a job that the pool's nodes cannot run, because they cannot reach its files or lack software."""
+"""Refuse a job if the pool's nodes cannot reach the job's files, or lack software that the job needs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
 
 
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
-    """Return the spec with a location for the results that the pool's nodes can reach.
+    """Make sure that the job's results go to a location that the pool's nodes can reach, and return the spec.
 
     If the spec names no location and the nodes do not share `$SHOAL_HOME`, the results go into the state store. In all
     other cases the spec is returned unchanged.

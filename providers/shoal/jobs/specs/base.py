@@ -90,9 +90,10 @@ class AnySpec(Settings, ABC):
         return self
 
     def completed(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a copy of the spec with the pool's name and with the options of the submitter's MLflow session.
+        """Return a copy of the spec with the pool's name and with the submitter's MLflow settings.
 
-        Only MLflow options that the spec does not set get the values of the session.
+        These are settings of the submitter's process, such as the tracking URI, the experiment and the active run. They
+        are used only for MLflow options that the spec does not set.
 
         Relative paths of datasets are made absolute, because the job runs in another folder than the submitter.
 
@@ -103,10 +104,10 @@ class AnySpec(Settings, ABC):
         return self._completed(pool, Caller.of(environment))
 
     def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Complete the spec like :meth:`completed`, but only with values that identify the job, for the fingerprint.
+        """Return a completed copy of the spec from which the job's fingerprint can be computed.
 
-        The copy gets only MLFLOW_TRACKING_URI of the submitter's MLflow session. The rest of the session may differ if
-        another process submits the same job again.
+        Of the submitter's MLflow settings, the copy gets only MLFLOW_TRACKING_URI. The other settings may differ if
+        another process submits the same job again. For the rest, see :meth:`completed`.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -139,10 +140,10 @@ class AnySpec(Settings, ABC):
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec without the differences between two submissions of the same job.
+        """Return a copy of the spec that is equal for every submission of the same job.
 
-        The fingerprint is computed from the copy. Examples of such differences: the data were staged in another folder,
-        or the code was pickled at another time.
+        The fingerprint is computed from the copy. The copy does not contain, for example, the folder in which the data
+        were staged, or the file of the pickled code.
 
         Args:
             by_content: Function that returns the given dataset's spec with a digest of its content in place of its
