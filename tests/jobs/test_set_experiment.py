@@ -192,7 +192,7 @@ class TestDriver:
 
 
 class TestCaller:
-    """What a job takes over from the MLflow session of the process that submits it."""
+    """What a job takes over from the MLflow settings of the process that submits it."""
 
     @pytest.fixture
     def session(self, fresh_home: Path, own_mlflow: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -40,7 +40,7 @@ def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) ->
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:
-    """Check that the active nodes have room for a requested number of nodes, workers or CPUs.
+    """Check that a requested number of nodes, workers or CPUs is not larger than the number that is available.
 
     If the number is too large, raise an error, or reduce the number and warn.
 

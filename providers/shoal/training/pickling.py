@@ -61,8 +61,8 @@ def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
-    # Two kinds of modules have no file, and cloudpickle needs no registration for them: modules that are built into
-    # Python, which every node has, and the main module of an interactive session, which cloudpickle always pickles.
+    # Modules without a file need no registration with cloudpickle. They are either built into Python, so every node has
+    # them, or they are the main module of an interactive session, which cloudpickle always pickles.
     return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
 
 

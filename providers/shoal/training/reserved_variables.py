@@ -24,6 +24,7 @@ def check_variable(name: str) -> None:
         raise ValueError(f'"{name}" is not the name of an environment variable: use only letters, digits and "_"')
     if _RESERVED.fullmatch(name):
         raise ValueError(
-            f"{name} cannot be set for a job: shoal, Ray or the node sets this variable, or a running process ignores "
-            f"it. Remove {name}. To make modules importable in the workers, use the options code and packages"
+            f"{name} cannot be set for a job: shoal, Ray or the node sets this variable, or the variable has no "
+            f"effect in a process that is already running. Remove {name}. To make modules importable in the workers, "
+            "use the options code and packages"
         )

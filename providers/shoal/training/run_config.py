@@ -136,7 +136,8 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without those unset options that earlier versions of shoal did not have.
+        """Return the options as a dict. Options that earlier versions of shoal did not have are included only if they
+        are set.
 
         A job without these options therefore has the same stored spec and fingerprint as in earlier versions of shoal.
         """

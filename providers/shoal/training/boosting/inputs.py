@@ -14,8 +14,8 @@ from shoal.training.boosting.rows import Part
 
 
 def max_eval_rows(framework: Framework) -> int | None:
-    """Return the maximum number of rows of an eval set, for a library in which every worker evaluates the whole eval
-    set; None for a library in which the rows of an eval set are divided among the workers."""
+    """Return the maximum number of rows of an eval set. Only a library in which every worker evaluates the whole eval
+    set has a maximum; for other libraries, return None."""
     rows: int | None = importlib.import_module(f"shoal.training.{framework}.eval_sets").MAX_ROWS
     return rows
 
@@ -118,7 +118,7 @@ def shard_datasets(
 
 
 def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
-    """Divide an eval set into one shard per worker, or into one shard per row (or group) if there are more workers than
-    rows (or groups)."""
+    """Divide an eval set into one shard per worker, but not into more shards than the eval set has rows (or groups, if
+    `group_col` is set)."""
     most = connector.num_groups(group_col) if group_col else connector.num_rows()
     return connector.plan(min(num_workers, most), seed, group_col)

@@ -112,9 +112,9 @@ class Batch:
 # other data needs memory at the same time. The quantised rows (rows converted to histogram bins) need a quarter of the
 # decoded size, and the row group that is being decoded needs memory, too.
 _CACHE_FRACTION = 0.3
-# Maximum size of the decoded rows that a worker keeps in memory if the rows come from local files and the training
-# rounds do not read them again. If the rows are larger, each pass decodes them again. Decoding takes only 0.1 to 0.2 s
-# per 100 MB, but the decoded rows take as much memory as all data that XGBoost derives from the rows.
+# Maximum size of the decoded rows that a worker keeps in memory, for rows that come from local files and are read only
+# before the first round. Larger rows are not kept: each pass decodes them again. Decoding takes only 0.1 to 0.2 s per
+# 100 MB, but the decoded rows take as much memory as all data that XGBoost derives from the rows.
 _CHEAP_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
 

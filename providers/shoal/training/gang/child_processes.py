@@ -195,7 +195,8 @@ class _Proxy:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> None:
-        """Set the result of each call when its answer arrives, or to `Lost` when the other process has ended."""
+        """Store each answer as the result of its call. When the other process has ended, set the results of all
+        unanswered calls to `Lost`."""
         import cloudpickle
 
         with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
@@ -322,7 +323,8 @@ class _Child:
 
 
 def _start(settings: _StartSettings, calls: socket.socket, output: int) -> _Process:
-    """Start the process of a worker: a fork of the template if it has the same settings, else a new Python process."""
+    """Start the process of a worker: fork it from the template if the template has the same settings; otherwise start a
+    new Python process."""
     with _template_lock:
         if _template is not None and _template.can_fork(settings) and (forked := _template.fork(calls, output)):
             return forked

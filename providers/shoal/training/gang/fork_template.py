@@ -20,7 +20,7 @@ from shoal.training.host.memory import trim_memory
 
 
 class Template:
-    """Process that forks the workers; the driver calls the methods over a socket.
+    """Process that forks the workers; the driver calls the methods of this class over a socket.
 
     Args:
         control: Socket to the driver.
@@ -89,7 +89,7 @@ class Template:
 
 
 def fork_template() -> socket.socket:
-    """Fork a template from this process, which must have one thread.
+    """Fork a template from this process, which must have only one thread.
 
     Returns:
         The driver's end of the socket to the template. The template ends when this socket is closed.

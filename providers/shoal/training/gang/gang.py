@@ -144,7 +144,7 @@ class Gang:
 
     @property
     def host(self) -> str:
-        """Address of the driver that all nodes can reach."""
+        """Address at which all nodes can reach the driver."""
         return self._started.host
 
     @property
@@ -395,7 +395,8 @@ class Gang:
 
 
 def _reserved(shape: GangShape, deadline: float) -> Workers:
-    """Reserve the resources of a gang's workers in the cluster of this process.
+    """Reserve the resources of a gang's workers in the Ray cluster. Without Ray, only check that the workers fit on
+    this machine.
 
     Raises:
         CapacityError: The nodes are too small for the gang, or had no free room in time.

@@ -1,4 +1,4 @@
-"""Decide when a worker counts as lost: its heartbeats stop, or its socket to the driver closes.
+"""Detect lost workers: a worker counts as lost when its heartbeats stop or its socket to the driver closes.
 
 There is one socket between the driver and each worker, which also tells the worker that its driver is dead.
 
@@ -55,7 +55,7 @@ _SPARE_CONNECTIONS = 64
 
 
 class EventKind(Enum):
-    """Kinds of events about a worker that `WorkerConnections`, the driver's end of the workers' sockets, reports."""
+    """Kinds of events that `WorkerConnections` (the driver's end of the workers' sockets) reports about a worker."""
 
     GONE = "gone"
     """The worker's process or host is gone, or does not respond; the text contains the reason."""
@@ -242,7 +242,7 @@ class WorkerConnections:
         return True
 
     def _handle(self, connection: _Connection, rank: int, frame: bytes) -> None:
-        """Decode a frame (one line of text from a worker), and call the function `listener` with its content.
+        """Decode a frame (one line of text from a worker), and pass the content to the function `listener`.
 
         Raises:
             Exception: The frame is malformed, or the listener raised.
@@ -288,7 +288,7 @@ class WorkerConnections:
 
 
 def detect_vanished_host(sock: socket.socket) -> None:
-    """Set the options of a socket with which the kernel closes the socket if the other host vanishes."""
+    """Set TCP options of a socket, so that the kernel closes the socket if the other host vanishes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in _KEEPALIVE:

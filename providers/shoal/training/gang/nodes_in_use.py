@@ -42,5 +42,5 @@ def nodes_in_use() -> tuple[int, float]:
 
 
 def record(gang: object, nodes: Iterable[str]) -> None:
-    """Record the nodes on which a gang has workers; no nodes if the gang has ended."""
+    """Record the nodes on which a gang has workers. `nodes` is empty if the gang has ended."""
     _nodes_in_use.set(gang, nodes)

@@ -25,8 +25,8 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a gang (group of workers) to one run, and keep the gang for later runs with as many workers of the same
-    size.
+    """Provide a gang (group of workers) to one run, and keep the gang for later runs with the same number and size of
+    workers.
 
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
     number or size.
@@ -61,7 +61,7 @@ def shared_gang(
     with _idle_lock:
         spare = _idle.setdefault(key, gang)
     if spare is not gang:
-        # Another thread of this driver has just stored an idle gang with as many workers of the same size. Only one
+        # Another thread of this driver has just stored an idle gang with the same number and size of workers. Only one
         # such gang is kept, so the gang of this run ends.
         gang.end()
 

@@ -16,14 +16,14 @@ machine with two cores). A training uses only boosters and does not need scikit-
 """
 
 _VARIABLES_BEFORE_FORKS = {
-    # NumPy's OpenBLAS would start a thread for each CPU.
+    # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
     "OPENBLAS_NUM_THREADS": "1",
-    # Arrow's jemalloc would start a thread that frees memory.
+    # Without this setting, Arrow's jemalloc would start a thread that frees memory.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # The workers, which may be forks of this process, must return freed memory to the operating system. Of Arrow's
     # allocators, only "system" (malloc) does this.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # MLflow would start a thread that sends data about users' trainings to MLflow's developers.
+    # Without this setting, MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """Environment variables for imports in a process that forks other processes later."""
@@ -61,7 +61,7 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
 
 
 def forget_lean() -> None:
-    """Remove the libraries that `import_lean` has imported from this process, so that their next import is complete."""
+    """Remove from this process the libraries that `import_lean` has imported, so that their next import is complete."""
     for module in [name for name in sys.modules if name.split(".")[0] in _lean]:
         del sys.modules[module]
     _lean.clear()
@@ -69,11 +69,10 @@ def forget_lean() -> None:
 
 @contextlib.contextmanager
 def before_forks() -> Iterator[None]:
-    """Set environment variables during the ``with`` block, which imports libraries into a process that forks other
-    processes later.
+    """Set environment variables for the imports in the ``with`` block, so that these imports start no threads.
 
-    The imports then start no threads. A fork copies only one thread, and a lock that another thread holds would never
-    be released in the fork.
+    A process that forks other processes later must have only one thread, because a fork copies only one thread: a lock
+    that another thread holds would never be released in the fork.
     """
     variables = dict(os.environ)
     os.environ.update(_VARIABLES_BEFORE_FORKS)

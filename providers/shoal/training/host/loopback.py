@@ -25,7 +25,7 @@ def is_loopback(address: str) -> bool:
 
 
 def tie_to_loopback() -> None:
-    """Bind each socket of this process that listens on all addresses to the loopback device.
+    """Find the sockets of this process that listen on all addresses, and bind them to the loopback device.
 
     Other hosts then cannot connect to these sockets.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
     """Store the categories of categorical columns in a dataset. Models and other datasets that use this dataset inherit
-    them.
+    the categories.
 
     Args:
         dataset: Dataset to change.

@@ -1,4 +1,4 @@
-"""Decide when a LightGBM training stops early, because a metric no longer improves.
+"""Decide when to stop a LightGBM training early: as soon as a metric has not improved for a number of rounds.
 
 The decision depends only on the metrics, which are the same on all ranks. Therefore all ranks stop at the same round.
 """

@@ -81,7 +81,7 @@ class LightGBM:
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
                 'boosting="dart" does not support early_stopping_rounds: dart changes earlier trees, so the model '
-                "of the best round cannot be restored. Remove early_stopping_rounds, or use another boosting"
+                "of the best round cannot be restored. Remove early_stopping_rounds, or set another value for boosting"
             )
         if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
             raise InvalidArgumentError(

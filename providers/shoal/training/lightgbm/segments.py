@@ -57,8 +57,8 @@ class Trainer:
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks regard round `end - 1` as the last round of the training, and print a summary in this
-        # round. The last round of a segment is `segment.stop - 1`. In all segments except the last, `end` is one higher
-        # than `segment.stop`, so that the callbacks print no summary.
+        # round. The summary must be printed only in the last segment. In all other segments, `end` is therefore
+        # `segment.stop + 1`, so that the segment stops before round `end - 1`.
         end = segment.stop if segment.last else segment.stop + 1
         unprinted = ""
         reporter = RoundReporter(self._context)
@@ -146,7 +146,7 @@ class Trainer:
         return results
 
     def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print the metrics in every `print_every`-th round; in other rounds, return the metrics as a text."""
+        """Print the metrics in every `print_every`-th round. In other rounds, return the text without printing it."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))

@@ -1,1 +1,1 @@
-"""Make MLflow calls in user code use the job's MLflow run."""
+"""Redirect the MLflow calls of user code to the job's MLflow run."""

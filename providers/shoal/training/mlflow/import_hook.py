@@ -24,8 +24,8 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Import finder that finds one module with Python's other finders, and arranges that `act` is called after the
-    import."""
+    """Entry of ``sys.meta_path`` for one module. Python's other finders find the module, and this finder makes sure
+    that `act` is called after the import."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name

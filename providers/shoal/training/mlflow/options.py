@@ -1,4 +1,4 @@
-"""Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow session."""
+"""Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ set."""
 
 
 class Tracking(Settings):
-    """Options for the MLflow run that the job records. Credentials in the URI are not stored with the job.
+    """Options for the job's MLflow run. Credentials in the URI are not stored with the job.
 
     Example:
         >>> from shoal import RunConfig
@@ -70,7 +70,8 @@ class Tracking(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without those unset options that earlier versions of shoal did not have.
+        """Return the options as a dict. Options that earlier versions of shoal did not have are included only if they
+        are set.
 
         A job without these options therefore has the same fingerprint as in earlier versions of shoal.
         """
@@ -78,7 +79,7 @@ class Tracking(Settings):
         return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
     def completed(self, caller: Caller) -> Tracking:
-        """Return a copy of these options, in which unset options have the values of the caller's MLflow session.
+        """Return a copy of these options, in which unset options have the values of the caller's MLflow settings.
 
         If `uri` is not the caller's tracking URI, the caller's experiment and active run are not used, because `uri`
         names another server, which does not have them.
@@ -99,7 +100,7 @@ class Tracking(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The MLflow session of the process that submits a job.
+    """MLflow settings of the process that submits a job: its tracking URI, experiment and active run.
 
     Attributes:
         uri: Tracking URI that the caller has set. None: the caller has set neither a URI nor an experiment, and has no
@@ -120,8 +121,8 @@ class Caller:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Caller:
-        """Read the MLflow session of this process, without importing MLflow. If MLflow is not imported yet, the session
-        is read from environment variables only.
+        """Read the MLflow settings of this process, without importing MLflow. If MLflow is not imported yet, read them
+        from environment variables only.
 
         ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set these environment variables, too.
 

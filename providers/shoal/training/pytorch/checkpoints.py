@@ -1,4 +1,4 @@
-"""Save and load the checkpoints of a run (the two newest states of rank 0). Each checkpoint has a seal, a signature.
+"""Save and load the checkpoints of a run (the two newest states of rank 0). Each checkpoint has a signature, the seal.
 
 Loading a pickle can run code, and other users may be able to write to the artifact location. A checkpoint is therefore
 loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
@@ -137,7 +137,7 @@ class Checkpoints:
         return max((number for number, _ in self._found(*filesystem(self.folder))), default=None)
 
     def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
-        """Return the number and the seal of each checkpoint in a folder that this run may load.
+        """Return the number and the seal (signature) of each checkpoint that this run may load from a folder.
 
         A checkpoint is left out if it is older than all seals in `known_seals`, or if its seal differs from the known
         seal.

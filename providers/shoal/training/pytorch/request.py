@@ -54,7 +54,8 @@ class FunctionRequest(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields as a dict, without those unset fields that earlier versions of shoal did not have."""
+        """Return the fields as a dict. Fields that earlier versions of shoal did not have are included only if they
+        are set."""
         return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")

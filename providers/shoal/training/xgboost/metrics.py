@@ -43,6 +43,6 @@ def _checked(one: Any) -> tuple[str, float]:
         raise InvalidArgumentError(f"a custom_metric for XGBoost must return (name, value), not {one!r}") from None
     if not isinstance(name, str) or not name or re.search(r"[\s:]", name):
         raise InvalidArgumentError(
-            f'the name of a custom_metric must be a non-empty str without spaces and ":", not {name!r}'
+            f'the name of a custom_metric must be a non-empty str without spaces or ":", not {name!r}'
         )
     return name, value

@@ -60,7 +60,7 @@ class Tracker:
         return self._process.pid
 
     def begin(self) -> dict[str, str | int]:
-        """Request a new tracker from the tracker process, with which the workers of one run find each other.
+        """Ask the tracker process for a new tracker. The workers of one run find each other with this tracker.
 
         Returns:
             Arguments that the workers pass to ``xgboost.collective.init``.

@@ -73,8 +73,9 @@ class _Session:
         assert callbacks is not None
         stopped = False
         reporter = RoundReporter(self.context)
-        # This loop does the same as `xgboost.train`. It replaces a call of `xgboost.train` for each segment, which
-        # would tell the user's callbacks each time that a training begins and ends.
+        # This loop does the same as `xgboost.train`. If each segment called `xgboost.train`, the methods
+        # before_training and after_training of the user's callbacks would be called once per segment instead of once
+        # per training.
         for iteration in range(start, segment.stop):
             if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
                 stopped = True
