@@ -374,7 +374,7 @@ def test_a_task_whose_worker_was_killed_leaves_the_job_and_its_result_to_the_nex
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(socket=connection), raising=False)
     with connection:
         killer = meanwhile(lambda: (running(on_fake_head), supervisor.close()))
-        with pytest.raises(WorkerLostError, match="next try attaches"):
+        with pytest.raises(WorkerLostError, match="next try of the task attaches"):
             train(spec).execute(context)
         killer.join()
     (job,) = jobs.list_jobs()

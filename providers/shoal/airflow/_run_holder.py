@@ -1,5 +1,5 @@
-"""Build the name of the holder (the owner of leases and jobs) of a DAG run, ``airflow:<dag_id>/<run_id>``, and the name
-of its team."""
+"""Build the name with which a DAG run holds (owns) leases and jobs: ``airflow:<dag_id>/<run_id>``. Also find the team
+to which the leases belong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
-    """Return the name of a holder from the ids of its DAG run, in the same format as `holder_of`.
+    """Build the name of a DAG run's holder from the ids of the DAG and of the run. `holder_of` returns the same name.
 
     :param dag_id: Id of the DAG.
     :param run_id: Id of the DAG run.
@@ -53,8 +53,8 @@ def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
 
 
 def task_key(ti: Any) -> str:
-    """Return a name for a task instance that is unique within its DAG run. A retry of the task finds its job by this
-    name.
+    """Return a task instance's name, which is unique within the DAG run. By this name, a retry of the task finds the
+    task's job.
 
     :param ti: The task instance.
     """

@@ -61,7 +61,7 @@ def is_known(value: Any) -> bool:
     if isinstance(value, os.PathLike):
         return is_known(str(value))
     # Not known before the run: results of tasks, functions that the task calls to compute the value, and objects that
-    # contain templates. Airflow recognises them by the same attributes.
+    # contain templates. Airflow itself recognises such values by the same three checks.
     return value is not UNKNOWN and not (
         hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
     )
@@ -146,7 +146,8 @@ def pool_of(arguments: Mapping[str, Any]) -> str | None:
 def check_nodes(
     arguments: Arguments, name: str, pool: PoolSpec | None, options_type: type[ScaleOptions] = ScaleOptions
 ) -> None:
-    """Check the number of nodes that an operator requests and, if the operator has them, the options of the request.
+    """Check the number of nodes that an operator requests. Also check the options of the request, if the operator has
+    such options.
 
     Args:
         arguments: Arguments of the operator.

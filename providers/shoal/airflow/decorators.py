@@ -95,7 +95,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
     @classmethod
     def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
-        """Return the fields of the job's spec for the number and size of the workers.
+        """Return the fields of the job's spec that set the number and the size of the workers.
 
         :param num_workers: Number of workers.
         :param num_cpus: Number of CPUs per worker.
@@ -107,8 +107,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
 
     def execute(self, context: Context) -> Any:
-        """Submit the job or attach to the job of an earlier try, wait until the job ends, and return the task's
-        value."""
+        """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
+        value of the task."""
         return DistributedTrainOperator.execute(self, context)
 
     def job_spec(self, context: Context) -> AnyJobSpec:

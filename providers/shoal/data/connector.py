@@ -307,10 +307,10 @@ class DataConnector:
         return self.source.digest()
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return the time of each file's last change, in nanoseconds since the epoch. The result is empty if
-        :meth:`digest` is computed from the rows and not from the footers.
+        """Return the time of each file's last change, in nanoseconds since the epoch. Return nothing (an empty tuple)
+        if :meth:`digest` is computed from the rows, because such a digest changes whenever the rows change.
 
-        When values in the rows change, a digest that is computed from the footers may stay the same, but the write
+        A digest that is computed from the footers may stay the same when values in the rows change, but the write
         times change. The write time of a file is None if the filesystem does not report it.
         """
         return self.source.write_times()
@@ -352,7 +352,7 @@ class DataConnector:
         return TimeRange.of(column, (min(ends), max(ends))) if ends else None
 
     def value_counts(self, column: str) -> dict[Any, int]:
-        """Count the rows of each distinct value of a column.
+        """Count how many rows have each value of a column.
 
         For a partition column (``month=1/``), only the footers are read; otherwise the column is read.
 

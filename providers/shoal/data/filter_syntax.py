@@ -118,7 +118,7 @@ def _parse_scalar(value: Any, term: Any) -> Scalar:
     value = builtin_value(value)
     if value is None:
         raise InvalidArgumentError(
-            f"filters has the term {shown(term)}: a null matches no term, so a value cannot be null: remove the null "
+            f"filters has the term {shown(term)} with a null as a value, but a null matches no term: remove the null "
             "from the list of values, or remove the term"
         )
     if isinstance(value, float) and not math.isfinite(value):

@@ -12,9 +12,10 @@ from shoal.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GangPosition:
-    """Rank of a process in its gang (the workers of one training), size of the gang, and seed of the shard plan.
+    """Rank of a process in its gang (the workers of one training), size of the gang, and seed for the assignment of
+    rows to workers.
 
-    The shard plan assigns the rows to the workers. All workers compute the same plan with the same seed.
+    All workers compute the same assignment (the shard plan) with the same seed.
 
     Raises:
         InvalidArgumentError: If `rank` is negative or not below `world_size`.

@@ -71,7 +71,7 @@ class RayDataIngester:
     """
 
     name: ClassVar[str] = "ray"
-    # Fraction of a worker's CPUs that the worker process requests from Ray. The other half stays free for Ray's read
+    # Fraction of a worker's CPUs that the worker process requests from Ray. Half of the CPUs stay free for Ray's read
     # tasks. In a test on a host with two CPUs, two workers that requested 0.8 CPUs each left too little for the read
     # tasks, and hung.
     worker_cpu_fraction: ClassVar[float] = 0.5

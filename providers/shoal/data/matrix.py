@@ -16,7 +16,7 @@ _BLOCK_ROWS = 4_096
 
 
 def to_matrix(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """Copy columns into a dense float32 matrix, with a single copy per value.
+    """Copy columns into a dense float32 matrix. Each value is copied only once.
 
     Integers above 2**24 are rounded to the nearest float32. XGBoost itself rounds such integers in the same way.
 

@@ -70,10 +70,10 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
 
 
 def _parse(text: str) -> tuple[str, Any, Any]:
-    """Parse a time. Return its kind ("number", "time" or "text"), and the first and last moment that it includes.
+    """Parse a value of a time column. Return its kind ("number", "time" or "text"), and the smallest and the largest
+    value that the text stands for.
 
-    For a date, the first and the last moment are the beginning and the end of the day. For other times, both are the
-    same.
+    A date stands for all times of the day, from its beginning to its end. Any other text stands for one value.
     """
     try:
         number = Decimal(text)

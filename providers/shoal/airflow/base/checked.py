@@ -32,7 +32,7 @@ class CheckedOperator(BaseOperator):
 
     @classmethod
     def check(cls, task_id: str, arguments: Mapping[str, Any]) -> None:
-        """Check those arguments of a task that are known.
+        """Check the arguments of a task, except those that are not known yet.
 
         :param task_id: Id of the task, for the message.
         :param arguments: Arguments of the constructor. Missing arguments are not known yet.

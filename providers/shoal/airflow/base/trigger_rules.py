@@ -51,8 +51,8 @@ def check(task: Operator, setup: BaseOperator, inside: Mapping[str, Operator], *
 
 
 def _has_upstream_before(task: Operator, setup: BaseOperator, inside: Mapping[str, Operator]) -> bool:
-    """Return whether `task` has an upstream task that does not wait for the block's setup task. Such a task is outside
-    of the block, and depends on no task of the block."""
+    """Return whether `task` has an upstream task that does not wait for the block's setup task. Such an upstream task
+    is outside of the block, and depends on no task of the block."""
     block = inside.keys() | {setup.task_id}
     return any(
         one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list

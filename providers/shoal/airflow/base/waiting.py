@@ -31,7 +31,8 @@ def is_deferrable(given: bool | None) -> bool:
 
 
 def deadline_of_operation(rollback_after_s: float) -> float:
-    """Return the time at which a deferred task stops waiting for the end of a request for nodes.
+    """Return the time until which a deferred task waits for a request for nodes: the deadline of the request, plus a
+    grace period.
 
     :param rollback_after_s: Seconds until the deadline of the request.
     :returns: Seconds since the epoch.
@@ -63,7 +64,9 @@ def end_if_worker_is_lost() -> None:
     except OSError:
         is_lost = True
     if is_lost:
-        raise WorkerLostError("the task's worker was killed: the job goes on, and the task's next try attaches to it")
+        raise WorkerLostError(
+            "the task's worker was killed: the job goes on, and Airflow's next try of the task attaches to the job"
+        )
 
 
 class WaitingOperator(PoolOperator):

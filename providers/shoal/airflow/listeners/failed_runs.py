@@ -45,7 +45,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """Record in shoal's store that a failed task's job and the lease that the task has requested have to end.
+    """When a task has failed, record in shoal's store that the job and the lease of this task have to end.
 
     This function acts only on a task whose process or worker has died, and which is not retried. In all other cases,
     the task's own process ends the job and the lease, as the arguments of the operator say.

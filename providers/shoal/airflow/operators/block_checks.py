@@ -113,6 +113,6 @@ def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOpera
 
 
 def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
-    """Return whether all tasks whose results `value` contains are unmapped, and have ended before `setup` starts."""
+    """Return whether all tasks that `value` refers to are unmapped, and end before `setup` starts."""
     before = setup.get_flat_relative_ids(upstream=True)
     return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())

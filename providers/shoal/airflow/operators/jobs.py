@@ -73,7 +73,7 @@ class JobOperator(WaitingOperator):
         """
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the value that the task returns for a job's result.
+        """Convert the result of a job to the value that the task returns.
 
         :param result: Result of the job.
         """
@@ -97,8 +97,8 @@ class JobOperator(WaitingOperator):
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
-        """Submit the job, or attach to the job of an earlier try, wait until the job ends, and return its result as a
-        dict."""
+        """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
+        job's result as a dict."""
         return self._execute(context)
 
     # `execute_complete` calls `_execute` and not `execute`, because Airflow warns if another method calls `execute`.
@@ -177,7 +177,7 @@ class JobOperator(WaitingOperator):
         return self._wait_for(handle)
 
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-        """Return whether the task has to repeat `execute`, because the driver of the task's job waits for credentials.
+        """Return whether the job's driver waits for credentials. If so, the task has to repeat `execute`.
 
         The task then attaches to its job, even if `durable` is False, and sends the credentials.
 
@@ -283,7 +283,8 @@ class JobOperator(WaitingOperator):
             self.log.warning("the links of the task could not be found", exc_info=True)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
-        """Cancel the job of this try, unless `cancel_on_kill` is False or a newer try has attached to the job."""
+        """Cancel the task's job, unless `cancel_on_kill` is False or a newer try of the task has attached to the
+        job."""
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", handle.job_id)
         elif not handle.cancel(reason, unless_resubmitted=True):
@@ -297,7 +298,8 @@ class JobOperator(WaitingOperator):
         from shoal.jobs import TaskTry
 
         ti = context["ti"]
-        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow adds the number of tries so far.
+        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
+        # number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
         # If the task's `retries` was changed after the run began, `cleared` may not be the number of a try.
         is_a_try = 0 < cleared < ti.try_number

@@ -1,5 +1,5 @@
-"""Operators that request nodes of a pool: with a lease, which ends with the DAG run, or with the pool's base demand,
-which stays after the run."""
+"""Operators that request nodes of a pool. `LeasePoolOperator` leases nodes until the DAG run ends.
+`ScaleClusterOperator` sets the number of nodes that the pool keeps, also after the run."""
 
 from __future__ import annotations
 

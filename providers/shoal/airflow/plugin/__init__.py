@@ -19,7 +19,7 @@ PREFIX = "/shoal"
 
 
 def page_path() -> str:
-    """Return the path of the page with the path of Airflow's base URL before it, such as ``/airflow/shoal/``."""
+    """Return the path of the page, including the path of Airflow's base URL, such as ``/airflow/shoal/``."""
     return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
 
 

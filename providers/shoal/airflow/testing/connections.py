@@ -7,7 +7,8 @@ from typing import Any
 
 
 def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
-    """Return the error of a connection; None if the connection exists and, if `of_pool` is True, defines a pool."""
+    """Return a text about what is wrong with a connection: it does not exist or, if `of_pool` is True, it does not
+    define a pool. None if nothing is wrong."""
     from shoal.airflow.connections import spec_of
     from shoal.errors import InvalidArgumentError
 

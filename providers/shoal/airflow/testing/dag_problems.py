@@ -73,7 +73,7 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
 
 
 def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
-    """Yield the id of each connection that a task's arguments name, and whether the connection defines a pool."""
+    """Yield the id of each connection that a task's arguments name, and whether the connection must define a pool."""
     for name, value in arguments_of(task).items():
         if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
             yield value, name == "compute_pool_conn_id"

@@ -99,7 +99,8 @@ class WaitTrigger(BaseTrigger):
         yield TriggerEvent(self.event(wait, timed_out=timed_out))  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Cancel the job or the request for nodes that the task waits for, unless the task is still deferred.
+        """Cancel the job or the request for nodes that the task waits for. Do not cancel if the task is still deferred:
+        another triggerer then continues the wait.
 
         Airflow calls this method if a user marks or clears the task. Airflow 3.3.2 also calls this method if another
         triggerer has taken the trigger over, because this triggerer did not answer for some time. The task is still

@@ -112,8 +112,8 @@ class JobWait(Wait):
             self.wanted = lambda handle=self._handle: self._settle(handle)
 
     def _is_mark_due(self, job: Job) -> bool:
-        """Return whether it is time to write a mark to the store. A mark records that a process polls the job, and
-        which position in the job's log was copied."""
+        """Return whether it is time to write a mark to the store. A mark records that a process polls the job, and the
+        position up to which the job's log was copied."""
         is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
         return self._poll_timer.is_due(job, time.time()) or is_behind
 

@@ -99,7 +99,7 @@ class Wait(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the slow call that another thread makes for this wait still runs."""
+        """Return whether this wait's slow call is still running in another thread."""
         return self.act is not None and not self.act.done()
 
     def send(self, update: Update) -> None:
@@ -109,7 +109,7 @@ class Wait(ABC):
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
     async def update(self, deadline: float | None) -> Update:
-        """Return the next update.
+        """Wait for the poller's next update, and return this update.
 
         Args:
             deadline: Time in seconds since the epoch.

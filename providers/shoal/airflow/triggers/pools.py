@@ -80,7 +80,7 @@ class PoolWait(Wait):
         if not is_over and self.nodes is not None:
             try:
                 is_over = self._client.has_nodes(self.nodes, snapshot=snapshot)
-            except ScaleError:  # This error ends the wait. The task, which continues in a worker, raises it.
+            except ScaleError:  # The wait ends. The task continues in a worker and raises this error.
                 is_over = True
         if lines or is_over:
             self.send(Update(lines, is_over=is_over))

@@ -47,7 +47,7 @@ _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7,}")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Smallest and largest value and number of nulls of a column in one row group, from the footer's statistics.
+    """Smallest value, largest value and number of nulls of a column in one row group, from the footer's statistics.
 
     Args:
         low: Lower bound of the values that are not null, in the form of :attr:`Comparison.values`; None if unknown.
@@ -81,8 +81,8 @@ class Comparison:
     floating: bool = False
 
     def decide(self, bounds: Bounds) -> bool | None:
-        """Decide from a column's statistics whether all rows or no rows of a row group match this comparison, if this
-        is possible without reading the values.
+        """Decide from a column's statistics whether all rows or no rows of a row group match this comparison. Return
+        None if the statistics are not sufficient.
 
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
@@ -161,8 +161,8 @@ class Matcher:
         self._types = {name: footer.schema.field(name).type for name in self.columns}
 
     def decide(self, metadata: Any, row_group: int) -> bool | None:
-        """Decide from a row group's statistics whether all rows or no rows of the row group match the filters, if this
-        is possible without reading the values.
+        """Decide from a row group's statistics whether all rows or no rows of the row group match the filters. Return
+        None if the statistics are not sufficient.
 
         Args:
             metadata: ``pyarrow.parquet.FileMetaData`` of the file.
@@ -451,7 +451,10 @@ def _check(path: str, term: Term, type_: pa.DataType, given: Sequence[Scalar], k
 
 
 def _cannot(path: str, term: Term, type_: pa.DataType) -> str:
-    return f'{path}: filter {describe_term(term)}: column "{term[0]}" is of type {type_}, which cannot be compared'
+    return (
+        f'the filter {describe_term(term)} cannot be applied to {path}, because column "{term[0]}" is of type {type_}, '
+        "which cannot be compared"
+    )
 
 
 def _days(path: str, term: Term, type_: pa.DataType, given: Scalar) -> int:

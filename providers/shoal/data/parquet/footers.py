@@ -1,4 +1,5 @@
-"""Read Parquet footers, from which rows can be assigned to workers and columns can be checked without reading rows."""
+"""Read Parquet footers. The footers are sufficient to assign rows to workers and to check columns: no row has to be
+read."""
 
 from __future__ import annotations
 

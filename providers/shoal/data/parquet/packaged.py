@@ -23,7 +23,7 @@ file."""
 
 
 def inside(digest: str, name: str) -> str:
-    """Return the path of a data file in the package with a job's code.
+    """Return the path of a data file within the package that contains a job's code.
 
     Args:
         digest: SHA-256 of the file, in hexadecimal digits.
@@ -33,13 +33,15 @@ def inside(digest: str, name: str) -> str:
 
 
 def uri(inside: str) -> str:
-    """Return the URI of a file in the package with a job's code. The URI can be used as a path of a dataset."""
+    """Return the URI of a data file in the package that contains a job's code. The URI can be used as a path of a
+    dataset."""
     return URI + inside
 
 
 @functools.cache
 def local_path(inside: str) -> str:
-    """Check the digest of a file in the package with a job's code, and return the path of the file on this node.
+    """Check the digest of a data file in the package that contains a job's code, and return the file's path on this
+    node.
 
     `sys.path` contains the folder of the unpacked package. Ray adds the folder in the workers, and the driver of a job
     adds it itself.

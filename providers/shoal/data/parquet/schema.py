@@ -54,7 +54,8 @@ def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field]) -> pa.
 
 
 def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
-    """Return the columns that every file with rows contains with the same kind of type, such as integer or text.
+    """Return the columns that exist in every file with rows, and that have the same kind of type (such as integer or
+    text) in all these files.
 
     Args:
         schema: Result of :func:`dataset_schema`.

@@ -64,7 +64,7 @@ def plan_groups(
 
 
 def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges that contain the rows ``start <= i < stop`` of a sequence of row groups.
+    """Return the rows ``start <= i < stop`` of a sequence of row groups, as a list of row ranges.
 
     `line` contains the indexes of the row groups in `row_groups`. The rows are numbered from 0 across the whole
     sequence.

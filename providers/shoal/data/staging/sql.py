@@ -144,7 +144,7 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
 
 
 def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> dict[Any, int]:
-    """Make the database count the rows of each distinct value of a query's column.
+    """Let the database count how many rows of a query's result have each value of a column.
 
     The query cannot change the database; see :func:`stage_select`.
 

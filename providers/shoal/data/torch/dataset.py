@@ -117,8 +117,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._epochs = EpochCounter()
         self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
-        # A saved position contains these values, so that load_state_dict() can refuse a position of other rows or
-        # another order. The values contain no paths, so that a position stays valid after the files were moved.
+        # A saved position contains these values, so that load_state_dict() can refuse a position that was saved for
+        # other rows or for another order. The values contain no paths, so that a position stays valid after the files
+        # were moved.
         plan = [(part.row_group, part.start, part.stop) for part in self._ranges]
         self._identity = {
             "rank": position.rank,
@@ -200,7 +201,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         return {"epoch": epoch, "items": items, "ended": ended, **_worker_identity(), **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Make the next ``iter()`` of this dataset continue at a position from :meth:`state_dict`.
+        """Make the next ``iter()`` of this dataset continue at a position that :meth:`state_dict` returned.
 
         If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
         however, the next ``iter()`` then returns no items, because other workers may not have ended the epoch.

@@ -99,7 +99,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
 
 
 def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return the row ranges that contain the rows ``start <= i < stop`` of a list of row ranges.
+    """Return the rows ``start <= i < stop`` of a list of row ranges, as a new list of row ranges.
 
     The rows are numbered from 0 across the whole list.
     """
