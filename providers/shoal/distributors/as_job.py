@@ -82,8 +82,8 @@ class JobCall(Generic[T]):
                 with ProgressDisplay(first_line_s=math.inf) as display:
                     return call.result(on_log=say, on_progress=display.show)
             except KeyboardInterrupt:
-                # `result` cancels the job if Ctrl-C interrupts the wait, but Ctrl-C may have come before the wait
-                # began.
+                # `result` cancels the job on Ctrl-C. But Ctrl-C may have been pressed before `result` began, so the job
+                # is cancelled here as well. Cancelling a job twice does no harm.
                 call.cancel("the process that waited for the job was interrupted")
                 raise
 

@@ -46,8 +46,8 @@ def pool_for(
     job_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[str]:
-    """Yield the name of the pool that a call uses: the pool that is named, else the only pool that is up. If there is
-    no such pool, use an embedded pool, and print why.
+    """Yield the name of the pool that a call uses: the pool that the user has named, else the only pool that is up.
+    If there is no such pool, use an embedded pool, and print why.
 
     Args:
         name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
@@ -131,7 +131,8 @@ def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
 
 
 def ray_for(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
-    """Return whether an embedded pool for a job has to run Ray: the job needs Ray, or may use GPUs of this machine."""
+    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, or if the
+    job may use GPUs of this machine, because a pool without Ray has no GPUs."""
     return needs_ray(spec) or (gpus_of(spec) != 0 and may_be_contended(os.environ))
 
 
@@ -186,8 +187,8 @@ def embedded_pool(
             yield name
         return
     spec = PoolSpec(
-        # The pool's name depends only on the job's id. So a job that is submitted again has the same pool, and is
-        # recognised as the same job.
+        # The pool's name depends only on the job's id, because the job's fingerprint contains the pool's name. So a job
+        # that is submitted again has the same fingerprint as before.
         name=pool_of_job(job_id),
         max_nodes=1,
         cpus_per_node=max(own, cpus),
@@ -220,8 +221,10 @@ def pool_of_job(job_id: str) -> str:
 
 
 def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
-    """Take down the embedded pool of an earlier attempt of a job if the pool has another size than the new attempt
-    needs. The old pool would soon end by itself, because the earlier attempt has ended.
+    """Take down the embedded pool of an earlier attempt of a job if the new attempt needs other settings of the pool.
+
+    The old pool would end by itself soon after the earlier attempt. But the new pool has the same name, so the new pool
+    cannot start while the old pool is up.
 
     Args:
         spec: Definition of the pool for the new attempt.
@@ -277,7 +280,8 @@ def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId 
         with lease.renewed():
             yield
     except BaseException:
-        # Another call may have submitted the same job before. In this case the nodes stay as long as the job runs.
+        # The job may be running although the block failed: another call may have submitted the same job before. In this
+        # case the nodes stay leased until the job ends.
         if _is_unfinished(job_id):
             lease.leave_to_job()
         else:

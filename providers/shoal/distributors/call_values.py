@@ -68,12 +68,12 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
 
 
 def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
-    """Return a job's `artifact_location`, with its credentials if the user has given them.
+    """Return a job's `artifact_location`: the location that the user has given, else the location in the store.
 
     Args:
         stored: The location in the store, without credentials.
         job_id: Id of the job, for the message.
-        given: The location that the user has given; None: the stored one.
+        given: The location that the user has given, which may contain credentials; None: the stored one.
 
     Raises:
         InvalidArgumentError: Both locations are given, and differ in more than their credentials.
@@ -84,13 +84,13 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
     if stored is None or redact_value(location).rstrip("/") != stored.rstrip("/"):
         raise InvalidArgumentError(
             f"artifact_location={redact_value(location)!r} is not the location of job {job_id}, whose files are in "
-            f"{stored or 'the folder jobs of $SHOAL_HOME'}: give the location with which the job was submitted"
+            f"{stored or '$SHOAL_HOME/jobs'}: give the location with which the job was submitted"
         )
     return location
 
 
 def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
-    """Read the value of a call from a URI. After an error, add a note to the error: credentials may be missing."""
+    """Read the value of a call from a URI. If reading fails, add a note to the error: the URI may lack credentials."""
     try:
         return read(result)
     except Exception as error:

@@ -123,8 +123,9 @@ class Site:
         spec = PoolSpec.parse(pool.uri)
         gpus = spec.gpus_per_node
         if gpus == ALL:
-            # If a node is active, it has claimed all GPUs of the machine, and a new node would have none. If no node is
-            # active, count the GPUs, but only if the workers need GPUs, because counting may take seconds.
+            # An active node has already claimed all GPUs of the machine, so a new node would have none. If no node is
+            # active, a new node would get all GPUs. Counting the GPUs may take seconds, so they are counted only if the
+            # workers need GPUs.
             wanted = self.requested.resource_requirements_per_worker.num_gpus
             gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
         size = nodes_needed(
@@ -136,7 +137,7 @@ class Site:
             each = self.requested.resource_requirements_per_worker
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer for '
+                f'"{pool.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer CPUs or GPUs for '
                 "each worker, or change cpus_per_node and gpus_per_node of the pool"
             )
         return size

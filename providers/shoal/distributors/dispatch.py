@@ -36,8 +36,8 @@ _NO_JOB = (
 
 
 class Call(Protocol[T]):
-    """Prepared call of an estimator, a distributor, a decorated function or `predict`. The call starts with `run` or
-    `submit`."""
+    """Prepared call of an estimator, a distributor, a decorated function or `predict`. The methods `run` and `submit`
+    start the call."""
 
     def run(self) -> T:
         """Run the call, and return its value."""
@@ -64,7 +64,8 @@ class _ClusterCall(Generic[T]):
 
 
 def check_submit() -> None:
-    """Check that calls of this process run as jobs, because only jobs can be submitted.
+    """Check that this process is not connected to a Ray cluster. The calls of a connected process run in the cluster,
+    not as jobs, so they cannot be submitted.
 
     Raises:
         InvalidArgumentError: This process is connected to a Ray cluster.

@@ -109,10 +109,10 @@ def end_embedded_pools() -> None:
 
 
 def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
-    """Choose the pool for a call, and count the call as a user of the pool. Return the pool, and the idle pools to end
-    before the call."""
-    # The processes of a pool inherit the environment of the process that starts the pool. So a call gets another pool
-    # if an environment variable has changed since the last call.
+    """Choose the pool for a call, and count the call as a user of the pool. Return the pool, and a list of idle pools
+    that the caller must end before the call."""
+    # The processes of a pool inherit the environment of the process that starts the pool. So a pool is not used again
+    # after an inherited environment variable has changed.
     place = (str(home()), default_url())
     environment = tuple(sorted(inherited_environment().items()))
     with _lock:

@@ -52,8 +52,10 @@ class SubmittedCall(Generic[T]):
         on_log: Callable[[str], Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> T:
-        """Wait until the call has ended, and return the same value as a call without `submit`. Ctrl-C ends the wait,
-        and the job goes on.
+        """Wait until the call has ended, and return its value, such as the booster of an estimator. Ctrl-C ends the
+        wait, but the job goes on.
+
+        A call without `submit`, such as `fit` or `run`, returns the same value.
 
         Args:
             timeout: Seconds to wait; the job goes on after that time. None: wait without a limit.

@@ -70,7 +70,7 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
 
 
 def months_before(day: date, count: int) -> list[str]:
-    """Return the last complete months before a day, the oldest first, such as ``["2026-09", "2026-10"]``.
+    """Return the last `count` complete months before a day, the oldest first, such as ``["2026-09", "2026-10"]``.
 
     Args:
         day: The day. The month of this day does not count as complete.
@@ -100,7 +100,7 @@ def recent_files(months: Sequence[str], folder: Path | None = None) -> list[str]
 
 
 def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]:
-    """Return the paths of files that contain the flights of a period of days; write the files that do not exist.
+    """Return the paths of the files with the flights of all days of a period; write the files that do not exist.
 
     There is one file per month. Each file has the columns of the flights of 2013, and two columns for filters: `date`,
     and `carrier` (the carrier's code as text, such as ``UA``). The flights repeat every year, without 29 February.

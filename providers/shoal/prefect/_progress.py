@@ -38,7 +38,7 @@ def show_page(job_id: str) -> None:
         return
     try:
         _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
-    except Exception as error:  # The job runs, so the task must not fail because a link cannot be stored.
+    except Exception as error:  # The job is already running. A missing link must not make the task fail.
         get_run_logger().warning("the link to the job's page could not be stored: %s", error)
 
 
@@ -99,6 +99,6 @@ class TrainingProgress:
                 self._artifact = _create(percent, PROGRESS_KEY, text, _sync=True)
             else:
                 _update(self._artifact, percent, text, _sync=True)
-        except Exception as error:  # A training must not fail because the UI cannot show its progress.
+        except Exception as error:  # A problem with the progress display must not make the training fail.
             self._failed = True
             self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)

@@ -31,7 +31,7 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
                 await asyncio.to_thread(interrupt)
             await asyncio.wait([running])
         if not running.cancelled():
-            # If `call` raised an exception, read it here. Otherwise asyncio logs a warning that the exception was never
-            # read.
+            # Read the exception that `call` may have raised, because asyncio logs a warning about an exception that is
+            # never read.
             running.exception()
         raise

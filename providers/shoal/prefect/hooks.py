@@ -1,4 +1,4 @@
-"""Clean up after a flow run with a hook, which Prefect calls at the end of the run."""
+"""Provide `clean_up_run`, which cleans up after a flow run. Prefect calls the hook when the run has ended."""
 
 from __future__ import annotations
 

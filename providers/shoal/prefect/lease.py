@@ -115,8 +115,8 @@ class PoolLeaseContext:
             pool = await in_thread(lambda: self._enter(holder, log), log.interrupt)
             self._submissions.begin()
         except BaseException:
-            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here. The lease
-            # exists if the task was cancelled after the lease was granted.
+            # Python does not call __aexit__ after an error in __aenter__, so the lease is released here. For example,
+            # the task may have been cancelled right after the lease was granted.
             with anyio.CancelScope(shield=True):
                 await in_thread(self._release)
             raise

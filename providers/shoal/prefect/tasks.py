@@ -204,7 +204,7 @@ def distributed_train(
     emit_outcome(job, result)
     try:
         create_table_artifact(**artifact(result))
-    except Exception as error:  # After hours of training, a task must not fail because the UI cannot show a table.
+    except Exception as error:  # The training has ended. A missing table in the UI must not make the task fail.
         training.logger.warning("the Prefect artifact could not be created: %s", error)
     return task_value(result)
 

@@ -117,12 +117,13 @@ def _is_same_origin(request: Request) -> bool:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return the cookie's name. The name contains the port, because browsers send a cookie to all ports of a host."""
+    """Return the cookie's name, which contains the port. Browsers send a host's cookies to all ports, so each server on
+    the host needs another cookie name."""
     return f"shoal_ui_{request.url.port or 80}"
 
 
 def _without_token(request: Request) -> str:
-    """Return the URL of a request without its token, relative to the request's own URL."""
+    """Remove the token from the URL of a request, and return the result as a relative URL."""
     left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
     # Without the leading "./", the browser would interpret a name with a colon, such as a job's id, as an absolute URL.
     name = quote(request.scope["path"].rpartition("/")[2], safe="")

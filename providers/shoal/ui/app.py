@@ -145,7 +145,7 @@ def static_file(name: str) -> Response:
     path = static_files().get(name)
     if path is None:
         raise HTTPException(404, f"there is no static file {name!r}")
-    # The browser may cache the file, because the file's URL contains the version of all static files.
+    # The browser may cache the file, because the file's URL changes whenever a static file changes.
     return FileResponse(path, headers={"cache-control": "private, max-age=86400"})
 
 

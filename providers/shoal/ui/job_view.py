@@ -127,7 +127,7 @@ def phases_of(line: JobLine, now: float) -> list[Phase]:
 
 
 def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, str | None]:
-    """Return a spec's main settings by name, its MLflow tracking URI, and its artifact location."""
+    """Return three parts of a spec: the main settings by name, the MLflow tracking URI, and the artifact location."""
     try:
         spec = jobs.parse_spec(dict(document))
     except ShoalError:  # this version cannot read the spec, because a newer version of shoal has written it
@@ -173,7 +173,8 @@ def _read_report(result: str) -> TrainResult | None:
     """Read the report of a finished boosting training from the file beside its model."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
-    except (OSError, ValueError, ShoalError):  # the file was removed or is on another host, or the job ran a function
+    except (OSError, ValueError, ShoalError):
+        # The file was removed or is on another host, or the job ran a function and so has no such report.
         return None
 
 
@@ -202,7 +203,7 @@ def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
     except (ShoalError, OSError) as error:
         return "", str(error)
     if size > _LOG_BYTES:
-        lines = lines[1:]  # the first line is incomplete
+        lines = lines[1:]  # reading began in the middle of the first line
     text = redact("\n".join(lines[-_LOG_LINES:]))
     if text:
         return text, None

@@ -254,7 +254,8 @@ class StoreReader:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            if len(merged) == mark.jobs:  # otherwise attempts were deleted, so read all again
+            # If the numbers differ, attempts were deleted from the store. Then all attempts are read again.
+            if len(merged) == mark.jobs:
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
 
@@ -272,7 +273,7 @@ class StoreReader:
             metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
             if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
                 continue
-            # If the job was restarted from a checkpoint, remove the points that the job will reach again.
+            # A job that was restarted from a checkpoint repeats some of its work. Remove the old points of this work.
             while metrics and metrics[-1].done >= line.progress.done:
                 metrics.pop()
             metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
@@ -281,8 +282,8 @@ class StoreReader:
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
-    """Return the pools without the expiry times of leases, which every renewal changes and which the page does not
-    show."""
+    """Return the pools without the expiry times of leases. Each renewal of a lease changes its expiry time, but the
+    page does not show this time."""
     return [
         (
             report.operations,

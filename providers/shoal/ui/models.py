@@ -77,7 +77,8 @@ class Model:
 
     @property
     def metric(self) -> str | None:
-        """Return the name of the metric that decides on promotions: the metric of the newest version that has one."""
+        """Return the name of the metric that decides on promotions. The name comes from the newest version that has a
+        metric, else from the recorded promotions."""
         named = [version.metric for version in self.versions if version.metric]
         return next(iter(named or [each.metric for each in self.promotions]), None)
 

@@ -113,7 +113,7 @@ class Pages:
         )
 
     def error(self, status: int, message: str) -> str:
-        """Return the HTML of a page about an error. A user without access may see this page."""
+        """Return the HTML of a page that shows an error. Users who may not see the other pages can see this page."""
         return self._environment.get_template("error.html").render(status=status, message=message)
 
     def _main(self, key: tuple[Any, ...]) -> str:
@@ -296,7 +296,8 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
 
 
 def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
-    """Return the points of a step plot. The last value is repeated at the present time, so that the line ends there."""
+    """Return the points of a step plot. The last value is repeated at the present time, `at`, so that the line extends
+    to the present."""
     times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
     return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}
 
