@@ -135,8 +135,9 @@ def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any
     for step in problem["loc"][:-1]:
         try:
             found = found[step]
-        # For a union of models, pydantic reports the errors of each model, and `loc` contains the name of the model.
-        # Which model the user means may depend on any value. So the error is certain only if all values are known.
+        # `loc` contains the name of a model, because the field is a union of models, and pydantic reports the errors of
+        # each model in the union. The values of the user decide which of these models applies. While a value is a
+        # placeholder, the error may be of a model that does not apply.
         except (KeyError, IndexError, TypeError):
             return is_known(found)
     # Missing and unknown options are always errors, because only values contain placeholders, and names do not.

@@ -37,7 +37,7 @@ class ArrowIngester:
 
     name: ClassVar[str] = "arrow"
     # Fraction of a worker's CPUs that the worker process requests from Ray. Arrow reads the rows in the worker process,
-    # so the worker process can request all CPUs.
+    # so no other process needs CPUs to read them.
     worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:

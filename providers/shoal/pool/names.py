@@ -16,7 +16,7 @@ def is_pool_name(text: str) -> bool:
 
 
 def pool_name_of(text: str) -> str:
-    """Derive a valid pool name from any text, such as the name of a notebook in quotation marks.
+    """Derive a valid pool name from any text, for example from a notebook's name with spaces or quotation marks.
 
     The text is converted to lower case, and each sequence of characters that are neither letters a-z nor digits becomes
     one hyphen: ``"MY_NOTEBOOK"`` becomes ``my-notebook``. A valid pool name stays the same. If the result is empty or

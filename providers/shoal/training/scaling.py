@@ -120,7 +120,7 @@ def resolve_size(
     if not usable:
         needed = "a GPU and a CPU" if use_gpu else "a CPU"
         raise CapacityError(
-            f"no active node has {needed} for a worker ({listed(nodes)}): add nodes with shoal.scale_cluster"
+            f"no active node ({listed(nodes)}) has {needed} for a worker: add nodes with shoal.scale_cluster"
         )
     cpus, largest = config.num_cpu_per_worker, max(node["cpus"] for node in usable)
     cpus = 1 if cpus == -1 else limited(cpus, largest, f"num_cpu_per_worker={cpus}", nodes, clamp=clamp)

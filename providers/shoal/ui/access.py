@@ -59,7 +59,7 @@ class TokenAccess:
         self._csrf = self._derived("csrf")
 
     def viewer(self, request: Request) -> Viewer:
-        """Return the user of a request with the right cookie.
+        """Return the user who has sent a request, if the request has the right cookie.
 
         Raises:
             HTTPException: The request has the right token in its URL (status 303, which sets the cookie), or it has

@@ -148,13 +148,13 @@ class _NotKnown:
     raises an error, so that the template stays unrendered."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError(f"{name} is not known before the run")
+        raise RuntimeError(f"the value of {name} is known only during a DAG run")
 
     def __getitem__(self, name: Any) -> NoReturn:
-        raise RuntimeError(f"{name} is not known before the run")
+        raise RuntimeError(f"the value of {name} is known only during a DAG run")
 
     def __str__(self) -> str:
-        raise RuntimeError("the value is not known before the run")
+        raise RuntimeError("the value is known only during a DAG run")
 
     __iter__ = __bool__ = __len__ = __str__
 

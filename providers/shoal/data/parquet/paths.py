@@ -60,7 +60,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path or URI is a path on this machine's filesystem (including mounts) and not a URI."""
+    """Return whether a path is on this machine's filesystem (including mounts); False for a URI."""
     return not _SCHEME.match(path)
 
 

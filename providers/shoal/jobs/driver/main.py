@@ -282,8 +282,8 @@ class Driver:
                 progress=self._heartbeats.progress,
             ):
                 return True
-            # The row has an end already. If it is equal to the end to write, an earlier call of `write` has written it
-            # and only the database's reply was lost. Then the write counts as successful.
+            # The row already contains a final state. If it is the same state that this call wants to write, an earlier
+            # call of `write` has stored it, and only the database's reply was lost. Then this call was successful.
             job = attempts.load(self._store, self._key)
             # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
             return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])

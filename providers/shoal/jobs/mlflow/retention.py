@@ -46,7 +46,7 @@ Attempts = set[tuple[str, str]]
 
 @dataclass(frozen=True)
 class DeletedVersion:
-    """Version of a registered model that was deleted. In a dry run: version that would be deleted.
+    """A deleted version of a registered model; in a dry run, a version that would be deleted.
 
     Attributes:
         model: Name of the registered model.
@@ -242,8 +242,8 @@ class _Deletion:
             copied = f"models:/{self.model}/{version.version}"
             sources = [quoted(source) for source in (version.source, copied) if source]
         except RegistryError:
-            # MLflow cannot search for the source of this version. Another version may use the same files, so the files
-            # are kept.
+            # MLflow cannot search for other versions that use the same files, because the path of the files contains
+            # characters that a search must not contain. The files are kept, because another version may use them.
             return True
         me = (self.model, str(version.version))
         return any(

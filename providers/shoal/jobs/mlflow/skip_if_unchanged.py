@@ -120,7 +120,7 @@ def reason_to_skip(
         version = _last(run, store, register.model)
         repeat_reason = None if version is None else _reason_to_repeat(run, register, version)
     except (mlflow.MlflowException, RegistryError) as error:
-        # Some registries cannot search for versions. A job with such a registry is never skipped, but can train.
+        # Some registries cannot search for versions. With such a registry, no job is skipped and every job trains.
         print(f"the last training of {register.model} could not be found, so the job trains: {error}", flush=True)
         return None
     if version is None:

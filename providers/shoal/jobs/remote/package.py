@@ -106,14 +106,14 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
 
 
 def is_used(document: dict[str, Any]) -> bool:
-    """Return whether a spec names files in a package."""
-    # The spec is searched as text and not parsed, because another version of shoal may have submitted the waiting job.
-    # Paths of code and URIs of frames have the same prefix.
+    """Return whether a spec refers to files in a package."""
+    # Another version of shoal may have submitted the job, and this version may not be able to parse the spec. So the
+    # text of the spec is searched for the prefix with which the paths of all files in a package begin.
     return f'"{_PREFIX}' in json.dumps(document)
 
 
 def has_frames(spec: AnyJobSpec) -> bool:
-    """Return whether a spec names frames (small DataFrames) in the job's package."""
+    """Return whether a spec refers to frames (small DataFrames) that are in the job's package."""
     return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
 
 

@@ -92,7 +92,7 @@ def seal(content: bytes, driver_key: str, submission_id: str) -> str:
         bound = _bound(submission_id, sender, receiver)
         key = _key(own, public, bound)
     except (ValueError, binascii.Error):
-        raise SealError("the attempt's row contains no valid key of a driver: submit the job again") from None
+        raise SealError("the attempt's row contains no valid driver key: submit the job again") from None
     nonce = os.urandom(_NONCE_BYTES)
     return b64encode(sender + nonce + AESGCM(key).encrypt(nonce, content, bound)).decode()
 

@@ -23,8 +23,8 @@ from shoal.training.host import memory
 # need more, they are kept on disk. The share is below one half, because XGBoost needs about as much memory again while
 # it builds the matrices and trains.
 _MATRIX_FRACTION = 0.4
-# Bytes of memory that a row needs in addition to the numbers of its bins: the label, two gradients and the prediction,
-# with 4 bytes each.
+# Bytes of memory per row for the label, two gradients and the prediction, 4 bytes each. The bins of the row are counted
+# separately.
 _BYTES_PER_ROW = 4 * 4
 # Prefix of the folder names. The process id of the worker follows.
 _PREFIX = "shoal-pages-"
