@@ -301,7 +301,7 @@ class JobOperator(WaitingOperator):
         # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
         # number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
-        # If the task's `retries` was changed after the run began, the difference is wrong: there may be no try with this
+        # If the task's `retries` was changed after the run began, the difference is wrong, and no try may have this
         # number.
         is_a_try = 0 < cleared < ti.try_number
         return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
