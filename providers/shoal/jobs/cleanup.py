@@ -49,7 +49,7 @@ class CleanupReport:
     left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the actions that the clean-up has taken as plain data, for an Airflow XCom or a Prefect artifact."""
+        """Return this report as plain data, for an Airflow XCom or a Prefect artifact."""
         return asdict(self)
 
 

@@ -20,13 +20,14 @@ def fingerprint(spec: AnySpec) -> str:
         DataError: Staged data do not exist any more, because a job that used them has ended and removed them.
     """
     document = spec.comparable(_by_content).document()
-    # Two submissions that differ only in `priority` or `skip_if_unchanged` count as the same job. Tasks of
-    # earlier versions of shoal did not set `skip_if_unchanged`. A retry of such a task therefore still finds its job.
+    # `priority` is left out, because two submissions that differ only in `priority` count as the same job.
     document["run_config"].pop("priority", None)
-    # The name of a code archive is the digest of its content. The folder of the archive may differ between hosts.
+    # Only the names of code archives are kept, because their folders may differ between hosts. An archive's name is the
+    # digest of the archive's content.
     if archives := document["run_config"].get("code"):
         document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
-    # The options `parent_run_id`, `system_metrics` and `skip_if_unchanged` do not change what the job computes.
+    # These options are left out, because they do not change what the job computes. Tasks of earlier versions of shoal
+    # did not set `skip_if_unchanged`. If shoal was updated since then, a retry of such a task must still find its job.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

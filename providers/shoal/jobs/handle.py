@@ -629,8 +629,8 @@ class JobHandle:
         return False
 
     def _end_if_unwanted(self, job: Job) -> bool:
-        """End a waiting attempt that no process polls, that has timed out, or whose pool is down; otherwise return
-        False.
+        """End a waiting attempt if no process polls it, if it has waited for too long, or if its pool is down. Return
+        whether the attempt was ended.
 
         Raises:
             PoolElsewhereError: The pool is bound to another machine.
@@ -666,8 +666,8 @@ class JobHandle:
         if unasked is None:
             if job.heartbeat_at is not None:
                 # `last_polled_at` was written on another host or before a reboot, so this host cannot measure its age.
-                # The job has a heartbeat, so its driver has started. The driver itself ends a job that no process
-                # polls.
+                # The job has a heartbeat, so its driver has started. This process need not end the job, because the
+                # driver itself ends a job that no process polls.
                 return False
             unasked = self._clock() - job.last_polled_at
         return unasked > job.orphan_after + grace_s

@@ -212,8 +212,7 @@ def _of_earlier_try(
     *,
     detach: bool,
 ) -> JobHandle | None:
-    """Return a handle of the job that an earlier try of the task has submitted; None if this try does not take over a
-    job.
+    """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
 
     Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
 
@@ -245,7 +244,8 @@ def _of_earlier_try(
                 handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
             continue
         # The job's submitter has not put the job into the queue yet. This try of the task does not take over such a
-        # job, because only the submitter has the job's credentials. If this try has a different spec, the job is ended.
+        # job, because only the submitter has the job's credentials. The job goes on if its spec is the spec of this
+        # try; otherwise the job is ended.
         if job.state is JobState.PENDING and job.queued_at is None:
             why = "another try of the task submits the task's job with another spec"
             if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):

@@ -110,7 +110,7 @@ def _fields(
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
             f"spec={shown(given)} is not a spec: give a JobSpec, a FunctionJobSpec, or a dict with the fields of one "
-            "of them. The name of a spec file has to end with .json, .yaml or .yml"
+            "of them. If spec is the path of a file, the name of the file has to end with .json, .yaml or .yml"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:

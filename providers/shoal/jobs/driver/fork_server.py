@@ -103,7 +103,7 @@ class ForkServer:
                         self._restart()
 
     def _patience_s(self) -> float | None:
-        """Return how long the server waits for requests before it imports a module or restarts; None: for ever."""
+        """Return how long the server waits for requests before it imports a module or restarts; None means for ever."""
         if self._wanted:
             return _PAUSE_S
         if self._running or not self._preloaded:
@@ -136,7 +136,7 @@ class ForkServer:
             os.dup2(1, 2)
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
             if numpy_random := sys.modules.get("numpy.random"):
-                numpy_random.seed()  # otherwise NumPy would draw the same numbers in all drivers
+                numpy_random.seed()  # otherwise NumPy would draw the same random numbers in all drivers
             code = driver.run()
             used = [module for module in PRELOADED if sys.modules.get(module)]
             # The line is shorter than 4096 bytes, so that the lines of several drivers do not mix.

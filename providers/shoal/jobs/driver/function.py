@@ -203,7 +203,7 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
-    """Check the holdout before the function runs, and return a record of the rows that count as its training data."""
+    """Check the holdout before the function runs, and return a record of the rows that count as training data."""
     from shoal.data.connector import DataConnector
 
     inputs = [dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)]

@@ -177,7 +177,9 @@ class Driver:
             if isinstance(self._spec, JobSpec):
                 boosting.begin(self._spec)
             else:
-                forget_lean()  # the job's model or function may need XGBoost or LightGBM with scikit-learn
+                # This process may have imported XGBoost or LightGBM without scikit-learn. The job's model or function
+                # may need the complete library, so Python has to import the library again.
+                forget_lean()
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -318,7 +320,7 @@ class Driver:
         return boosting.work(spec, place), None
 
     def _free_room(self) -> None:
-        """End the workers, and start the next waiting job while this driver saves, logs and registers the model."""
+        """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""
         from shoal.training.gang.reused_workers import end_gangs
 
         with _logged("the room of the job's workers could not be freed before the end of the job"):
@@ -453,7 +455,8 @@ def main() -> int:
         telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
         spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
         if package.has_frames(spec):
-            sys.path.append(os.getcwd())  # shoal looks for frames (small DataFrames sent with the job) in sys.path
+            # The frames (small DataFrames sent with the job) are in this folder, and shoal looks for them in sys.path.
+            sys.path.append(os.getcwd())
         print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
         return Driver(store, job, spec, secrets).run()
 

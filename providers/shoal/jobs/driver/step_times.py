@@ -44,7 +44,7 @@ class Stopwatch:
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Record the time of this call as the time at which the workers have finished.
+        """Record that the workers have finished now, and how long they have read and trained.
 
         Args:
             train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.

@@ -38,15 +38,15 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """
     pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
-    # This dry run of uv finds the packages that are missing. The installation below uses --no-deps, because with
-    # --target uv ignores the packages that are already installed, and would for example download PyTorch again.
+    # This dry run of uv finds the packages that are missing. The installation below uses --no-deps. Without --no-deps,
+    # `uv pip install --target` would install all dependencies again, even installed ones such as PyTorch.
     would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
     missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
     if replaced := sorted(_OF_THE_NODES & missing.keys()):
         raise JobError(
             f"run_config.packages would install {', '.join(missing[name] for name in replaced)} for the workers, but "
-            "all processes of a pool must have the same version of Ray and of shoal: leave out packages that need a "
-            "version that the nodes do not have"
+            "all processes of a pool must have the same versions of Ray and shoal: leave out the packages that need "
+            "other versions of Ray or shoal"
         )
     if missing:
         _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)

@@ -12,7 +12,7 @@ _FOLDER = "_code"
 
 
 def store(content: bytes) -> str:
-    """Write pickled code into a file under `$SHOAL_HOME`, whose name is the SHA-256 of the code.
+    """Write pickled code into a file under `$SHOAL_HOME`. The file's name is the SHA-256 of the code.
 
     The driver reads this file, or a copy of the file in a package that is sent to the pool
     (`shoal.jobs.remote.package`).

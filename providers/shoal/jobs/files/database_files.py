@@ -77,7 +77,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Do nothing, because folders need not be created."""
 
     def rmdir(self, path: str) -> None:
-        """Do nothing, because a folder does not exist any more when its last file is removed."""
+        """Do nothing, because a folder exists only as long as it contains files."""
 
     def _rm(self, path: str) -> None:
         path = self._strip_protocol(path)

@@ -33,7 +33,7 @@ job's result."""
 
 @dataclass(frozen=True)
 class DeletedAttempt:
-    """Attempt of a job that was removed. In a dry run: attempt that would be removed.
+    """A removed attempt of a job; in a dry run, an attempt that would be removed.
 
     Attributes:
         job_id: Id of the job.

@@ -142,7 +142,7 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
         if job.submitter is not None:
             job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         if task is not None:
-            # None: the log of the new try in the workflow engine shows the job's log from its first line.
+            # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
             job.task_key, job.task_try, job.log_shown = task.key, task.number, None
         return job
 
@@ -283,7 +283,7 @@ def touch(store: Store, key: Key, now: float) -> Job:
 
 @dataclass(frozen=True)
 class Mark:
-    """Update of one attempt's row by a process that waits for many jobs (see `touch_all`)."""
+    """Values that a process that waits for many jobs writes into the row of one attempt (see `touch_all`)."""
 
     key: Key
     log_shown: int
@@ -454,7 +454,7 @@ def end(
                 detail=f"attempt {job.attempt}" + (f": {error}" if error else ""),
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
-    seconds.pop("queue", None)  # the driver has already reported the seconds in the queue, at its start
+    seconds.pop("queue", None)  # the driver has reported the seconds in the queue to telemetry when it started
     telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
 

@@ -143,7 +143,7 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
 
 def why_waited_too_long(job: Job, now: float) -> str | None:
     """Return the error of an attempt that has waited in the queue for longer than the timeout in its run_config; None
-    if it may wait on.
+    if it may wait longer.
 
     Args:
         job: The attempt's row.

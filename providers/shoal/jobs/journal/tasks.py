@@ -34,11 +34,11 @@ class TaskTry:
         return self.durable and (job.task_try or 0) > self.cleared
 
     def is_older_than(self, job: Job) -> bool:
-        """Return whether this try is older than the try of the same task to which a job belongs."""
+        """Return whether a job already belongs to a newer try of this task."""
         return job.task_key == self.key and (job.task_try or 0) > self.number
 
     def superseded_by(self, job: Job) -> JobError:
-        """Return the error for a try of a task if its job already belongs to a newer try."""
+        """Return the error that says that a job already belongs to a newer try of this task."""
         return JobError(
             f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if try '
             f"{job.task_try} does not exist any more, end the job with `shoal jobs cancel {job.id}`"

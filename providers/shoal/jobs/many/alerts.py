@@ -1,4 +1,4 @@
-"""Find the models that were not promoted for a given time, and the jobs that have waited for a given time."""
+"""Find the models without a recent promotion, and the jobs that have waited in the queue for too long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.state.schema import Job, JobState
 
 @dataclass(frozen=True)
 class StaleModel:
-    """A model that was not promoted for longer than a given time.
+    """A model that has had no promotion for longer than a given time.
 
     Attributes:
         model: Name of the registered model.
@@ -70,7 +70,7 @@ class WaitingJob:
 
 
 def stale_models(older_than: timedelta, models: Collection[str] | None = None) -> list[StaleModel]:
-    """Return the models that were never promoted, or were not promoted for longer than a given time, sorted by name.
+    """Return the models that have had no promotion for longer than a given time, sorted by name.
 
     The promotions and jobs are those in shoal's store (``$SHOAL_HOME`` or ``$SHOAL_STATE_URL``); MLflow is not asked. A
     model that was never promoted is found through its jobs, as long as the store contains them. Models of the same name

@@ -22,7 +22,7 @@ def for_each(
     min_rows: int = 1,
     connection_url: Callable[[str], str | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one spec per value of a column; each spec trains a model only on the rows with its value.
+    """Return one spec per value of a column. The spec of a value trains a model only on the rows with this value.
 
     Every dataset of a spec (for training, evaluation and the holdout) is restricted to the rows with the value. In the
     names of the registered model, the experiment and the MLflow run, in tags and in `job_id`, the placeholder

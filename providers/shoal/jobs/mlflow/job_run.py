@@ -240,8 +240,8 @@ class Run:
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. The warning does not help users, because the
-            # rows to predict have the same column types as the training data, so it is not shown.
+            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because it does
+            # not help users: the rows to predict have the same column types as the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
             signature = mlflow.models.infer_signature(head, predict(features))
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find

@@ -139,8 +139,8 @@ def enter(
     holdout = Holdout.read(register, label_col, group_col)
 
     def score_champion(version: str) -> Evaluation:
-        # If the champion's signature names no columns, a tag of its version lists its input columns. `input_cols` are
-        # the challenger's columns, which may be different, and are used only if the champion has no such tag.
+        # If the champion's signature names no columns, a tag of the champion's version lists its input columns. Without
+        # such a tag, the challenger's columns (`input_cols`) are used, although they may be different.
         listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
         uri = f"models:/{register.model}/{version}"
         try:

@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Return the version's value of the metric that decides the comparison, which `Register.metric` names."""
+        """Return the version's value of `Register.metric`, the metric that decides the comparison."""
         return self.evaluation.value
 
 

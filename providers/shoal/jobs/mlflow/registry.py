@@ -138,7 +138,7 @@ class Registry:
                 raise
 
     def newest(self, model: RegisteredModel, *, search: bool) -> ModelVersion | None:
-        """Return the newest version of a model that shoal has registered, usually without a further request to MLflow.
+        """Return the newest version that shoal has registered for a model, usually without a further request to MLflow.
 
         Args:
             model: The model, as `models` returned it.
@@ -175,7 +175,7 @@ def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelV
 
 
 def metric_tag(metric: str) -> str:
-    """Return the name of the tag that contains the value of a metric on the holdout for a registered version."""
+    """Return the name of the tag in which a registered version has a metric's value on the holdout."""
     return _HOLDOUT + legal_name(metric)
 
 
@@ -215,7 +215,7 @@ def aliases_of(model: RegisteredModel) -> dict[str, str]:
 
 
 def is_ours(version: ModelVersion) -> bool:
-    """Return whether shoal has registered a version; False if another program has, or if the version is a copy."""
+    """Return whether shoal has registered a version; False if another program has registered it, or if it is a copy."""
     return JOB_TAG in version.tags and not _COPY.fullmatch(version.source or "")
 
 

@@ -163,7 +163,7 @@ def mark_skipped(run: Run, reason: str) -> None:
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
-    """Return the newest version of a model that a successful training has registered; None if there is none."""
+    """Return the newest version that a successful training has registered for a model; None if there is none."""
     for version in newest_versions(run.client, model, _LOOKED_AT):
         if TAG in version.tags and _succeeded(store, version.tags):
             return version
@@ -171,7 +171,8 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
 
 
 def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return a reason to train again although nothing changed: the alias is gone or on a newer version; else None."""
+    """Return a reason to train again although nothing has changed: the alias was removed, or points to a newer version.
+    Return None if there is no such reason."""
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None

@@ -129,8 +129,10 @@ class Output:
         return False
 
     def restore(self) -> None:
-        """Restore earlier local predictions that an attempt of this job had renamed, if the attempt died before it
-        finished."""
+        """Put earlier local predictions back in their place if an attempt of this job died while it replaced them.
+
+        If the new predictions are already in place, remove the earlier predictions.
+        """
         place = Path(self.path)
         for attempt in range(1, self._claim.attempt + 1) if self._local else ():
             aside = self._aside(attempt)
@@ -200,7 +202,7 @@ class Output:
             self._claim.remove(self.staging)
 
     def discard(self) -> None:
-        """Remove the staging folder with the files of the workers that are not published yet."""
+        """Remove the staging folder, with all files in it that are not published yet."""
         with contextlib.suppress(InvalidArgumentError, OSError):
             self._claim.remove(self.staging)
 

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclass
 class Sent:
-    """Spec of a job that names only data that the nodes can read, and the files to send together with the job.
+    """A spec whose data the nodes can read, and the files to send together with the job.
 
     Attributes:
         spec: Spec that names the data by paths or URIs that the nodes can read.
@@ -71,8 +71,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
         return
     base = spec.run_config.artifact_location
-    # The spec names no location that the nodes can reach, so the data are not copied. `reachability.check` refuses the
-    # job later.
+    # The spec names no location that the nodes can reach, so there is no place to copy the data to.
+    # `reachability.check` refuses the job later.
     if base is None or base == storage.IN_STORE or not shared_folders.is_reachable(base, pool):
         yield Sent(spec)
         return

@@ -66,9 +66,9 @@ def receive(
             return Secrets.loads(driver_key.open(found, key.submission_id))
         sleep(CREDENTIALS_PERIOD_S)
     raise JobError(
-        f"no process has sent this job's credentials for {CREDENTIALS_PATIENCE_S / 60:.0f} minutes. The process that "
-        "waits for the job must send them, but has ended or cannot reach the store. Submit the job again, and let the "
-        "process run until the job has started"
+        f"the driver has waited {CREDENTIALS_PATIENCE_S / 60:.0f} minutes for the job's credentials, but no process "
+        "has sent them. The process that waits for the job must send them, but has ended or cannot reach the store. "
+        "Submit the job again, and let the submitting process run until the job has started"
     )
 
 

@@ -105,5 +105,6 @@ def _key(own: X25519PrivateKey, other: X25519PublicKey, bound: bytes) -> bytes:
 
 
 def _bound(submission_id: str, sender: bytes, receiver: bytes) -> bytes:
-    """Return the data that AES-GCM authenticates with a message: the attempt's id, and both public keys."""
+    """Return the data that AES-GCM authenticates with a message: the attempt's id, and the public keys of sender and
+    driver."""
     return _PURPOSE + sender + receiver + submission_id.encode()

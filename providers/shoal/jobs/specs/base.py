@@ -104,10 +104,10 @@ class AnySpec(Settings, ABC):
         return self._completed(pool, Caller.of(environment))
 
     def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
-        """Return a completed copy of the spec from which the job's fingerprint can be computed.
+        """Return a copy of the spec, to compute the job's fingerprint from it.
 
-        Of the submitter's MLflow settings, the copy gets only MLFLOW_TRACKING_URI. The other settings may differ if
-        another process submits the same job again. For the rest, see :meth:`completed`.
+        The copy is like the result of :meth:`completed`, but of the submitter's MLflow settings it has only
+        MLFLOW_TRACKING_URI. The other settings may differ if another process submits the same job again.
 
         Args:
             pool: Name of the pool that the job is submitted to.
@@ -140,7 +140,7 @@ class AnySpec(Settings, ABC):
             yield self.register_as.holdout
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec that is equal for every submission of the same job.
+        """Return a copy of the spec without the values that may differ between two submissions of the same job.
 
         The fingerprint is computed from the copy. The copy does not contain, for example, the folder in which the data
         were staged, or the file of the pickled code.

@@ -125,7 +125,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
-        # `returns` and `torch_distributor` do not change what the function computes.
+        # `returns` and `torch_distributor` are left out, because they do not change what the function computes.
         equal = {"program": self.program and "by value", "returns": None, "torch_distributor": None}
         return super().comparable(by_content).model_copy(update=equal)
 
@@ -165,7 +165,7 @@ def kind_of(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
         InvalidArgumentError: The framework is unknown.
     """
     framework = fields.get("framework", "xgboost")
-    # `JobSpec` refuses a framework that is not a text.
+    # If the framework is not a text, `JobSpec` raises the error when it parses the fields.
     if not isinstance(framework, str):
         return JobSpec
     if framework not in _KINDS:
