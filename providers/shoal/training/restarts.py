@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class NodeLeavesError(Exception):
-    """Raised at a checkpoint to move the training to other nodes, because a node of the training will shut down soon."""
+    """Raised at a checkpoint if a node of the training will shut down soon: the training then moves to other nodes."""
 
 
 class Restarts:
