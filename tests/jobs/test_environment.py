@@ -97,7 +97,7 @@ def test_a_variable_with_a_secret_name_is_refused():
     ]
     assert credentials.from_environment(dict.fromkeys(passed_on, "x")).keys() == set(passed_on)
     for name in (*passed_on, *others):
-        with pytest.raises(InvalidArgumentError, match=rf'the name "{name}" says that the value is a secret'):
+        with pytest.raises(InvalidArgumentError, match=rf'"{name}" looks like the name of a secret'):
             RunConfig(env={name: "12345678"})
     plain = [
         "TOKENIZERS_PARALLELISM",

@@ -33,7 +33,7 @@ def test_an_absolute_location_stays_because_fingerprints_contain_it(location: st
 
 def test_a_file_uri_is_a_path() -> None:
     assert storage.root("file:///data/my%20models/") == "/data/my models"
-    with pytest.raises(InvalidArgumentError, match=r'names the host "relative": write file:///absolute/path'):
+    with pytest.raises(InvalidArgumentError, match=r'contains the host "relative": write file:///absolute/path'):
         RunConfig(artifact_location="file://relative/models")
 
 

@@ -24,7 +24,7 @@ _MAX_MARKER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Identity of one attempt of a job. The attempt writes it into the marker file of each artifact folder it creates.
+    """Identity of one attempt of a job. The attempt writes its claim into the marker file of each artifact folder.
 
     Args:
         job_id: Id of the job.
@@ -65,7 +65,7 @@ class Claim:
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
                 f'{folder} is not empty, and job "{self.job_id}" did not create this folder (the file {MARKER} in it '
-                f"is missing or names another job): {self._remedy}"
+                f"is missing or belongs to another job): {self._remedy}"
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
@@ -75,7 +75,7 @@ class Claim:
         return True
 
     def has_marked(self, folder: str) -> bool:
-        """Return whether an artifact folder exists and its marker file names exactly this attempt of the job."""
+        """Return whether an artifact folder exists and was marked by this attempt of the job."""
         return read(folder) == self
 
     def take(self, folder: str) -> None:

@@ -94,7 +94,7 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Return a dict that maps Ray's id of each node that is alive to the node's index.
+    """Return the index of each node that is alive, as a dict with Ray's node ids as keys.
 
     The head node has index 0. The other nodes follow, sorted by name.
     """
@@ -102,7 +102,7 @@ def node_order() -> dict[str, int]:
 
 
 def node_names() -> dict[str, str]:
-    """Return a dict that maps Ray's id of each node that is alive to the node's name."""
+    """Return the name of each node that is alive, as a dict with Ray's node ids as keys."""
     return {node["NodeID"]: node["NodeName"] for node in _alive()}
 
 
@@ -113,7 +113,7 @@ def total_resources() -> list[dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """State of a node, as Ray's scheduler sees it.
+    """Free resources of a node, and whether the node will shut down soon, as reported by Ray.
 
     Args:
         leaving: Whether the node will shut down soon. Ray calls such a node draining, and places no new work on it.
@@ -127,7 +127,7 @@ class NodeRoom:
 
 
 def rooms() -> dict[str, NodeRoom]:
-    """Return a dict that maps Ray's id of each node that is alive to the node's state.
+    """Return the `NodeRoom` of each node that is alive, as a dict with Ray's node ids as keys.
 
     The dict is empty if the head node does not answer, or if this process starts its workers without Ray.
     """

@@ -42,8 +42,8 @@ def resolved(location: str) -> str:
         host = urlsplit(location).netloc
         if host not in ("", "localhost"):
             raise InvalidArgumentError(
-                f'artifact_location "{location}" names the host "{host}": write file:///absolute/path without a host, '
-                "or a path"
+                f'artifact_location "{location}" contains the host "{host}": write file:///absolute/path without a '
+                "host, or a path"
             )
         return location
     if "://" in location or os.path.isabs(location):

@@ -118,7 +118,7 @@ class ProgressDisplay:
                 console=Console(stderr=True),
                 transient=True,
                 # In a terminal, Rich prints the output of this process above the bar. If stdout is a file or a pipe,
-                # Rich must not redirect it to the terminal.
+                # the output must go there and not to the terminal.
                 redirect_stdout=sys.stdout.isatty(),
             )
             self._bar.add_task("", total=progress.total)

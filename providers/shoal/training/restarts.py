@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class NodeLeavesError(Exception):
-    """Raised at a checkpoint if a node will shut down soon, and other nodes have room for the workers of this node."""
+    """Raised at a checkpoint if a node of the training will shut down soon: the training then moves to other nodes."""
 
 
 class Restarts:

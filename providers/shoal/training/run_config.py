@@ -136,8 +136,7 @@ class RunConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Options that earlier versions of shoal did not have are included only if they
-        are set.
+        """Return the options as a dict. Leave out unset options that earlier versions of shoal did not have.
 
         A job without these options therefore has the same stored spec and fingerprint as in earlier versions of shoal.
         """
@@ -150,7 +149,7 @@ class RunConfig(Settings):
             check_variable(name)
             if is_secret_variable(name):
                 raise ValueError(
-                    f'the name "{name}" says that the value is a secret, but values in env are stored with the job: '
+                    f'"{name}" looks like the name of a secret, but values in env are stored with the job: '
                     f'set the variable in this process, and give secret_env=["{name}"] instead'
                 )
             if "\0" in value:

@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Request to the workers to train the rounds up to the next checkpoint.
+    """Message in which the driver tells the workers to train the rounds up to the next checkpoint.
 
     Args:
         index: Number of the segment, from 0.

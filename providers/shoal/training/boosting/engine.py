@@ -83,7 +83,7 @@ class Library(Protocol):
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Return the settings, by rank, with which the library's workers connect to each other."""
+        """Return, for each rank, the settings with which the rank's worker connects to the other workers."""
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make all workers, at the same time, read their rows and convert them to the boosting library's matrices."""
@@ -137,8 +137,7 @@ def train(
 
 
 def import_ahead_for_workers(request: TrainRequest) -> None:
-    """Start to import the library for workers without Ray, so that the import runs while this process prepares the
-    training.
+    """If the workers run without Ray, begin to import the library for them while this process prepares the training.
 
     If Ray starts the workers, this function does nothing.
 
@@ -159,7 +158,7 @@ def _shape(size: GangSize) -> GangShape:
 
 
 def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> bool:
-    """Return whether the training uses GPUs. The choice is made once, so that restarts and attempts do not change it.
+    """Return whether the training uses GPUs. The choice is made once: restarts and later attempts keep it.
 
     Raises:
         InvalidArgumentError: The config and the device parameter contradict each other.
@@ -324,8 +323,8 @@ class _Training:
         )
 
     def _check_gpus(self, gang: Gang) -> None:
-        """Let every worker try its GPU. Without this check, XGBoost would train on the CPU if it cannot use the GPU,
-        and only print a warning."""
+        """Raise UnusableGpuError if a worker cannot use its GPU. Without this check, XGBoost would only print a warning
+        and train on the CPU."""
         if not self._size.gpus_per_worker:
             return
         check = self._library.gpu_problem

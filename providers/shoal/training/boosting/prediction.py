@@ -35,7 +35,7 @@ class BoosterPredictor:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that a table for :meth:`predict_table` must contain, without duplicates."""
+        """Names of the columns that a table for :meth:`predict_table` must contain; each name occurs once."""
         margin = () if self.base_margin_col is None else (self.base_margin_col,)
         return tuple(dict.fromkeys((*self.input_cols, *margin)))
 

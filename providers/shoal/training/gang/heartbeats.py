@@ -46,11 +46,12 @@ _KEEPALIVE = (
 MAX_FRAME_BYTES = 2**20
 # Maximum size of a hello, the first frame of a connection. A hello contains only a token of 32 characters and a rank.
 _MAX_HELLO_BYTES = 256
-# Seconds after which a connection without a hello (its first frame) is closed. A worker sends the hello directly after
-# connecting, but on a busy machine the worker may have to wait for CPU time.
+# Seconds after which a connection is closed if it has not sent a hello (its first message). A worker sends the hello
+# directly after connecting, but on a busy machine the worker may have to wait for CPU time.
 _HELLO_SECONDS = 10.0
-# Maximum number of open connections that have not identified themselves, in addition to one per worker. If there are
-# more, the oldest connection is closed, so that other processes on the host cannot use up all file descriptors.
+# This number plus the number of workers is the maximum number of open connections that have not identified themselves.
+# If there are more, the oldest of these connections is closed, so that other processes on the host cannot use up all
+# file descriptors.
 _SPARE_CONNECTIONS = 64
 
 

@@ -1,4 +1,4 @@
-"""Run the workers of a gang as Ray actors, each on its own bundle of one placement group."""
+"""Run the workers of a gang as Ray actors on the resources that a Ray placement group reserves for the gang."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def _pass_on(answered: Answered, rank: int, future: Any) -> None:
 
 
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
-    """Return the address at which the driver accepts workers: loopback if all workers run on the driver's node.
+    """Return the address at which the driver accepts workers: 127.0.0.1 if all workers run on the driver's node,
+    else `address`.
 
     Args:
         address: Address of the driver that the other nodes can reach.

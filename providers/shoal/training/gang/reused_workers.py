@@ -67,7 +67,7 @@ def shared_gang(
 
 
 def end_gangs() -> None:
-    """End the gangs (groups of workers) that this process keeps idle for another run."""
+    """End the idle gangs (groups of workers) that this process keeps for later runs."""
     while True:
         with _idle_lock:
             if not _idle:

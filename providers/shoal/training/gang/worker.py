@@ -103,7 +103,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Outcome of a function call in a worker that died before it returned.
+    """Outcome of a function call whose worker died before the function returned.
 
     Args:
         reason: Reason why the driver considers the worker dead.

@@ -61,7 +61,8 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
 
 
 def forget_lean() -> None:
-    """Remove from this process the libraries that `import_lean` has imported, so that their next import is complete."""
+    """Remove from this process the libraries that `import_lean` has imported, so that the next import of such a library
+    also imports its optional packages."""
     for module in [name for name in sys.modules if name.split(".")[0] in _lean]:
         del sys.modules[module]
     _lean.clear()

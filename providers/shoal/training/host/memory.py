@@ -12,7 +12,7 @@ from shoal.training.host import cgroup
 
 # Numbers by which glibc's function mallopt(3) identifies its settings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# Values of two glibc settings. With these values, glibc returns freed memory to the operating system at once: blocks of
+# Two limits of glibc. With these values, glibc returns freed memory to the operating system at once: blocks of
 # at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default, glibc
 # raises both limits to tens of MiB when the first large block is freed, and then keeps freed memory. Lower limits are
 # slow: with limits of 256 KiB, reading took 50 % longer.

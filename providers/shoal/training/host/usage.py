@@ -96,7 +96,7 @@ class Meter:
         return [self._process, *self._process.children(recursive=True)]
 
     def _cpu_time(self, family: Sequence[psutil.Process]) -> float:
-        """Return the CPU seconds that the given processes, and ended child processes of this process, have used."""
+        """Return the CPU seconds of the given processes and of the ended child processes of this process."""
         ended = self._process.cpu_times()
         seconds = ended.children_user + ended.children_system
         for process in family:
@@ -138,7 +138,7 @@ class _Gpus:
             with contextlib.suppress(self._nvml.NVMLError):
                 own = [each for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid in pids]
                 # If this container has its own process ids, NVML's process ids do not match any process in the
-                # container. The memory that is in use is then unknown, and is left out.
+                # container. The GPU memory of this worker is then unknown, so this metric is left out.
                 if own:
                     used = sum(each.usedGpuMemory or 0 for each in own)
                     values[f"gpu_{number}_memory_usage_megabytes"] = round(used / _MEGABYTE, 1)

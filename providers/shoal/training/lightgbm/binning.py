@@ -79,7 +79,7 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
     categorical = params.pop("categorical_feature", None)
     if categorical is not None:
         # LightGBM's C library needs column numbers. `lightgbm.Dataset` converts names to numbers only for a dataset
-        # with rows.
+        # with rows. `reference` is a dataset without rows, so the names are converted here.
         numbers = {name: number for number, name in enumerate(features)}
         params["categorical_column"] = sorted(numbers.get(column, column) for column in categorical)
     reference = _without_rows(rows, params)

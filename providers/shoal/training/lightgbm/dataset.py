@@ -14,9 +14,9 @@ from shoal.training.boosting.rows import Batch, ShardRows
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
-# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. `_BYTES_PER_ROW` is for
-# the label of a row and its position in the tree. A row has one score, or one score per class. `_BYTES_PER_SCORE` is
-# for a score, its gradients, and a copy of the gradients in the order of the leaves.
+# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. Each row needs
+# `_BYTES_PER_ROW` for its label and its position in the tree. A row also has one score, or one score per class. Each
+# score needs `_BYTES_PER_SCORE` for the score, its gradients, and a copy of the gradients in the order of the leaves.
 _BYTES_PER_ROW = 26
 _BYTES_PER_SCORE = 24
 

@@ -149,8 +149,8 @@ def worker_params(
     if categorical_cols:
         if "categorical_feature" in rest:
             raise InvalidArgumentError(
-                "params contain categorical_feature, but fit() also got categorical_cols, and both name categorical "
-                "columns: name all these columns in fit(categorical_cols=) and remove categorical_feature from params"
+                "categorical columns are given both in params (categorical_feature) and in fit(categorical_cols=): "
+                "give all of them in fit(categorical_cols=) and remove categorical_feature from params"
             )
         rest["categorical_feature"] = list(categorical_cols)
     elif "categorical_feature" in rest:
@@ -184,7 +184,7 @@ def has_metric(params: Mapping[str, Any]) -> bool:
 
 
 def is_forest(params: Mapping[str, Any]) -> bool:
-    """Return whether these parameters train a random forest: the mean of independent trees instead of a sum."""
+    """Return whether these parameters train a random forest, which predicts the mean of independent trees."""
     return params.get("boosting") in ("rf", "random_forest")
 
 

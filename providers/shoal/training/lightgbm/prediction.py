@@ -45,7 +45,7 @@ def predict_booster(
 def predictor(
     booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return an object that predicts tables with a booster; see :func:`predict_booster` for the arguments."""
+    """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
 
     def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:

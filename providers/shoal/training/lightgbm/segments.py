@@ -146,7 +146,8 @@ class Trainer:
         return results
 
     def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
-        """Print the metrics in every `print_every`-th round. In other rounds, return the text without printing it."""
+        """Print a line with the metrics after every `print_every`-th round. After other rounds, return the line instead
+        of printing it."""
         if self._context.rank or not self._task.print_every or not results:
             return ""
         text = "\t".join((f"[{rounds}]", *(f"{result[0]}-{result[1]}:{result[2]:.5f}" for result in results)))

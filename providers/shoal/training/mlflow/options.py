@@ -63,15 +63,14 @@ class Tracking(Settings):
     def _one_experiment(self) -> Self:
         if self.experiment_id is not None and self.experiment != DEFAULT_EXPERIMENT:
             raise ValueError(
-                f'experiment="{self.experiment}" and experiment_id="{self.experiment_id}" name an experiment twice: '
+                f'experiment="{self.experiment}" and experiment_id="{self.experiment_id}" both select an experiment: '
                 "remove one of the two options"
             )
         return self
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Options that earlier versions of shoal did not have are included only if they
-        are set.
+        """Return the options as a dict. Leave out unset options that earlier versions of shoal did not have.
 
         A job without these options therefore has the same fingerprint as in earlier versions of shoal.
         """

@@ -45,7 +45,7 @@ _POLL_SECONDS = 0.25
 
 
 def let_user_choose_experiment(gang: GangContext) -> None:
-    """Replace ``mlflow.set_experiment`` as soon as user code imports MLflow, if the job has an MLflow run.
+    """If the job has an MLflow run, replace ``mlflow.set_experiment`` by shoal's version when user code imports MLflow.
 
     Args:
         gang: Rank of this worker, and its connection to the driver.
@@ -56,7 +56,7 @@ def let_user_choose_experiment(gang: GangContext) -> None:
 
 
 class _JobRun:
-    """The job's MLflow run in this worker, with a method that replaces ``mlflow.set_experiment``."""
+    """The job's MLflow run in this worker, with a method that replaces ``mlflow.set_experiment`` by shoal's version."""
 
     def __init__(self, gang: GangContext, first: str, uri: str | None) -> None:
         self._gang = gang
@@ -64,7 +64,7 @@ class _JobRun:
         self._uri = uri
 
     def replace_set_experiment(self, mlflow: ModuleType) -> None:
-        """Replace ``set_experiment`` in the module `mlflow`."""
+        """Replace ``set_experiment`` in `mlflow` by a function that moves the job to a run in the chosen experiment."""
         original = mlflow.set_experiment
 
         @functools.wraps(original)

@@ -222,8 +222,8 @@ class _Run:
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
-        """Handle a note (message) from a worker: metrics, signatures of new checkpoints, or a note for one of the
-        functions in `on_note`."""
+        """Handle a note (message) from a worker. A note contains metrics, the signatures of the checkpoints, or values
+        for the functions in `on_note`."""
         if "checkpoints" in note:
             self._checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:

@@ -54,8 +54,7 @@ class FunctionRequest(Settings):
 
     @model_serializer(mode="wrap")
     def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields as a dict. Fields that earlier versions of shoal did not have are included only if they
-        are set."""
+        """Return the fields as a dict. Leave out unset fields that earlier versions of shoal did not have."""
         return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")

@@ -46,7 +46,7 @@ class WorkerResourceConfig(Settings):
     @field_validator("gpu_type")
     @classmethod
     def _as_in_ray(cls, name: str | None) -> str | None:
-        """Convert a GPU type in lower case to upper case.
+        """Convert a GPU type that is written in lower case to upper case, for example "h100" to "H100".
 
         Databricks' examples use lower case, but Ray's names of GPU types contain upper-case letters.
         """
@@ -119,7 +119,7 @@ class SpreadScalingConfig(Settings):
 
 
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
-    """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config for workers on any nodes with room.
+    """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config whose workers may run on any nodes.
 
     Args:
         gpus: Number of GPUs of all workers together.
@@ -149,7 +149,7 @@ def launched() -> SpreadScalingConfig:
 
 
 def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -> PyTorchScalingConfig:
-    """Convert a scaling config for workers on any nodes to a scaling config for workers on one node.
+    """Convert a scaling config whose workers may run on any nodes to a scaling config whose workers run on one node.
 
     Args:
         config: Number of workers and resources of each.
@@ -212,7 +212,7 @@ def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, o
 
 
 def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
-    """Replace -1 (workers per node, or GPUs per worker) by a number that fits on the node with the most GPUs."""
+    """Replace -1 in `num_workers_per_node` or `num_gpus` by a number that fits on the node with the most GPUs."""
     each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
     of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
     best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))

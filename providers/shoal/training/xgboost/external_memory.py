@@ -32,7 +32,7 @@ _PREFIX = "shoal-pages-"
 
 @contextmanager
 def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
-    """Decide, together with all workers, whether the matrices are kept on disk, and create a folder for their files.
+    """Agree with all workers whether the matrices are kept on disk; if so, create a folder for the matrix files.
 
     If one worker needs the disk, all workers use their disks. The folder is removed at the end of the context.
 

@@ -43,7 +43,7 @@ def predict_booster(
 def predictor(
     booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return an object that predicts tables with a booster; see :func:`predict_booster` for the arguments."""
+    """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
 

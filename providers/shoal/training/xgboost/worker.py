@@ -108,7 +108,7 @@ class _Session:
         memory.trim()
 
     def _load(self, segment: Segment) -> int:
-        """Set the booster for a segment (kept, reloaded or new), and return the number of the segment's first round.
+        """Create, reload or keep the booster for a segment, and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the booster in memory, unless XGBoost uses random
         numbers. The bytes do not contain the state of the random number generators. Therefore, if XGBoost uses random
@@ -142,7 +142,7 @@ class _Session:
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
-        """Create the callbacks of the training; early stopping also counts the rounds of the checkpoint."""
+        """Create the callbacks of the training; early stopping also counts the rounds before the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
@@ -153,8 +153,8 @@ class _Session:
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _first_rounds(checkpoint.history, done + 1))
             callbacks.append(stopping)
-        # The user's metric functions get predictions. If the objective is a function, they get raw scores, because
-        # XGBoost then cannot convert scores to predictions. `xgboost.train` does the same.
+        # If the objective is a function, the user's metric functions get raw scores, because XGBoost then cannot
+        # convert scores to predictions. Otherwise they get predictions. `xgboost.train` does the same.
         custom = task.user_code.objective is not None
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _first_rounds(checkpoint.history, checkpoint.rounds)
