@@ -262,7 +262,7 @@ def test_arguments_of_tasks_reach_setup_and_teardown():
         ({"pool_nam": "p"}, "did you mean pool_name"),
         ({"task_id": "lease"}, "does not take task_id: use prefix="),
         ({"trigger_rule": "all_done"}, "does not take trigger_rule: Airflow decides"),
-        ({"pool": "local://p"}, "must be Airflow's pool of slots: use pool_name="),
+        ({"pool": "local://p"}, "one of Airflow's own pools of slots: use pool_name="),
         ({"prefix": ""}, "prefix='' is not legal"),
     ],
 )

@@ -42,7 +42,8 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
-    """Build the name of a DAG run's holder from the ids of the DAG and of the run. `holder_of` returns the same name.
+    """Build the name of a DAG run's holder from the ids of the DAG and of the run. Code that has Airflow's context
+    calls `holder_of` instead.
 
     :param dag_id: Id of the DAG.
     :param run_id: Id of the DAG run.

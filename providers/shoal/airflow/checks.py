@@ -60,8 +60,8 @@ def is_known(value: Any) -> bool:
         return all(map(is_known, value))
     if isinstance(value, os.PathLike):
         return is_known(str(value))
-    # Not known before the run: results of tasks, functions that the task calls to compute the value, and objects that
-    # contain templates. Airflow itself recognises such values by the same three checks.
+    # Three kinds of values become known only during the run: results of tasks (with a method `resolve`), functions that
+    # compute the value, and objects that contain templates. Airflow itself recognises them by the same three checks.
     return value is not UNKNOWN and not (
         hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
     )
@@ -76,7 +76,8 @@ def check_slots(pool: Any) -> None:
     """
     if isinstance(pool, str) and is_uri(pool):
         raise InvalidArgumentError(
-            f"pool={shown(pool)} is a compute pool, but pool= must be Airflow's pool of slots: use pool_name= instead"
+            f"pool={shown(pool)} is a compute pool, but the argument pool takes the name of one of Airflow's own pools "
+            "of slots: use pool_name= instead"
         )
 
 
@@ -253,7 +254,8 @@ def check_paths(fields: Any, script: Any = None) -> None:
 
 
 def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
-    """Yield a pair for each path in a spec's fields: the name of the option that contains the path, and the path."""
+    """Find all paths in a spec. For each path, yield a pair: the name of the option that contains the path, and the
+    path."""
     value = value.model_dump() if isinstance(value, BaseModel) else value
     if not isinstance(value, Mapping):
         return

@@ -112,8 +112,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return DistributedTrainOperator.execute(self, context)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments. If the decorated function has a parameter with the name
-        of a value in Airflow's context, such as ``run_id``, the function is called with this value.
+        """Build the job's spec from the operator's arguments. Parameters of the decorated function that are named like
+        values in Airflow's context, such as ``run_id``, get these values.
 
         :param context: Airflow's context of the task.
         """

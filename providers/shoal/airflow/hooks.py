@@ -97,7 +97,8 @@ class ComputePoolHook(BaseHook):
         :param owner: Team whose quota limits the leases if the connection names no team. Operators pass the owner of
             their task.
         """
-        from shoal.pool.api import ComputePool  # Imported here, because DAG files load this module and need no store.
+        # Imported only here, because DAG files also import this module, and do not need the store.
+        from shoal.pool.api import ComputePool
 
         return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
 

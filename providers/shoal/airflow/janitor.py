@@ -1,5 +1,5 @@
-"""Define two DAGs that clean up regularly: ``pool_janitor`` and ``retention``. Call both functions in a file of your
-DAGs folder, such as ``dags/pool_janitor.py``.
+"""Define the functions ``pool_janitor`` and ``retention``. Each function creates a DAG that cleans up regularly. Call
+both functions in a file of your DAGs folder, such as ``dags/pool_janitor.py``.
 
 Every ten minutes, ``pool_janitor`` removes nodes, leases and processes that no run needs any more. Normally each run's
 own clean-up task removes these leftovers. ``pool_janitor`` is for runs whose clean-up task did not run.

@@ -72,7 +72,7 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
         check_waits(arguments)
 
     def execute(self, context: Context) -> Any:
-        """Wait until the nodes are ready, in this process or, if the sensor is deferrable, in the triggerer."""
+        """Wait until the nodes are ready. A deferrable sensor waits in the triggerer; others wait in this process."""
         if not self.deferrable:
             return super().execute(context)
         limit = self.timeout if self.execution_timeout is None else self.execution_timeout.total_seconds()

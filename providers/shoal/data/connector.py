@@ -307,8 +307,8 @@ class DataConnector:
         return self.source.digest()
 
     def write_times(self) -> tuple[int | None, ...]:
-        """Return the time of each file's last change, in nanoseconds since the epoch. Return nothing (an empty tuple)
-        if :meth:`digest` is computed from the rows, because such a digest changes whenever the rows change.
+        """Return the time of each file's last change, in nanoseconds since the epoch. Return an empty tuple if
+        :meth:`digest` is computed from the rows: such a digest shows every change, so the times are not needed.
 
         A digest that is computed from the footers may stay the same when values in the rows change, but the write
         times change. The write time of a file is None if the filesystem does not report it.

@@ -118,8 +118,8 @@ def _parse_scalar(value: Any, term: Any) -> Scalar:
     value = builtin_value(value)
     if value is None:
         raise InvalidArgumentError(
-            f"filters has the term {shown(term)} with a null as a value, but a null matches no term: remove the null "
-            "from the list of values, or remove the term"
+            f"filters has the term {shown(term)}, which compares with null, but no row matches such a comparison: "
+            "remove the null from the list of values, or remove the term"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgumentError(f"filters has the term {shown(term)}: a value must be finite, not {value}")

@@ -126,7 +126,7 @@ class DatasetSpec(Settings):
     @property
     def staged_copy(self) -> StagedCopy | None:
         """Object that prevents the removal of the staged copy while this spec exists; None if this process has staged
-        no files.
+        no files for this spec.
 
         A staged copy consists of Parquet files that shoal wrote for the workers.
         """

@@ -70,8 +70,8 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
 
 
 def _parse(text: str) -> tuple[str, Any, Any]:
-    """Parse a value of a time column. Return its kind ("number", "time" or "text"), and the smallest and the largest
-    value that the text stands for.
+    """Parse a value of a time column. Return its kind ("number", "time" or "text"), and the start and the end of the
+    range that the text stands for.
 
     A date stands for all times of the day, from its beginning to its end. Any other text stands for one value.
     """

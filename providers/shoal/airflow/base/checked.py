@@ -59,7 +59,9 @@ class CheckedOperator(BaseOperator):
         """
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
-        plain._expand_called = True  # `plain` is never expanded, and Airflow would warn about this.
+        # Airflow warns about an object whose `expand` is never called. The user calls `expand` of the returned object,
+        # and never of `plain`.
+        plain._expand_called = True
         return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
 
 

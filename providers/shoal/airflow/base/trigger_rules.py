@@ -1,4 +1,5 @@
-"""Refuse tasks of a ``with pool_for_run(...)`` block whose trigger rules do not wait for the block's setup task."""
+"""Check that the trigger rules of the tasks in a ``with pool_for_run(...)`` block let these tasks wait for the block's
+setup task."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
 
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
-    """Render the value of a template field in the same way as Airflow will do for the task later. Parts that are not
-    known yet stay unrendered.
+    """Render the value of a template field in the same way as Airflow does later, when the task runs. Parts that are
+    not known yet stay unrendered.
 
     :param value: The value.
     :param task: Task of the value.
@@ -113,6 +113,6 @@ def _depends_on_the_run_only(template: str, task: BaseOperator, setup: BaseOpera
 
 
 def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
-    """Return whether all tasks that `value` refers to are unmapped, and end before `setup` starts."""
+    """Return whether `value` refers only to tasks that are unmapped and end before `setup` starts."""
     before = setup.get_flat_relative_ids(upstream=True)
     return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())

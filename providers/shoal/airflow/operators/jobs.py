@@ -153,7 +153,7 @@ class JobOperator(WaitingOperator):
         )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
-        # The link is set before the job has ended, because Airflow stores the links even if the task fails.
+        # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
         return handle
 
@@ -301,8 +301,8 @@ class JobOperator(WaitingOperator):
         # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
         # number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
-        # If the task's `retries` was changed after the run began, the difference is wrong, and no try may have this
-        # number.
+        # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the number
+        # `cleared`, 0 is used instead.
         is_a_try = 0 < cleared < ti.try_number
         return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
 

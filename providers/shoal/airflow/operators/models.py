@@ -1,5 +1,5 @@
-"""Operator that checks how long ago models were promoted and how long jobs have waited, and the error that the operator
-raises."""
+"""Operator that checks how long ago models were promoted and how long jobs have waited. If a check fails, the operator
+raises `ModelAlertError`, which this module also defines."""
 
 from __future__ import annotations
 

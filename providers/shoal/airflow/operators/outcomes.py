@@ -42,7 +42,7 @@ def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> Non
 
 
 def skip_without_training(context: Context, result: JobResult) -> None:
-    """End the task as skipped if its job has skipped the training, because there are no new rows.
+    """End the task as skipped if its job has skipped the training because rows and settings have not changed.
 
     The cause is stored as an XCom, so that a later task can report the cause (see `training_results`).
 

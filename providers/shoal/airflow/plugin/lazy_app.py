@@ -18,8 +18,8 @@ _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message
 
 
 def has_extra() -> bool:
-    """Return whether the extra ``ui`` is installed. Only plotly is looked up, because Airflow itself needs the extra's
-    other packages."""
+    """Return whether the extra ``ui`` is installed. Only plotly is looked up, because Airflow always installs the
+    extra's other packages."""
     return find_spec("plotly") is not None
 
 

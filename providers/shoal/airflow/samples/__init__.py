@@ -40,6 +40,7 @@ def write_samples(folder: Path) -> list[Path]:
 
 
 def _source() -> Path:
-    """Return the folder of the samples. If shoal was installed from a wheel, this is the folder of this module."""
+    """Return the folder of the sample DAGs: this module's folder if shoal was installed from a wheel, otherwise the
+    folder ``dags`` of the repository."""
     installed = Path(__file__).parent
     return installed if (installed / SAMPLES[0]).exists() else Path(__file__).parents[4] / "dags"

@@ -16,8 +16,8 @@ class LineNumbers:
             self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
 
     def of_name(self, name: str) -> int | None:
-        """Return the number of the first line that contains a DAG's or task's name as a string or as the name of a
-        function. Task groups at the beginning of the name are ignored."""
+        """Return the number of the first line that contains the name of a DAG or task, as a string or as the name of a
+        function. If the name begins with task groups, as in ``group.task``, only ``task`` is looked up."""
         plain = name.rpartition(".")[2]
         for node in self._nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:

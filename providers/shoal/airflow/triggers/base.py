@@ -50,7 +50,7 @@ class WaitTrigger(BaseTrigger):
 
     @abstractmethod
     def new_wait(self) -> Wait:
-        """Create the `Wait` object that this process's poller checks."""
+        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
 
     @abstractmethod
     async def end(self) -> None:

@@ -112,8 +112,8 @@ class JobWait(Wait):
             self.wanted = lambda handle=self._handle: self._settle(handle)
 
     def _is_mark_due(self, job: Job) -> bool:
-        """Return whether it is time to write a mark to the store. A mark records that a process polls the job, and the
-        position up to which the job's log was copied."""
+        """Return whether it is time to write a mark to the store. A mark records two facts: that a process
+        polls the job, and how far the job's log was copied."""
         is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
         return self._poll_timer.is_due(job, time.time()) or is_behind
 
@@ -171,7 +171,7 @@ class JobTrigger(WaitTrigger):
         self.cancel_on_kill = cancel_on_kill
 
     def new_wait(self) -> JobWait:
-        """Create the `Wait` object that this process's poller checks."""
+        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
         return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:

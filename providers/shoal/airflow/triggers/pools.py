@@ -117,11 +117,11 @@ class PoolTrigger(WaitTrigger):
         self.operation_id = operation_id
 
     def new_wait(self) -> PoolWait:
-        """Create the `Wait` object that this process's poller checks."""
+        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
         return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
 
     async def end(self) -> None:
-        """Roll back the operation that the task waits for, unless the operation has ended."""
+        """Roll back the request for nodes that the task waits for, unless the request has already ended."""
         if self.operation_id is not None:
             await asyncio.to_thread(self._withdraw, self.operation_id)
 

@@ -93,9 +93,9 @@ class Comparison:
             return False
         if bounds.low is None or bounds.high is None:
             return None
-        # `full` is the result for a row group in which all values between the minimum and the maximum match. All rows
-        # then match (True), unless the row group may also contain nulls, which match nothing, or NaN, which the
-        # statistics do not show. In this case `full` is None (unknown).
+        # `full` is the result if all values between the minimum and the maximum match. It is True (all rows match) if
+        # the row group has no nulls and its column cannot contain NaN. Otherwise it is None (unknown), because nulls
+        # match nothing, and the statistics do not show NaN.
         full = True if bounds.nulls == 0 and not self.floating else None
         if self.operator in _ORDER:
             holds, value = _ORDER[self.operator], self.values[0]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFile:
-    """Record of the rows of one file that belong to a dataset.
+    """Record of which rows of one file belong to a dataset.
 
     Args:
         path: Path of the file when it was recorded.
@@ -140,7 +140,7 @@ def _count_shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Re
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:
-    """Return the positions of the rows of a row group that belong to the dataset of the record `file`.
+    """Return the positions of those rows of a row group that belong to the recorded dataset.
 
     The recorded filters (`file.filters`) are applied to the file `path` of `source`, which has the same fingerprint as
     the recorded file.

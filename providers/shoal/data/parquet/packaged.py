@@ -23,7 +23,7 @@ file."""
 
 
 def inside(digest: str, name: str) -> str:
-    """Return the path of a data file within the package that contains a job's code.
+    """Return the path that a data file has inside the package that contains a job's code.
 
     Args:
         digest: SHA-256 of the file, in hexadecimal digits.

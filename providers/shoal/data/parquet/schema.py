@@ -1,5 +1,5 @@
-"""Define the columns of a dataset of several Parquet files, and their types: the columns of the first file that has
-rows, and the columns of the partition directories (``month=1/``)."""
+"""Determine the columns of a dataset of several Parquet files, with their types. The columns come from the first file
+that has rows, and from the names of the partition directories (``month=1/``)."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _statement(sql: str, params: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _read_only(url: str) -> Iterator[Any]:
-    """Connect to a database, and yield a connection that refuses writes if the database supports read-only
+    """Connect to a database, and yield the connection. The connection is read-only if the database supports read-only
     connections."""
     from sqlalchemy.pool import NullPool
 

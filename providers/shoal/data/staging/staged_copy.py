@@ -34,7 +34,8 @@ class StagedCopy:
         self._release = weakref.finalize(self, _release, location, os.getpid(), self._uses)
 
     def __eq__(self, other: object) -> bool:
-        # Two specs with equal fields are equal, even if this process holds the staged copy for only one of them.
+        # pydantic compares two specs with this method, too. Specs with equal fields must be equal, even if only one of
+        # them refers to a staged copy.
         return other is None or isinstance(other, StagedCopy)
 
     def __hash__(self) -> int:

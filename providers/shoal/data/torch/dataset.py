@@ -247,9 +247,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             process, state = self._resumed
             if get_worker_info() is not None and process != os.getpid():
                 raise InvalidArgumentError(
-                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows and "
-                    "cannot continue at that position: use num_workers=0, or torchdata's StatefulDataLoader, which "
-                    "calls load_state_dict() in its workers"
+                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows, and "
+                    "these workers cannot continue at a position of the main process: use num_workers=0, or "
+                    "torchdata's StatefulDataLoader, which calls load_state_dict() in its workers"
                 )
             self._resumed = None
             epoch, items = int(state["epoch"]), None if state["ended"] else int(state["items"])

@@ -23,10 +23,10 @@ BUFFER_RANGES = 4
 BUFFER_ROWS = 65_536
 BUFFER_BYTES = 256 * 2**20
 
-# If the dataset has no batch size, each DataLoader worker builds batches from its own rows. The number of rows of each
-# worker is a multiple of 1,024, or of a smaller power of two if the dataset has few rows. If this multiple is also a
-# multiple of DataLoader's batch size, at most one worker has an incomplete batch, and ``len()`` of the DataLoader
-# returns the right number of batches.
+# If the dataset has no batch size, each DataLoader worker builds batches from its own rows. In a large dataset, each
+# worker except the last gets a multiple of 1,024 rows; in a small dataset, a multiple of a smaller power of two. If
+# DataLoader's batch size divides this power of two, these workers have only complete batches, and ``len()`` of the
+# DataLoader returns the right number of batches.
 _ROWS_TOGETHER = 1_024
 # Rows are given to DataLoader workers in blocks of equal size. If the dataset has enough rows, each worker gets at
 # least this number of blocks, so that the numbers of rows of two workers differ by at most one sixteenth.
@@ -76,8 +76,8 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 
 
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
-    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have equally
-    many.
+    """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have the same
+    number of rows.
 
     Args:
         line: Row ranges; at least one.
