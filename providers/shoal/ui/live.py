@@ -254,7 +254,7 @@ class StoreReader:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            # If the store and `merged` contain different numbers of attempts, attempts were deleted from the store. Then
+            # If `merged` and the store contain different numbers of attempts, some attempts were deleted. Then
             # all attempts are read again.
             if len(merged) == mark.jobs:
                 return merged, cache.all_jobs_read
