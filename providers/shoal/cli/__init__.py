@@ -71,8 +71,8 @@ class _ShoalGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        # Reading the entry points takes as long as importing all of shoal's own commands. So they are read only for the
-        # help, and for commands of other packages.
+        # Reading the entry points takes as long as importing all of shoal's own commands. So the entry points are read
+        # only for the help, and for commands of other packages.
         if command is None and (entry := _other_commands().get(cmd_name)) is not None:
             command = typer.main.get_command(entry.load())
             command.name = cmd_name

@@ -23,7 +23,7 @@ _PIPE_WIDTH = 200
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Build a rich console that writes to the current sys.stdout or, with `stderr`, to the current sys.stderr."""
+    """Build a `rich.Console` that writes to the current sys.stdout or, with `stderr`, to the current sys.stderr."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH

@@ -147,7 +147,7 @@ def embedded_pool(
     timeout_s: float | None = None,
     why: str = "",
 ) -> Iterator[str]:
-    """Yield the name of an embedded pool: a pool with one node that belongs to this process or to a job.
+    """Yield the name of an embedded pool: a one-node pool that belongs to this process or to a job.
 
     A pool that belongs to this process stays up for the next calls of the process (see `pool_of_process`). If other
     embedded pools have claimed the GPUs that a new pool needs, first wait until the other pools have released these
@@ -187,8 +187,8 @@ def embedded_pool(
             yield name
         return
     spec = PoolSpec(
-        # The pool's name depends only on the job's id, because the job's fingerprint contains the pool's name. So a job
-        # that is submitted again has the same fingerprint as before.
+        # The job's fingerprint contains the pool's name. The name depends only on the job's id, so that a job that is
+        # submitted again has the same fingerprint as before.
         name=pool_of_job(job_id),
         max_nodes=1,
         cpus_per_node=max(own, cpus),
@@ -198,7 +198,7 @@ def embedded_pool(
     _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
-        ends = "which goes down when the job has ended, even if this process has ended before"
+        ends = "which goes down when the job has ended, even if this process ends earlier"
         _say(f"{reason}job {job_id} runs on a pool of its own, {spec.uri}{few}, {ends}")
         pool = ComputePool(spec, holder=job_holder(job_id))
         with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
@@ -221,7 +221,7 @@ def pool_of_job(job_id: str) -> str:
 
 
 def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
-    """Take down the embedded pool of an earlier attempt of a job if the new attempt needs other settings of the pool.
+    """Take down the embedded pool of a job's earlier attempt if the new attempt needs a pool with other settings.
 
     The old pool would end by itself soon after the earlier attempt. But the new pool has the same name, so the new pool
     cannot start while the old pool is up.
@@ -262,8 +262,8 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId | None = None) -> Iterator[None]:
-    """Lease nodes for a job that the ``with`` block submits. The lease ends when the job ends, even if this process has
-    ended before.
+    """Lease nodes for a job that the ``with`` block submits. The lease lasts until the job ends, even if this process
+    ends earlier.
 
     If the block raises and the job does not run, the lease is released at once. If this process is killed in the block,
     the lease expires a minute later.

@@ -90,7 +90,7 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
 
 
 def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
-    """Read the value of a call from a URI. If reading fails, add a note to the error: the URI may lack credentials."""
+    """Read the value of a call. If reading fails, add a note to the error that says how to pass credentials."""
     try:
         return read(result)
     except Exception as error:

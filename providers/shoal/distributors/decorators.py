@@ -64,7 +64,7 @@ class Site:
         once: bool = False,
         returns: Returns = None,
     ) -> Call[Any]:
-        """Create the call that runs a function in every worker.
+        """Return the `Call` object that runs a function in every worker.
 
         Args:
             function: The function.

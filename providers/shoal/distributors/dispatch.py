@@ -155,8 +155,9 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
     """
     if config.packages or config.code:
         raise InvalidArgumentError(
-            "run_config.packages and run_config.code are for jobs, but this process is connected to a Ray cluster: "
-            "give them to ray.init(runtime_env=...), or end the connection, so that the call becomes a job on a pool"
+            "run_config.packages and run_config.code need a job, but this process is connected to a Ray cluster, where "
+            "calls do not run as jobs: pass packages and code to ray.init(runtime_env=...), or disconnect with "
+            "ray.shutdown(), so that the call runs as a job on a pool"
         )
     from shoal.jobs import credentials
 

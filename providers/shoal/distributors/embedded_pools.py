@@ -63,7 +63,7 @@ os.register_at_fork(after_in_child=_forget_parents_pools)
 
 @contextmanager
 def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
-    """Yield the name of an embedded pool of this process. The pool is started if the process has no pool of this size.
+    """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one.
 
     Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
     call, a pool stays up for the next call until it has been idle for `IDLE_TIMEOUT`, or this process has ended. But
@@ -109,8 +109,8 @@ def end_embedded_pools() -> None:
 
 
 def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
-    """Choose the pool for a call, and count the call as a user of the pool. Return the pool, and a list of idle pools
-    that the caller must end before the call."""
+    """Choose the embedded pool for a call, and count the call as a user of this pool. Return the pool, and the idle
+    pools that have to be ended before the chosen pool is used."""
     # The processes of a pool inherit the environment of the process that starts the pool. So a pool is not used again
     # after an inherited environment variable has changed.
     place = (str(home()), default_url())

@@ -1,5 +1,5 @@
-"""Provide the ranks of this process and the number of processes of the run, with functions that have the same names as
-in Databricks' `serverless_gpu.runtime`.
+"""Provide functions that return the ranks of this process and the number of processes of the run. The functions have
+the same names as in Databricks' `serverless_gpu.runtime`.
 
 Outside a gang (the group of workers of one run), a process has rank 0, and the world size is 1.
 """

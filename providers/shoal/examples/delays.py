@@ -96,7 +96,7 @@ def train() -> dict[str, float]:
 
 
 def _squared_hours(predicted: Any, minutes: Any) -> Any:
-    """Return the mean squared error of predicted delays in square hours; the delays are given in minutes.
+    """Return the mean squared error of predicted delays. The delays are in minutes, and the error is in square hours.
 
     The scale of hours suits Adam's usual learning rates.
     """

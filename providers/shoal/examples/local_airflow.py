@@ -102,7 +102,7 @@ class LocalAirflow:
 
     @property
     def session(self) -> int:
-        """Return the id of the operating system's session to which all processes of Airflow belong."""
+        """Return the id of the POSIX session (see `os.setsid`) to which all processes of Airflow belong."""
         assert self._keeper is not None
         return self._keeper.pid
 
@@ -157,7 +157,7 @@ class LocalAirflow:
         return self.call("GET", f"{entry}?deserialize=true")["value"]
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, attempt: int = 1) -> list[str]:
-        """Return the lines of a task's log, with exceptions, but without Airflow's markers of log groups."""
+        """Return the lines of a task's log, including error messages, but without Airflow's markers of log groups."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}?full_content=true"
         lines = []
         for entry in self.call("GET", path)["content"]:
@@ -279,9 +279,9 @@ class LocalAirflow:
             "dag_processor": {
                 "dag_bundle_config_list": json.dumps(bundles),
                 "refresh_interval": 10,
-                # A DAG run's callback that asks for the tasks' results calls the execution API. At the first such
-                # callback, the DAG processor builds the execution API. On 2 busy cores, building took longer than the
-                # default timeout of 50 s, after which Airflow kills the callback.
+                # After this time, Airflow kills a callback of a DAG run. The first callback that reads the tasks'
+                # results needs more time than others, because the DAG processor first builds the execution API. On 2
+                # busy cores, building took longer than the default timeout of 50 s.
                 "dag_file_processor_timeout": 600,
             },
             "scheduler": {"scheduler_idle_sleep_time": 0.3, "scheduler_heartbeat_sec": 2},
@@ -309,8 +309,8 @@ def _in_session(session: int) -> list[psutil.Process]:
 
 
 def _end_session(session: int, *signals: signal.Signals) -> None:
-    """End the processes of an operating system session: send each of `signals` in turn to the processes that still run,
-    and wait for their end after each signal."""
+    """End the processes of a POSIX session (see `os.setsid`). Send each of `signals` in turn to the processes that
+    still run, and wait after each signal until they have ended."""
     for number in signals:
         remaining = _in_session(session)
         for process in remaining:

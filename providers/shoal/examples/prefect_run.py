@@ -168,7 +168,7 @@ def _answers(url: str) -> bool:
 
 
 def _look(timeline: Timeline) -> None:
-    with suppress(PoolNotFoundError):  # The pool does not exist before the flow has brought the pool up.
+    with suppress(PoolNotFoundError):  # The flow has not yet started the pool.
         timeline.update(ComputePool(POOL).describe())
 
 

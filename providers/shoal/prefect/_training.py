@@ -42,7 +42,8 @@ class Training:
         self._cancelled = threading.Event()
 
     def run(self) -> JobResult:
-        """Submit the job, or attach to the job that an earlier try of this task submitted, and wait for its result.
+        """Submit the job, and wait for its result. If Prefect retries the task, attach to the job that the task has
+        already submitted.
 
         Raises:
             JobFailedError: The job ended without a result. The message ends with the cause.
@@ -74,7 +75,8 @@ class Training:
 
 
 class TrainingTask(Task[..., Any]):
-    """Prefect task whose call returns the result as a dict, even if the task run ends in the state ``Skipped``.
+    """Prefect task that runs a training. A call of the task returns the training's result as a dict, even if the task
+    run ends in the state ``Skipped``.
 
     If a task's function returns a state, a call of a plain Prefect task returns this state, although
     ``.submit(...).result()`` returns the value in the state.
@@ -110,7 +112,7 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def _value(found: Any) -> Any:
-    """Return the value that a Prefect state contains. Return any other object unchanged."""
+    """Return the value in `found` if `found` is a Prefect state; otherwise return `found` itself."""
     if not isinstance(found, State):
         return found
     # Prefect may wrap the value of a state in a record, whose attribute `result` is the value.
@@ -130,7 +132,7 @@ def task_value(result: JobResult) -> dict[str, Any]:
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
-    # Callers of the task get the dict in the state's `data`, because Prefect unpacks the state.
+    # The type is cast to a dict, because callers of the task get the dict in `data` instead of the state.
     return cast(dict[str, Any], state)
 
 

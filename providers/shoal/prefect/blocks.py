@@ -14,7 +14,7 @@ from shoal.pool.spec import BackendName, PoolSpec, is_uri
 
 
 def _as_in_spec(field: str) -> Any:
-    """Return a copy of a field of `PoolSpec`. So the field's description, default and limits are written only once.
+    """Return a copy of a field of `PoolSpec`, so that the block need not repeat the field's description and default.
 
     Args:
         field: Name of the field.

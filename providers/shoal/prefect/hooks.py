@@ -1,4 +1,4 @@
-"""Provide `clean_up_run`, which cleans up after a flow run. Prefect calls the hook when the run has ended."""
+"""Provide `clean_up_run`, a hook that Prefect calls when a flow run has ended. The hook cleans up after the run."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TokenAccess:
 
 
 def require_action(request: Request, viewer: Viewer) -> None:
-    """Check that a request may act on pools and jobs.
+    """Check that the sender of a request may change pools and jobs.
 
     Raises:
         HTTPException: The user may see the page but not act, the CSRF token is wrong, or a page of another site has
@@ -117,8 +117,8 @@ def _is_same_origin(request: Request) -> bool:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return the cookie's name, which contains the port. Browsers send a host's cookies to all ports, so each server on
-    the host needs another cookie name."""
+    """Return the cookie's name, which contains the port. Browsers send a host's cookies to all ports of the host, so
+    each server on the host needs its own cookie name."""
     return f"shoal_ui_{request.url.port or 80}"
 
 

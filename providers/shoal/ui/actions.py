@@ -35,7 +35,7 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
 
 
 def sweep(store: Store, actor: str) -> str:
-    """End nodes that no pool needs, record the end of lost jobs, and return a text about what was done."""
+    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions."""
     with acting_as(actor):
         did = jobs.sweep(store)
     return "; ".join(did) or "nothing to sweep"

@@ -58,7 +58,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def current_viewer(request: Request) -> Viewer:
-    """Return the user of a request. The access rule with which the application was created determines the user."""
+    """Return the user of a request. The application's access rule determines the user."""
     access: Access = request.app.state.access
     return access.viewer(request)
 

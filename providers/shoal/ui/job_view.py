@@ -170,7 +170,7 @@ def _training_report(result: JobResult | None, location: str | None) -> TrainRes
 
 @lru_cache(maxsize=64)
 def _read_report(result: str) -> TrainResult | None:
-    """Read the report of a finished boosting training from the file beside its model."""
+    """Read the report of a finished boosting training from the report file in the model's folder."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
     except (OSError, ValueError, ShoalError):
@@ -192,7 +192,7 @@ def _finite(value: float) -> float | None:
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
-    """Return a pair: the end of an attempt's log, and the reason why the log is empty or cannot be read, else None."""
+    """Return the last lines of an attempt's log and None; if there are no lines, an empty text and the reason."""
     try:
         size = log_path(line.key).stat().st_size
     except OSError:

@@ -146,11 +146,11 @@ class StoreReader:
             self._state.notify_all()
 
     def pool_points(self, pool: str) -> list[PoolPoint]:
-        """Return the sizes of a pool that this server has read since its start, the oldest first."""
+        """Return the points for the plot of a pool's size since the start of this server, the oldest first."""
         return list(self._pool_points.get(pool, ()))
 
     def metric_points(self, key: Key) -> list[MetricPoint]:
-        """Return the metrics of a job that this server has read since its start, the oldest first."""
+        """Return the points for the plot of a job's metrics since the start of this server, the oldest first."""
         return list(self._metric_points.get(key, ()))
 
     def subscribe(self) -> _Subscriber:
@@ -164,7 +164,7 @@ class StoreReader:
         return subscriber
 
     def unsubscribe(self, subscriber: _Subscriber) -> None:
-        """End a subscription. The thread that reads the store ends after the last subscription."""
+        """End a subscription. When no subscription is left, the thread that reads the store ends."""
         with self._state:
             self._subscribers.discard(subscriber)
             self._state.notify_all()
@@ -178,7 +178,7 @@ class StoreReader:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether :meth:`close` was called, after which all streams of events have to end."""
+        """Return whether :meth:`close` was called. If so, all streams of events have to end."""
         return self._is_closed
 
     def _run(self) -> None:
@@ -247,14 +247,15 @@ class StoreReader:
     def _jobs(
         self, cache: _Cache | None, mark: StoreMark, now: float, is_same: bool
     ) -> tuple[dict[Key, JobLine], float]:
-        """Return all attempts of jobs by key, and the time of the last complete read. If possible, read only the
-        attempts that have changed since the last read."""
+        """Return all attempts of all jobs, by job id and attempt number, and the time when all attempts were last read.
+        If possible, read only the attempts that have changed since the last read."""
         if cache is not None and now - cache.all_jobs_read < _ALL_JOBS_S:
             if is_same:
                 return cache.jobs, cache.all_jobs_read
             changed = {line.key: line for line in job_lines(self.store, changed_since=cache.overview.at - _OVERLAP_S)}
             merged = {**cache.jobs, **changed}
-            # If the numbers differ, attempts were deleted from the store. Then all attempts are read again.
+            # If `merged` and the store contain different numbers of attempts, some attempts were deleted. Then
+            # all attempts are read again.
             if len(merged) == mark.jobs:
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
@@ -282,8 +283,8 @@ class StoreReader:
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
-    """Return the pools without the expiry times of leases. Each renewal of a lease changes its expiry time, but the
-    page does not show this time."""
+    """Return the pools without the expiry times of leases, so that the renewal of a lease does not count as a change of
+    the page. The page does not show expiry times."""
     return [
         (
             report.operations,

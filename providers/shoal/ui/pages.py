@@ -113,7 +113,7 @@ class Pages:
         )
 
     def error(self, status: int, message: str) -> str:
-        """Return the HTML of a page that shows an error. Users who may not see the other pages can see this page."""
+        """Return the HTML of a page that shows an error. Users without access to other pages get this page, too."""
         return self._environment.get_template("error.html").render(status=status, message=message)
 
     def _main(self, key: tuple[Any, ...]) -> str:
@@ -245,8 +245,8 @@ def nodes_of(report: PoolReport) -> list[Any]:
 
 
 def trouble_of(report: PoolReport) -> str | None:
-    """Return the reason why a pool needs attention, without credentials; None if the pool needs no attention. A lease
-    that waits in the queue is not a reason."""
+    """Return the reason why a pool needs attention; None if the pool needs no attention. Credentials are removed from
+    the reason. A lease that waits in the queue is not a reason."""
     status = report.status
     if status.state == "down":
         return None
@@ -303,14 +303,14 @@ def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
 
 
 def _recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
-    """Return the newest lines of the record of actions.
+    """Return the newest entries of the action history (see `shoal history`).
 
     Args:
         store: The state store.
-        limit: Greatest number of lines.
+        limit: Largest number of entries.
         pool: Name of a pool. With this argument, only actions on this pool and its jobs are returned.
-        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 lines about
-            the pool.
+        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 entries
+            about the pool.
     """
     if job_id is None:
         return read(pool=pool, limit=limit, store=store)

@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
 
 def redirect_file(link: str) -> Path:
-    """Write an HTML file that redirects to a link, and return the file's path. Only this user can read the file.
+    """Write an HTML file that redirects to a link, and return the file's path. Other users cannot read the file.
 
     The browser is started with the path of this file instead of the link, because the link contains the token, and
     other users of the machine can see the arguments of the browser's process.
