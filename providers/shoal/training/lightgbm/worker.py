@@ -106,7 +106,8 @@ class _Session:
 
     def _shard_rows(self, part: Part) -> ShardRows:
         budget = cache_budget(part, self._context.local_world_size, often=begins_anew_with(self.task))
-        return ShardRows(part, self.task.columns, budget, label_check(self.task))
+        threads = self.task.params["num_threads"]
+        return ShardRows(part, self.task.columns, budget, label_check(self.task), threads=threads)
 
 
 _session: _Session | None = None
