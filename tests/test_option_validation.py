@@ -87,6 +87,6 @@ def test_a_text_that_utf_8_cannot_encode_is_refused():
     with pytest.raises(InvalidArgumentError) as caught:
         PoolSpec(name="\udc80")
     assert str(caught.value) == (
-        r"options must be text that UTF-8 can encode: 'utf-8' codec can't encode character '\udc80' in position 1: "
-        "surrogates not allowed"
+        "an option contains a character that cannot be encoded in UTF-8; remove it: "
+        r"'utf-8' codec can't encode character '\udc80' in position 1: surrogates not allowed"
     )

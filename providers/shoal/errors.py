@@ -134,8 +134,8 @@ class PoolStoppingError(PoolDownError):
 
 
 class ScaleError(ShoalError):
-    """A pool or lease did not reach the requested number of nodes. If the request has not ended yet, the request is
-    rolled back.
+    """A pool or lease did not reach the requested number of nodes. A call that requests nodes rolls back its request
+    before it raises this error, unless a newer request has replaced it.
 
     Args:
         message: The reason, in one sentence.
@@ -221,4 +221,4 @@ class JobFailedError(JobError):
 
 
 class JobCancelledError(JobError):
-    """The job whose result was requested was cancelled."""
+    """The requested result does not exist, because the job was cancelled."""

@@ -103,8 +103,8 @@ def unknown_value(field: str, given: str, allowed: str) -> str:
 def _explained(
     model: type[BaseModel], is_certain: Callable[[Mapping[str, Any]], bool] = lambda problem: True
 ) -> Iterator[None]:
-    """Replace an error that pydantic raises in the ``with`` block by an `InvalidArgumentError` that names each wrong
-    option.
+    """If pydantic raises an error in the ``with`` block, raise `InvalidArgumentError` instead. The message names each
+    wrong option.
 
     Args:
         model: Class whose options are validated in the ``with`` block.
@@ -120,7 +120,9 @@ def _explained(
     # A text with a lone surrogate cannot be encoded in UTF-8. For such a text, pydantic raises UnicodeEncodeError
     # instead of ValidationError.
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"options must be text that UTF-8 can encode: {error}") from None
+        raise InvalidArgumentError(
+            f"an option contains a character that cannot be encoded in UTF-8; remove it: {error}"
+        ) from None
 
 
 def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
@@ -171,7 +173,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the option names of the pydantic model at `path`, or an empty list if `path` leads to no model.
+    """Return the option names of the pydantic model to which `path` leads, or an empty list if it leads to no model.
 
     Args:
         model: The outer model.

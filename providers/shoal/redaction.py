@@ -194,7 +194,7 @@ def redacted_errors(uri: str) -> Iterator[None]:
         if not isinstance(part, str):
             return part
         # A filesystem's error may contain the path of the URI without the scheme. `redact_value` would not recognize
-        # this path as a URI, so the known secrets are replaced first.
+        # this path as a URI, so the known secrets are replaced before `redact_value` is called.
         for secret in secrets_in(uri):
             part = part.replace(secret, HIDDEN)
         return redact_value(part)

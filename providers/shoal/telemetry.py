@@ -99,8 +99,8 @@ def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
 
 
 def settings() -> dict[str, str]:
-    """Return this process's OpenTelemetry environment variables for the processes of a pool, except variables that
-    contain credentials.
+    """Return the OpenTelemetry environment variables of this process, so that the caller can pass them to the processes
+    of a pool. Variables that contain credentials are left out.
 
     Variables with HTTP headers are left out, because headers usually contain credentials.
     """
@@ -182,7 +182,8 @@ def _started(exporter: str) -> _Instruments | None:
     if not isinstance(provider, MeterProvider):
         try:
             provider = _provider(exporter)
-        except Exception as error:  # Each exporter raises exceptions of its own types.
+        # All types of exceptions are caught, because each exporter raises exceptions of its own types.
+        except Exception as error:
             log.warning("%s=%s: no metrics are sent: %s", _EXPORTER, exporter, error)
             return None
     return _Instruments(provider)

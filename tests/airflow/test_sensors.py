@@ -53,7 +53,7 @@ def test_it_fails_at_once_when_what_it_waits_for_was_rolled_back(mine, context, 
     (tiny / FAIL_FILE).write_text("quota")
     with pytest.raises(ScaleError):
         mine.lease(2)
-    with pytest.raises(AirflowFailException, match=r"its target is 1: .*3 nodes failed to start\n.*quota"):
+    with pytest.raises(AirflowFailException, match=r"the target of the pool is 1: .*3 nodes failed to start\n.*quota"):
         sensor().poke(context)
 
 

@@ -198,7 +198,7 @@ def test_a_paused_holder_is_refused_when_it_wakes(up, clock):
     clock.pass_to(LEASE_TTL + 1)
     sweep(Store(), clock=clock)
     assert up.renew() is False
-    with pytest.raises(ScaleError, match="its target is 1"):
+    with pytest.raises(ScaleError, match="the target of the pool is 1"):
         up.wait_for_nodes(2)
     lease.release()  # nothing happens
     assert up.describe().target == 1

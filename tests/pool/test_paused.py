@@ -96,7 +96,7 @@ def test_a_holder_past_its_lease_is_refused_and_told_why(up):
     said, _ = process.communicate(timeout=60)
     renewed, waited = said.splitlines()
     assert renewed.startswith("FencedError: lease") and "has expired or was released" in renewed
-    assert waited.startswith('ScaleError: pool "tiny" has 1 of 3 nodes, and its target is 1')
+    assert waited.startswith('ScaleError: pool "tiny" has 1 of 3 nodes, and the target of the pool is 1')
     nothing_came_of_it()
 
 

@@ -230,7 +230,9 @@ def test_a_run_that_has_used_its_budget_is_ended_and_gets_no_further_lease(store
     lease(store, clock, 2, budget_node_hours=2)
     clock.pass_to(1900)
     assert "test:a has used 2 node-hours" in reconciled(store, clock)[0]
-    with pytest.raises(BudgetError, match=r'used 2 node-hours on pool "shared", and budget_node_hours=2: raise'):
+    with pytest.raises(
+        BudgetError, match=r'used 2 node-hours on pool "shared", so budget_node_hours=2 is used up: raise'
+    ):
         lease(store, clock, 1, budget_node_hours=2)
     lease(store, clock, 1, budget_node_hours=3)
 

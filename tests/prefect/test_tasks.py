@@ -102,7 +102,7 @@ def test_waiting_for_nodes_that_nobody_wants_ends_at_once(up, tiny):
             scale_cluster(3, pool_name="tiny")
         return wait_for_nodes(3, pool_name="tiny")
 
-    with pytest.raises(ScaleError, match="its target is 1: request more with a lease or scale_cluster"):
+    with pytest.raises(ScaleError, match="the target of the pool is 1: request more with a lease or scale_cluster"):
         wait()
     (tiny / FAIL_FILE).write_text("quota exceeded")
     with pytest.raises(ScaleError, match=r"last request of .* was rolled back: \d nodes failed to start"):

@@ -23,7 +23,7 @@ def is_here(pool: Pool) -> bool:
 
 
 def bind_here(pool: Pool) -> None:
-    """Write to a pool's row that the pool is bound to this machine."""
+    """Record in a pool's row that the pool is bound to this machine."""
     pool.host, pool.host_id = hostname(), host_id()
 
 

@@ -31,7 +31,7 @@ def driver_command(python: str, *arguments: str) -> list[str]:
 
 
 def driver_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return the driver's command line arguments from a command that :func:`driver_command` has built.
+    """Extract the driver's command line arguments from a command that :func:`driver_command` has built.
 
     Returns:
         The arguments. None for a command that `driver_command` has not built, or that runs the driver in another Python

@@ -1,4 +1,5 @@
-"""Build the names of holders (the owners of operations, leases and jobs) that are users, processes or jobs.
+"""Build the names of holders (the owners of operations, leases and jobs). This module covers holders
+that are users, processes or jobs.
 
 `shoal.airflow._run_holder` and `shoal.prefect._run_holder` build the names of holders that are DAG runs or flow runs.
 """

@@ -79,9 +79,9 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
 
 
 def judge(snapshot: Snapshot, now: float) -> list[Verdict]:
-    """Decide which open operations have succeeded, failed or been superseded (replaced by a newer request).
+    """Decide which unfinished operations have succeeded, failed or been superseded (replaced by a newer request).
 
-    Operations that are not in the result stay open.
+    Operations that are not in the result stay unfinished.
     """
     return [verdict for operation in snapshot.operations if (verdict := _judge_one(snapshot, operation, now))]
 
@@ -242,8 +242,9 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
 
 
 def cooldown(failures: int) -> float:
-    """Return how many seconds the pool waits before it replaces failed nodes. From the second consecutive failure on,
-    each further failure doubles the time, up to REPLACE_COOLDOWN_MOST."""
+    """Return how many seconds the pool waits before it replaces failed nodes: 0 after the first failure,
+    REPLACE_COOLDOWN after the second consecutive failure, and twice as long after each further failure, up to
+    REPLACE_COOLDOWN_MOST."""
     # The exponent is limited to 30, because an exponent of some thousands would overflow the float. A cooldown after 30
     # doublings is already longer than REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)

@@ -321,7 +321,7 @@ class ScaleOptions(Settings):
         if minimum is not None and minimum > size:
             raise InvalidArgumentError(
                 f"block_until_min_cluster_size={minimum} is above expected_cluster_size={size}: "
-                f"it can be at most {size}"
+                f"set block_until_min_cluster_size to at most {size}"
             )
         return parsed
 

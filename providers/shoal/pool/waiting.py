@@ -167,7 +167,7 @@ class Waiting:
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
         """Return the pool's status, and the number of ready nodes that an operation may use. The operation of a lease
-        may not use the nodes that earlier leases take."""
+        cannot use the nodes that earlier leases take."""
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())

@@ -145,7 +145,7 @@ def engine(url: str) -> Engine:
 
 
 def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
-    """Return a copy of a SQLAlchemy engine that opens read transactions. The copy uses the same connections as the
+    """Return a copy of a SQLAlchemy engine. The copy opens read transactions, and uses the same connections as the
     original engine.
 
     A read transaction sees the database at one instant, and does not wait for writers. On PostgreSQL it cannot write.
@@ -162,7 +162,7 @@ def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
 
 
 def _is_loggable(record: logging.LogRecord) -> bool:
-    """Return False for a log record about Ctrl-C or another exception of a signal handler, and True for all others.
+    """Return False for a log record about an exception from a signal handler (such as Ctrl-C), else True.
 
     If such an exception arrives while SQLAlchemy closes a connection, SQLAlchemy logs the traceback as an error, and
     raises the exception again.
@@ -245,9 +245,10 @@ def _postgresql(url: URL) -> Engine:
             # transaction would see the database as it was before the advisory lock was granted, without the previous
             # writer's changes.
             isolation_level="READ COMMITTED",
-            # Each process keeps one connection open, because a node's supervisor reads every second. Further
-            # connections, which other threads need, are closed after use. Before each use, `pool_pre_ping` tests the
-            # kept connection, and opens a new one if the server was restarted.
+            # Each process keeps one connection open, because a node's supervisor reads the database every second, and
+            # should not connect again for each read. Further connections, which other threads need, are closed after
+            # use. Before each use, `pool_pre_ping` tests the kept connection, and opens a new one if the server was
+            # restarted.
             pool_size=1,
             max_overflow=-1,
             pool_pre_ping=True,
@@ -284,7 +285,8 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
         try:
             begin(connection)
         except BaseException:
-            # Let the next statement try again to begin the transaction, because no statement may run without one.
+            # Let the next statement try again to begin the transaction, because no statement may run without a
+            # transaction.
             connection.info[_TO_BEGIN] = begin
             raise
 

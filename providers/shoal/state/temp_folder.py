@@ -150,8 +150,8 @@ def turn_lock(turn: int) -> Path:
 
 
 def gpu_lock(gpu: str) -> Path:
-    """Return the path of the lock file that a node locks while it uses a GPU. All home folders of a user on this host
-    share this file.
+    """Return the path of the lock file that a node locks while it uses a GPU. All nodes of a user on this host share
+    this file, even if they belong to different ``$SHOAL_HOME`` folders.
 
     Args:
         gpu: Id of the GPU.

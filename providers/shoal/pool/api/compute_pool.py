@@ -239,7 +239,8 @@ class ComputePool:
         on_progress: OnProgress | None = None,
         owner: ProcessId | None = None,
     ) -> PoolLease:
-        """Request nodes for this holder (the name under which this object makes requests) until the lease is released.
+        """Request nodes for this holder (the name under which this object makes requests). The lease lasts until it
+        is released or expires.
 
         All shared leases use the same nodes. An exclusive lease adds its own nodes to the pool. The number of nodes is
         the size of the largest shared lease plus the sizes of all exclusive leases, or the base demand (the size that
@@ -471,8 +472,8 @@ class ComputePool:
             why = status.reason or "request more with a lease or scale_cluster"
         whose = f" for the lease of {self.holder}" if lease else ""
         raise ScaleError(
-            f'pool "{self.name}" has {usable(len(status.active))} of {size} nodes{whose}, and its target is '
-            f"{status.target}: {why}",
+            f'pool "{self.name}" has {usable(len(status.active))} of {size} nodes{whose}, and the target of '
+            f"the pool is {status.target}: {why}",
             mine.node_errors if mine else None,
         )
 

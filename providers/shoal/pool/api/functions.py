@@ -1,4 +1,5 @@
-"""Functions of compute pools: single methods of `ComputePool`, such as `scale_cluster`, and lists of all pools."""
+"""Plain functions for compute pools. Some of them call one method of `ComputePool`, such as `scale_cluster`. The others
+work on all pools, such as `list_pools`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def mine() -> dict[str, str]:
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
-    """Convert software versions to entries of a head's `endpoint`: add a prefix to the name of each software."""
+    """Convert software versions to entries of a head's `endpoint`: add a prefix to each name."""
     return {_KEY_PREFIX + name: version for name, version in found.items()}
 
 

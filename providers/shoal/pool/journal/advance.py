@@ -181,7 +181,8 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
     for node_id in difference.drain:
         node = by_id[node_id]
-        # A node whose end was announced may work until the announced time, because its replacement is already started.
+        # A node whose end was announced may finish its work until the announced time. The pool does not need this
+        # node any more, because the node's replacement is already ready.
         node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 

@@ -1,5 +1,5 @@
-"""Correct a pool's times after a jump of the wall clock. The clock jumps if the host is suspended or its clock is
-changed.
+"""Correct a pool's times after a jump of the wall clock. The wall clock jumps if the host is suspended, or if the clock
+is set to another time.
 
 Rows hold wall-clock times because they are displayed, and `shoal.pool.scaling_plan` compares them with the present
 time. After a jump, that comparison would roll operations back and end nodes. So every transaction that changes a pool
@@ -33,7 +33,7 @@ def has_jumped(pool: Pool) -> bool:
 
 def follow(session: Session, pool: Pool) -> None:
     """Correct a pool's times after a jump of the wall clock: add the jump to the times of the pool, its nodes and its
-    open operations.
+    unfinished operations.
 
     The times of a pool of another host are not changed, because only that host compares them with its own clock.
 

@@ -1,4 +1,5 @@
-"""Record the end of a job's attempt: set the final state, delete the attempt's credentials, and end its use of nodes.
+"""Record the end of a job's attempt: set the final state, delete the attempt's credentials, and record that the attempt
+no longer uses nodes.
 
 Most callers are in `shoal.jobs.journal.attempts`. The module `lease_limits` ends the jobs of a lease that is over its
 limits, in the transaction that ends the lease.
@@ -21,8 +22,8 @@ def end_job(
     error: str | None = None,
     error_is_permanent: bool | None = None,
 ) -> None:
-    """Record the end of a job's attempt. Delete the attempt's encrypted credentials, and end the attempt's use of
-    nodes.
+    """Record the end of a job's attempt, and that the attempt no longer uses nodes. Delete the attempt's encrypted
+    credentials.
 
     Args:
         session: A write transaction.

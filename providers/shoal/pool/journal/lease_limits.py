@@ -87,8 +87,8 @@ def check_quota(session: Session, pool: Pool, team: str | None, size: int, optio
     if used >= hours or used + asked > hours:
         request = f", and this lease could use {asked:.4g} more" if asked else ""
         raise BudgetError(
-            f'team "{team}" has used {used:.4g} of {hours:g} node-hours on pool "{pool.name}" within {USAGE_DAYS:g} '
-            f"days{request}: {change}"
+            f'team "{team}" has used {used:.4g} of {hours:g} node-hours on pool "{pool.name}" in the past '
+            f"{USAGE_DAYS:g} days{request}: {change}"
         )
 
 
@@ -149,8 +149,8 @@ def _reason(session: Session, lease: Lease, now: float) -> str | None:
     used = usage.of_run(session, lease.pool, lease.holder, lease.id, now) / 3600
     if used < budget:
         return None
-    return f"{_spent(lease.holder, lease.pool, used, budget)}, and was ended: {SPENT_ADVICE}"
+    return f"{_spent(lease.holder, lease.pool, used, budget)}, and the lease was ended: {SPENT_ADVICE}"
 
 
 def _spent(holder: str, pool: str, used: float, budget: float) -> str:
-    return f'{holder} has used {used:.4g} node-hours on pool "{pool}", and budget_node_hours={budget:g}'
+    return f'{holder} has used {used:.4g} node-hours on pool "{pool}", so budget_node_hours={budget:g} is used up'

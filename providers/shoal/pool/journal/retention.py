@@ -1,4 +1,5 @@
-"""Delete old operations, old records of used nodes, and old logs of ended nodes.
+"""Delete old operations, old rows of the table `usage` (how many nodes leases and jobs have used), and old logs of
+ended nodes.
 
 A node's folder is deleted when the node ends.
 """
@@ -18,14 +19,15 @@ KEEP_LOGS = 7 * 24 * 3600.0
 """Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
 
 KEEP_USAGE = 400 * 24 * 3600.0
-"""Time for which the record of used nodes is kept: long enough to compare a month with the same month of last year."""
+"""Time for which rows of the table `usage` are kept. A month can then be compared with the same month of last year."""
 
 RETENTION_PERIOD = 3600.0
 """Interval at which the reconciler removes old logs and operations."""
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete a pool's ended operations (except the newest), old records of used nodes, and old logs of ended nodes.
+    """Delete a pool's ended operations (except the newest) and the old logs of its ended nodes. Also delete old rows of
+    the table `usage` (how many nodes leases and jobs have used), for all pools.
 
     Raises:
         PoolNotFoundError: No pool has this name.

@@ -14,8 +14,8 @@ from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 
 def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bool:
-    """Roll back an operation (a request to change a pool's size) for which its caller no longer waits. Return False if
-    the operation has already ended or does not exist."""
+    """Roll back an operation (a request to change a pool's size), because its caller no longer waits for it. Return
+    False if the operation has already ended or does not exist."""
     operation = session.get(Operation, operation_id)
     if operation is None or operation.state is not OperationState.OPEN:
         return False
@@ -56,8 +56,9 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         if lease:
             _take_back(session, snapshot, operation, lease)
         return
-    # A later operation may have replaced the size that `operation` had set. If the later operation is rolled back, it
-    # must restore the size from before `operation`, because `operation` was rolled back, too.
+    # A later operation may have replaced the size that `operation` had set. If that later operation is rolled back, it
+    # must not restore this size, because `operation` was rolled back, too. It must restore the size from before
+    # `operation`.
     for later in snapshot.operations:
         if later.replaced_operation_id == operation.id:
             later.replaced_size = operation.replaced_size
@@ -87,8 +88,9 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         ),
         None,
     )
-    # If a later operation has changed the lease, the lease keeps its present size. If the later operation is rolled
-    # back, it must restore the size from before `operation`.
+    # If a later operation has changed the lease, the lease keeps its present size. If that later operation is rolled
+    # back, it must not restore the size that `operation` had set, because `operation` was rolled back, too. It must
+    # restore the size from before `operation`.
     if later is not None:
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:

@@ -28,7 +28,7 @@ _SEVERAL_RUNS = ("python:", "cli:")
 
 @dataclass(frozen=True)
 class HolderUsage:
-    """Use of a pool's nodes by the leases and the jobs of one holder.
+    """Node-seconds that the leases and jobs of one holder have used on a pool, and the number of nodes in use now.
 
     Attributes:
         holder: Name of the run or process.
@@ -44,11 +44,11 @@ class HolderUsage:
 
 
 def follow_leases(session: Session, pool: str, now: float) -> None:
-    """Update the record of used nodes after a change of a pool's leases.
+    """Update the rows of the table `usage` after a change of a pool's leases.
 
     For a lease that has ended, the end is written to its row. A lease that was granted gets a new row. If the size or
-    team of a lease has changed, its old row gets an end, and the lease gets a new row. Every transaction that may
-    change leases calls this function at its end.
+    team of a lease has changed, the period of its old row ends, and the lease gets a new row. Every transaction that
+    may change leases calls this function as its last step.
     """
     session.flush()
     granted = {
@@ -119,7 +119,7 @@ def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: floa
 
 
 def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) -> list[HolderUsage]:
-    """Return the use of a pool's nodes by each holder, sorted from most to least.
+    """Return the node-seconds that each holder has used on a pool. The holder that has used the most comes first.
 
     Args:
         session: An open transaction.
@@ -182,7 +182,8 @@ def of_job(session: Session, job_id: str, now: float) -> float:
 
 
 def forget_before(session: Session, time: float) -> None:
-    """Delete the rows of periods that ended before a time (in seconds since the epoch), for all pools."""
+    """For all pools, delete the rows of the table `usage` whose period ended before the given time (in seconds since
+    the epoch)."""
     session.execute(delete(Usage).where(Usage.ended_at < time))
 
 

@@ -1,4 +1,4 @@
-"""Find embedded pools that nobody needs any more."""
+"""Find embedded pools (pools that belong to one process or job) that nobody needs any more."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ does not answer does not delay the other pools."""
 
 
 def lock_path() -> Path:
-    """Return the lock file that this process holds while it reconciles."""
+    """Return the path of the file that this process keeps locked while it reconciles pools."""
     return lock_file("reconciler")
 
 

@@ -1,4 +1,4 @@
-"""Let only one of the processes that wait for a pool on this host reconcile the pool.
+"""If several processes on this host wait for a pool, let only one of them at a time reconcile the pool.
 
 Each waiting process is able to reconcile the pool. Only one of them does so at a time, so that many waiting processes
 need no more CPU time than one.

@@ -183,7 +183,7 @@ def _selectors_path(pool: str) -> Path:
 
 def _selectors(pool: str) -> dict[str, str] | None:
     """Return the environment variables that limit which GPUs the pool's nodes may use. The process that started the
-    pool has recorded them.
+    pool has recorded these variables in a file.
 
     The result is None for a pool that is down, or that an older version has started.
     """

@@ -185,7 +185,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all drivers that it has started."""
-        # If only the pipes were closed, the fork server would first finish a running import.
+        # Kill the fork server instead of closing its pipes, because it may be importing modules, and would notice the
+        # closed pipes only after the import.
         self._process.kill()
 
     def _read(self) -> None:
@@ -200,7 +201,7 @@ class ForkServer:
                     del self._drivers[answer["id"]]
         self._has_ended = True
         self._process.wait()
-        # When the fork server ends, the kernel kills its drivers.
+        # When the fork server ends, the kernel kills its drivers. So -SIGKILL is recorded as their exit code.
         for driver in self._drivers.values():
             driver.ended(-signal.SIGKILL)
 

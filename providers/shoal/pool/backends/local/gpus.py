@@ -108,8 +108,8 @@ class Claimant:
 
 
 def store_here() -> str:
-    """Return a text that identifies this process's store on this host. The text distinguishes pools of different stores
-    that have the same name."""
+    """Return a text that identifies this process's store on this host. Two pools may have the same name if they are in
+    different stores, and this text distinguishes them."""
     return f"{home().resolve()}{store_tag()}"
 
 
@@ -179,7 +179,7 @@ class GpuClaim:
 
 
 def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> GpuClaim:
-    """Claim GPUs of this machine for a node. GPUs that processes of other users use are taken last.
+    """Claim GPUs of this machine for a node. If possible, avoid GPUs that other users' processes use.
 
     Args:
         wanted: Number of GPUs; `ALL` for all GPUs that no other node has claimed.
@@ -324,7 +324,7 @@ def _is_stranger(pid: int) -> bool:
 
 
 def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the visible non-NVIDIA GPUs, by the numbers that Ray gives them."""
+    """Return the numbers of the visible non-NVIDIA GPUs. Ray assigns these numbers."""
     if "ray" in sys.modules:
         from shoal.pool.backends.local import raylet
 

@@ -52,7 +52,8 @@ class HeadWithoutRay:
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """Return the URL of the Job API (``api``). The entries for Ray's address and node id are empty."""
+        """Return the URL of the Job API (``api``). The entries for Ray's address and Ray's node id are empty, because
+        the pool runs without Ray."""
         return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
 
     def dead(self) -> str | None:

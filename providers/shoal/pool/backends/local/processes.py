@@ -93,8 +93,8 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
 
 
 def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether a session whose id is the supervisor's pid may belong to this supervisor, and not to a later
-    process with the same pid.
+    """Return whether the session whose id is the supervisor's pid may be the supervisor's session. Otherwise it is the
+    session of a later process that got the same pid.
 
     The kernel does not reuse a pid while it is the id of a session. So if another process has this pid now, the
     supervisor's session has ended, and a session with this id belongs to the other process.

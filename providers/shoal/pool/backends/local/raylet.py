@@ -26,11 +26,11 @@ class _NodeWithoutDashboard(Node):  # type: ignore[misc]
     """A Ray node without Ray's dashboard, even if the node is a head."""
 
     def start_api_server(self, **_: object) -> None:
-        """Do nothing. `Node` calls this method to start the dashboard, which takes 230 MB in seven processes."""
+        """Do nothing. Ray calls this method to start the dashboard, whose seven processes would take 230 MB."""
 
 
 def other_gpus() -> list[str]:
-    """Return the non-NVIDIA GPUs that this process may use, by the numbers that Ray gives them."""
+    """Return the numbers of the non-NVIDIA GPUs that this process may use. Ray assigns these numbers."""
     manager = get_accelerator_manager_for_resource("GPU")
     if manager is NvidiaGPUAcceleratorManager or manager.get_visible_accelerator_ids_env_var() is None:
         return []
@@ -115,8 +115,8 @@ class Raylet:
         return None
 
     def busy(self) -> bool:
-        """Return whether a task, actor or placement group uses this node's CPUs or GPUs, or the head does not
-        answer."""
+        """Return whether a task, actor or placement group uses this node's CPUs or GPUs. Also return True if the head
+        does not answer."""
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=RAY_RPC_TIMEOUT)
         except RayError:

@@ -108,7 +108,7 @@ class RayBackend:
         return []
 
     def clear(self, node_id: str) -> str | None:
-        """Do nothing: `existing` never returns a node of a Ray cluster, so there is no node to end."""
+        """Do nothing, because shoal itself never ends nodes of a Ray cluster."""
         return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
@@ -131,8 +131,8 @@ class RayBackend:
             cluster.submit(_job_id(pool), _order(pool))
             cluster.answer(_job_id(pool))
             if pool.size <= 1:
-                # The pool now requests no nodes. Delete this job, too, so that later calls find no request of this pool
-                # and do nothing.
+                # The job that was just submitted has withdrawn the pool's request. Delete this job, too, so that later
+                # calls find no job of this pool and do nothing.
                 cluster.forget(_job_id(pool))
         for job in before:
             cluster.forget(job)

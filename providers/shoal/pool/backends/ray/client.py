@@ -39,7 +39,7 @@ class _BusyClusterError(PoolUnreachableError):
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node of a Ray cluster that is alive, as the head reports it."""
+    """One node that is alive in a Ray cluster, as the cluster's head reports it."""
 
     id: str
     name: str

@@ -165,7 +165,8 @@ def _of_host(
         yield Finding(f"{where}: libraries", "note", "no training library", advice)
     if facts["store"] is None:
         yield Finding(f"{where}: store", "ok", "reached")
-    # Only the drivers of jobs need the store, and drivers run on the head.
+    # An unreachable store is a problem only on the head, because only the drivers of jobs need the store, and drivers
+    # run on the head.
     elif where == "head":
         advice = "set SHOAL_STATE_URL in the environment of the head to the store of this process (PostgreSQL)"
         yield Finding(f"{where}: store", "broken", redact(facts["store"]), advice)
