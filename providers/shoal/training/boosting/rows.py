@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +116,6 @@ _CACHE_FRACTION = 0.3
 # before the first round. Larger rows are not kept: each pass decodes them again. Decoding takes only 0.1 to 0.2 s per
 # 100 MB, but the decoded rows take as much memory as all data that XGBoost derives from the rows.
 _CHEAP_BYTES = 64 * 2**20
-# Maximum size of a decoded batch that is decoded ahead, so that the second batch in memory costs little.
-_AHEAD_BYTES = 64 * 2**20
 _CHANGED = "the file may have changed since the training began, so start the training again"
 
 
@@ -141,39 +138,26 @@ class ShardRows:
     """Decoded rows of a worker's shard, in batches; a boosting library may iterate over this object several times.
 
     If the decoded rows fit into the budget, the first pass keeps them in memory. Otherwise each pass reads the rows
-    again, and at most one row group is in memory, or two if a thread decodes the next row group ahead.
+    again, and at most one row group is in memory.
 
     Args:
         part: Rows to read.
         columns: Roles of the columns.
         budget: Maximum size of the decoded rows in memory, in bytes.
         check_label: Additional check of the labels, specific to the objective, or None.
-        threads: Number of threads with which this worker trains. If there are several, the next batch is decoded in a
-            thread while the caller uses the present one, unless a batch is large.
 
     Attributes:
         passes: Number of times that the rows were decoded.
-        seconds: Total seconds in which the caller waited for rows to be read and decoded.
+        seconds: Total seconds for reading and decoding.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        columns: Columns,
-        budget: int,
-        check_label: CheckLabel | None = None,
-        *,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, part: Part, columns: Columns, budget: int, check_label: CheckLabel | None = None) -> None:
         self.passes = 0
         self.seconds = 0.0
         self.part = part
         self.columns = columns
         self._check_label = check_label
-        row_bytes = len(columns.names) * _FLOAT32_BYTES
-        largest = max((rows.rows for rows in part.shard.ranges), default=0)
-        self._decode_ahead = threads > 1 and largest * row_bytes <= _AHEAD_BYTES
-        keep = part.shard.rows * row_bytes <= budget
+        keep = part.shard.rows * len(columns.names) * _FLOAT32_BYTES <= budget
         self._kept: list[Batch] | None = [] if keep else None
         self._complete = False
 
@@ -201,8 +185,7 @@ class ShardRows:
         ranges = self.part.shard.ranges
         if ranges:
             tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
-            batches = self._batches(zip(ranges, tables, strict=True))
-            for batch in _decoded_ahead(batches) if self._decode_ahead else batches:
+            for batch in self._batches(zip(ranges, tables, strict=True)):
                 if self._kept is not None:
                     self._kept.append(batch)
                 yield batch
@@ -242,15 +225,6 @@ class ShardRows:
         values = to_vector(table, column, "float32")
         check_finite(values, what, column, rows)
         return values
-
-
-def _decoded_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield batches, and decode the next batch in a thread while the caller uses the present one."""
-    with ThreadPoolExecutor(1, thread_name_prefix="shoal-decode") as thread:
-        following = thread.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = thread.submit(next, batches, None)
-            yield batch
 
 
 class _GroupNumbers:

@@ -106,8 +106,7 @@ class _Session:
 
     def _shard_rows(self, part: Part) -> ShardRows:
         budget = cache_budget(part, self._context.local_world_size, often=begins_anew_with(self.task))
-        threads = self.task.params["num_threads"]
-        return ShardRows(part, self.task.columns, budget, label_check(self.task), threads=threads)
+        return ShardRows(part, self.task.columns, budget, label_check(self.task))
 
 
 _session: _Session | None = None

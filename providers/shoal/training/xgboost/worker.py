@@ -176,11 +176,9 @@ class _Session:
             ref: Matrix whose bins are used; None: XGBoost finds the bins from the rows of all workers.
         """
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size)
-        params = self.task.params
-        # For a matrix on disk, memory is short, so no row group is decoded ahead.
-        threads = 1 if self.pages else params["nthread"]
-        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task), threads=threads)
+        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
+        params = self.task.params
         # The matrix and the booster must have the same max_bin. The booster gets max_bin with `params`, and the matrix
         # gets it here.
         settings = {
