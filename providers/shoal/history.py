@@ -46,7 +46,7 @@ _actor: ContextVar[str | None] = ContextVar("shoal_actor", default=None)
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the record of actions.
+    """One line of the record of actions: who changed a pool, a job or a model, when, and with which outcome.
 
     Attributes:
         id: Number of the line. Later lines have greater numbers.

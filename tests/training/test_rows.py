@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
-from shoal.data.planning.row_groups import Shard
+from shoal.data.planning.row_groups import RowRange, Shard
 from shoal.training.boosting.inputs import shard_datasets
 from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
 from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget
@@ -84,18 +85,28 @@ def test_each_row_once(shape: Callable[[Path], None], workers: int, budget: int,
 
 
 @pytest.mark.parametrize(
-    ("paths", "ingestor_class", "often", "kept"),
+    ("paths", "ingestor_class", "group_rows", "reads", "kept"),
     [
-        ("/data/a.parquet", ArrowIngester, False, CHEAP),
-        ("/data/a.parquet", ArrowIngester, True, 3 * CHEAP),
-        ("s3://bucket/a.parquet", ArrowIngester, False, 3 * CHEAP),
-        (["/data/a.parquet", "s3://bucket/b.parquet"], ArrowIngester, False, 3 * CHEAP),
-        ("/data/a.parquet", RayDataIngester, False, 3 * CHEAP),
+        ("/data/a.parquet", ArrowIngester, 5_000, 4, CHEAP),
+        ("/data/a.parquet", ArrowIngester, 4_999, 4, 3 * CHEAP),
+        ("/data/a.parquet", ArrowIngester, 4_999, 2, CHEAP),
+        ("/data/a.parquet", ArrowIngester, 5_000, math.inf, 3 * CHEAP),
+        ("s3://bucket/a.parquet", ArrowIngester, 5_000, 4, 3 * CHEAP),
+        (["/data/a.parquet", "s3://bucket/b.parquet"], ArrowIngester, 5_000, 4, 3 * CHEAP),
+        ("/data/a.parquet", RayDataIngester, 5_000, 4, 3 * CHEAP),
     ],
 )
 def test_rows_are_kept_where_it_is_dear_to_read_them_again(
-    paths: str | list[str], ingestor_class: Any, often: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+    paths: str | list[str],
+    ingestor_class: Any,
+    group_rows: int,
+    reads: float,
+    kept: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 20 * CHEAP)
-    part = Part(DataConnector.from_parquet(paths, ingestor_class=ingestor_class), Shard(()))
-    assert cache_budget(part, local_world_size=2, often=often) == kept
+    part = Part(
+        DataConnector.from_parquet(paths, ingestor_class=ingestor_class),
+        Shard((RowRange("/data/a.parquet", 0, 0, group_rows),)),
+    )
+    assert cache_budget(part, local_world_size=2, reads=reads) == kept

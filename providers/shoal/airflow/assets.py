@@ -26,7 +26,7 @@ asset to this alias. If a task adds no event, Airflow records none."""
 
 
 def model_asset(model: str, alias: str = CHAMPION) -> Asset:
-    """Return the asset that a promotion of a registered model updates: ``Asset("shoal://models/MODEL")``.
+    """Return the asset of a registered model, ``Asset("shoal://models/MODEL")``. Each promotion updates it.
 
     For an alias other than ``champion``, the asset is ``Asset("shoal://models/MODEL@ALIAS")``. Characters of the names
     that a URI cannot contain are percent-encoded.

@@ -131,8 +131,8 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
     if not pool.ray and needs_ray(spec):
         raise InvalidArgumentError(
             f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. A pool '
-            "without Ray accepts only batch predictions and trainings with XGBoost or LightGBM, and such a job cannot "
-            "use packages, code, GPUs or Ray Data"
+            "without Ray accepts only batch predictions, and trainings with XGBoost or LightGBM. The options "
+            "run_config.packages and run_config.code, GPUs and Ray Data need Ray, too"
         )
 
 

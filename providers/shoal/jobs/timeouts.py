@@ -1,5 +1,5 @@
-"""Time-outs and periods of jobs, each with the reason for its value. A limit that is not a duration is beside its
-rule."""
+"""Time-outs and periods of jobs, each with the reason for its value. Other limits are defined in the modules that use
+them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
     given = worker_params({}, COLUMNS, **settings)
     assert given["categorical_feature"] == ["b"]
     check_params(given, COLUMNS)
-    with pytest.raises(InvalidArgumentError, match=r"name all these columns in fit\(categorical_cols=\)"):
+    with pytest.raises(InvalidArgumentError, match=r"give all of them in fit\(categorical_cols=\)"):
         worker_params({"cat_feature": "name:a"}, COLUMNS, **settings)
 
 

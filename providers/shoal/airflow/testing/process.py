@@ -37,7 +37,8 @@ _IMPORTED_BEFORE = (
 
 _SETTINGS = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    # The line of an error is read from the traceback, which Airflow would otherwise shorten to two frames.
+    # The line number of an error is read from its traceback. Without these settings, Airflow shortens the traceback to
+    # two frames.
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACKS": "True",
     "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "50",
 }

@@ -78,6 +78,6 @@ def _slot_and_round() -> tuple[int, int]:
     worker = get_worker_info()
     if worker is None:
         return 0, 0
-    # The seed of a worker is a random number, which is the same for all workers of the round, plus the worker's index.
-    # Therefore the seed minus the index identifies the round.
+    # For each iteration over a DataLoader, PyTorch draws one random number. The seed of a worker is this number plus
+    # the worker's index. So the seed minus the index identifies the iteration.
     return 1 + worker.id, (worker.seed - worker.id) % (2**31 - 2) + 1

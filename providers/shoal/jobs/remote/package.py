@@ -107,8 +107,8 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
 
 def is_used(document: dict[str, Any]) -> bool:
     """Return whether a spec refers to files in a package."""
-    # Another version of shoal may have submitted the job, and this version may not be able to parse the spec. So the
-    # text of the spec is searched for the prefix with which the paths of all files in a package begin.
+    # The spec is not parsed, because a newer version of shoal may have submitted the job with options that this version
+    # does not know. In the text of the spec, the paths of all files in the job's package begin with `_PREFIX`.
     return f'"{_PREFIX}' in json.dumps(document)
 
 

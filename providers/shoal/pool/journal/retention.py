@@ -1,4 +1,4 @@
-"""Delete old operations, old rows of the table `usage` (how many nodes leases and jobs have used), and old logs of
+"""Delete old operations, old rows of the table `usage` (the number of nodes of each lease and job), and old logs of
 ended nodes.
 
 A node's folder is deleted when the node ends.
@@ -27,7 +27,7 @@ RETENTION_PERIOD = 3600.0
 
 def retain(store: Store, name: str, now: float) -> None:
     """Delete a pool's ended operations (except the newest) and the old logs of its ended nodes. Also delete old rows of
-    the table `usage` (how many nodes leases and jobs have used), for all pools.
+    the table `usage` (the number of nodes of each lease and job), for all pools.
 
     Raises:
         PoolNotFoundError: No pool has this name.

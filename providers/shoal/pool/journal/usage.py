@@ -1,4 +1,4 @@
-"""Record how many nodes leases and jobs use, and for how long (table `usage`), and compute their node-seconds.
+"""Record the number of nodes that each lease and each job uses (table `usage`), and compute their node-seconds.
 
 A lease uses its nodes from its grant to its end, even while the nodes still start. A job uses the nodes of its workers,
 and one node (the head, on which its driver runs) while it has no workers.

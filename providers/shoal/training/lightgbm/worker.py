@@ -8,6 +8,7 @@ Only workers import this module, because it imports LightGBM. The driver calls `
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -105,7 +106,9 @@ class _Session:
         return self._trainer.boost(segment)
 
     def _shard_rows(self, part: Part) -> ShardRows:
-        budget = cache_budget(part, self._context.local_world_size, often=begins_anew_with(self.task))
+        # The rows are read for the sample and for the dataset, and also between segments if the booster is reloaded.
+        reads = math.inf if begins_anew_with(self.task) else 2
+        budget = cache_budget(part, self._context.local_world_size, reads=reads)
         return ShardRows(part, self.task.columns, budget, label_check(self.task))
 
 

@@ -190,9 +190,8 @@ class Destination:
     def _remove(self, folder: str) -> None:
         """Remove a folder if it belongs to this job. If the removal fails, print the error, and continue."""
         try:
-            # A folder of a newer attempt or of another job must be kept. The pattern for the folders of job "a" also
-            # matches those of job "a.1". For such a folder, remove() raises InvalidArgumentError, and this error is
-            # ignored.
+            # The pattern for the folders of job "a" also matches the folders of job "a.1" and of newer attempts, which
+            # must be kept. For these folders, remove() raises InvalidArgumentError, and this error is ignored.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(folder)
         except OSError as error:

@@ -35,6 +35,9 @@ from shoal.training.xgboost.external_memory import page_folder
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import is_stochastic, own_message
 
+# Number of times that XGBoost reads all rows to build a quantised matrix.
+_READS = 4
+
 
 class _Session:
     """State of the current training in this worker; the constructor reads the rows and builds the matrices.
@@ -175,7 +178,7 @@ class _Session:
             part: Rows of this worker.
             ref: Matrix whose bins are used; None: XGBoost finds the bins from the rows of all workers.
         """
-        budget = 0 if self.pages else cache_budget(part, self.context.local_world_size)
+        budget = 0 if self.pages else cache_budget(part, self.context.local_world_size, reads=_READS)
         rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
         self.rows.append(rows)
         params = self.task.params
@@ -249,8 +252,8 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Iterator with which XGBoost reads the rows of a shard in batches. XGBoost reads all rows four times to build a
-    quantised matrix.
+    """Iterator with which XGBoost reads the rows of a shard in batches. XGBoost reads all rows four times (`_READS`)
+    to build a quantised matrix.
 
     Args:
         rows: Rows of the shard.
