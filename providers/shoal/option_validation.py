@@ -184,8 +184,8 @@ def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         if found is None:
             break
         fields = {field.alias or name: field for name, field in found.model_fields.items()}
-        # After the name of a field, `found` is the model of the field's value. If the value is a dict or a list, `found`
-        # is the model of its elements. So a key of a dict or an index of a list does not change `found`.
+        # After the name of a field, `found` is the model of the field's value. If the value is a dict or a list,
+        # `found` is the model of its elements. So a key of a dict or an index of a list does not change `found`.
         if step in fields:
             found = _model_in(fields[str(step)].annotation)
     return [field.alias or name for name, field in found.model_fields.items()] if found else []

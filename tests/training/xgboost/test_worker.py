@@ -14,8 +14,10 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
+from shoal.data.categories import find_categories
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.training.boosting import rows as rows_module
 from shoal.training.boosting.checkpoints import Checkpoint, Segment
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
@@ -58,6 +60,34 @@ def test_the_model_is_the_same_from_memory_and_from_disk(rows: Path, own_temp: P
     assert (in_memory.prepared.passes, on_disk.prepared.passes) == (1, 3)
     on_disk.close()
     assert list(own_temp.iterdir()) == []
+
+
+def test_the_model_is_the_same_from_tables_and_from_matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last file has a column of a type that XGBoost does not read, so its batch is a matrix in any case."""
+    rng = np.random.default_rng(0)
+    for number, half in enumerate((pa.float64(), pa.float32(), pa.float16())):
+        x = rng.normal(size=(6_000, 2))
+        table = pa.table({
+            "a": pa.array(rng.integers(-5, 5, 6_000), pa.int64(), mask=rng.random(6_000) < 0.1),
+            "b": pa.array(x[:, 0], mask=rng.random(6_000) < 0.1),
+            "c": pa.array(x[:, 1].astype(half.to_pandas_dtype()), half),
+            "kind": pa.array(rng.choice(["x", "y", None], 6_000)),
+            "y": x[:, 0] + x[:, 1],
+        })  # fmt: skip
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    connector = DataConnector.from_parquet(tmp_path)
+    part = Part(connector, connector.plan(1, 0)[0])
+    plain = Columns(("a", "b", "c"), "y")
+    coded = Columns(("a", "b", "c", "kind"), "y", categories=find_categories(connector.source, ["kind"]))
+    read = [type(batch.data) for batch in ShardRows(part, plain, 0, accepts_tables=True)]
+    assert sorted(read, key=str) == [np.ndarray, pa.Table, pa.Table]
+    monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: 0)
+    for columns in (plain, coded):
+        task = Task(part, {"eval": part}, columns, {"nthread": 1, "max_depth": 3})
+        from_tables = model(worker._Session(task, gang_context()))
+        with monkeypatch.context() as patch:
+            patch.setattr(rows_module, "_is_numeric", lambda table: False)
+            assert from_tables == model(worker._Session(task, gang_context()))
 
 
 @pytest.fixture

@@ -78,14 +78,14 @@ class Batch:
     """The decoded rows of one row range (consecutive rows of one Parquet row group), as NumPy arrays.
 
     Args:
-        data: Features, float32 ``[rows, columns]``.
+        data: Features, float32 ``[rows, columns]``; or an Arrow table, if the library accepts one.
         label: Labels, float32 ``[rows]``.
         weight: Weights, float32 ``[rows]``, or None.
         base_margin: Margins, float32 ``[rows]``, or None.
         group: Number of each row's group within the shard, int64 ``[rows]``, or None.
     """
 
-    data: np.ndarray
+    data: np.ndarray | pa.Table
     label: np.ndarray
     weight: np.ndarray | None = None
     base_margin: np.ndarray | None = None
@@ -134,9 +134,12 @@ def cache_budget(part: Part, local_world_size: int, *, reads: float) -> int:
     budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
     connector = part.connector
     is_local_arrow = connector.ingestor_class is ArrowIngester and all(map(is_local, connector.source.paths))
-    has_long_groups = part.shard.rows >= _LONG_GROUP * len(part.shard.ranges)
-    is_cheap = is_local_arrow and reads < math.inf and (has_long_groups or reads <= 2)
+    is_cheap = is_local_arrow and reads < math.inf and (_has_long_groups(part.shard) or reads <= 2)
     return min(budget, _CHEAP_BYTES) if is_cheap else budget
+
+
+def _has_long_groups(shard: Shard) -> bool:
+    return shard.rows >= _LONG_GROUP * len(shard.ranges)
 
 
 class ShardRows:
@@ -150,13 +153,24 @@ class ShardRows:
         columns: Roles of the columns.
         budget: Maximum size of the decoded rows in memory, in bytes.
         check_label: Additional check of the labels, specific to the objective, or None.
+        accepts_tables: Whether the library accepts the features of a batch as an Arrow table. Rows that are decoded in
+            each pass are then not copied into a matrix. Row groups with few rows are copied, because XGBoost needs more
+            time for many short columns than for a matrix.
 
     Attributes:
         passes: Number of times that the rows were decoded.
         seconds: Total seconds for reading and decoding.
     """
 
-    def __init__(self, part: Part, columns: Columns, budget: int, check_label: CheckLabel | None = None) -> None:
+    def __init__(
+        self,
+        part: Part,
+        columns: Columns,
+        budget: int,
+        check_label: CheckLabel | None = None,
+        *,
+        accepts_tables: bool = False,
+    ) -> None:
         self.passes = 0
         self.seconds = 0.0
         self.part = part
@@ -164,6 +178,7 @@ class ShardRows:
         self._check_label = check_label
         keep = part.shard.rows * len(columns.names) * _FLOAT32_BYTES <= budget
         self._kept: list[Batch] | None = [] if keep else None
+        self._as_tables = accepts_tables and not keep and not columns.group and _has_long_groups(part.shard)
         self._complete = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -217,8 +232,9 @@ class ShardRows:
         check_label_values(label, columns.label, rows)
         if self._check_label:
             self._check_label(label, rows)
+        features = encoded(table, columns.categories).select(columns.features)
         return Batch(
-            to_matrix(encoded(table, columns.categories), columns.features),
+            features if self._as_tables and _is_numeric(features) else to_matrix(features, columns.features),
             label,
             self._finite(table, "weight", columns.weight, rows),
             self._finite(table, "base_margin", columns.base_margin, rows),
@@ -230,6 +246,19 @@ class ShardRows:
         values = to_vector(table, column, "float32")
         check_finite(values, what, column, rows)
         return values
+
+
+def _is_numeric(table: pa.Table) -> bool:
+    """Return whether XGBoost can read a table without a copy: all columns are numbers, and none is a slice of an Arrow
+    array, because XGBoost ignores where a slice begins."""
+    import pyarrow as pa
+
+    types = pa.types
+    return all(
+        (types.is_integer(column.type) or types.is_float32(column.type) or types.is_float64(column.type))
+        and all(chunk.offset == 0 for chunk in column.chunks)
+        for column in table.columns
+    )
 
 
 class _GroupNumbers:

@@ -22,14 +22,8 @@ ATTRIBUTE = "shoal.categories"
 category is its index in this list."""
 
 
-def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str] | None:
-    """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers.
-
-    Returns:
-        One type per column; None if no column is categorical.
-    """
-    if not categorical:
-        return None
+def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str]:
+    """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers."""
     return ["c" if name in categorical else "q" for name in features]
 
 

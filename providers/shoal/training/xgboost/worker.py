@@ -179,9 +179,10 @@ class _Session:
             ref: Matrix whose bins are used; None: XGBoost finds the bins from the rows of all workers.
         """
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size, reads=_READS)
-        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task))
-        self.rows.append(rows)
         params = self.task.params
+        on_cpu = params.get("device", "cpu") == "cpu" and not self.pages
+        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task), accepts_tables=on_cpu)
+        self.rows.append(rows)
         # The matrix and the booster must have the same max_bin. The booster gets max_bin with `params`, and the matrix
         # gets it here.
         settings = {
@@ -192,9 +193,13 @@ class _Session:
         }
         if self.pages:
             prefix = str(self.pages / str(len(self.rows)))
-            return xgboost.ExtMemQuantileDMatrix(ShardIter(rows, cache_prefix=prefix), **settings)
-        matrix = xgboost.QuantileDMatrix(ShardIter(rows), **settings)
-        rows.forget()
+            matrix = xgboost.ExtMemQuantileDMatrix(ShardIter(rows, cache_prefix=prefix), **settings)
+        else:
+            matrix = xgboost.QuantileDMatrix(ShardIter(rows), **settings)
+            rows.forget()
+        if not self.task.columns.categories:
+            # XGBoost would store the types in the model, which needs them only if there are categories.
+            matrix.feature_types = None
         return matrix
 
     def _log(self, text: str) -> None:
@@ -263,6 +268,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
     def __init__(self, rows: ShardRows, cache_prefix: str | None = None) -> None:
         super().__init__(cache_prefix=cache_prefix)
         self._rows = rows
+        # Without these types, XGBoost would derive types from those batches that are Arrow tables.
         self._feature_types = feature_types(rows.columns.features, rows.columns.categories)
         self._batches: Iterator[Batch] = iter(())
 
