@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.capacity import Node
-from shoal.training.scaling import GangSize, XGBScalingConfig, resolve_size
+from shoal.training.scaling import GangSize, XGBScalingConfig, resolve_size, wider_workers
 
 
 def nodes(*sizes: tuple[int, int]) -> list[Node]:
@@ -85,3 +87,21 @@ def test_device_and_use_gpu_contradict_each_other(use_gpu: bool, device: str) ->
 def test_config_is_checked_when_it_is_made(wrong: dict) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         XGBScalingConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rows", "gpus", "advice"),
+    [
+        (["a", "a", "b", "b"], 400_000, 0, r"about 100,000 rows each: .*\(num_workers=2, num_cpu_per_worker=4\)"),
+        (["a", "b"], 200_000, 0, None),
+        (["a", "a"], 400_000, 0, None),
+        (["a", "a"], 10_000, 0, None),
+        (["a", "a"], 200_000, 1, None),
+    ],
+    ids=["few rows", "one worker per node", "many rows", "a short training", "GPUs"],
+)
+def test_fewer_workers_are_advised_if_they_would_be_faster(
+    nodes: list[str], rows: int, gpus: int, advice: str | None
+) -> None:
+    said = wider_workers(GangSize(len(nodes), 2, 2, gpus), nodes, rows, 200_000)
+    assert said is None if advice is None else re.search(advice, said or "")

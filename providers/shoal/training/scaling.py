@@ -14,6 +14,9 @@ from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.training.capacity import Node, limited, listed, resources, workers_on
 
+_FEWEST_ROWS = 10_000
+"""Number of rows per worker below which no advice is given, because the training is short anyway."""
+
 
 class ScalingConfig(Settings):
     """Number of workers of a boosting training, and the CPUs and GPUs of each worker.
@@ -135,6 +138,25 @@ def resolve_size(
         cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
     claimed = cpus * cpu_fraction
     return GangSize(workers, claimed, max(1, int(claimed)), gpus)
+
+
+def wider_workers(size: GangSize, nodes: Sequence[str], rows: int, min_rows: int) -> str | None:
+    """Return the advice to use fewer workers with more threads, or None if it would not make the training faster.
+
+    Args:
+        size: Number and size of the workers.
+        nodes: Node of each worker.
+        rows: Number of rows of all workers together.
+        min_rows: Number of rows per worker below which one worker per node is faster than several; 0: never.
+    """
+    used, each = len(set(nodes)), rows // len(nodes)
+    if size.gpus_per_worker or used == len(nodes) or not _FEWEST_ROWS <= each < min_rows:
+        return None
+    threads = size.threads * (len(nodes) // used)
+    return (
+        f"{len(nodes)} workers on {used} node(s) have about {each:,} rows each: one worker per node would train faster "
+        f"(num_workers={used}, num_cpu_per_worker={threads}), but would give a slightly different model"
+    )
 
 
 def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:

@@ -34,7 +34,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import NodeLeavesError, Restarts
-from shoal.training.scaling import GangSize, gpu_wish, resolve_size
+from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Library(Protocol):
     worker: str
     """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
     and the functions that `prepare` calls."""
+    min_rows_per_worker: int
+    """Number of rows per worker below which one worker per node, with more threads, trains faster than several."""
 
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
@@ -271,6 +273,10 @@ class _Training:
         ) as gang:
             gang.preload([self._library.worker])
             self._check_gpus(gang)
+            least = self._library.min_rows_per_worker
+            nodes = [worker.node for worker in gang.workers]
+            if advice := wider_workers(size, nodes, sum(train.shard.rows for train, _ in parts), least):
+                say(advice)
             tasks = [
                 Task(
                     train=train,
