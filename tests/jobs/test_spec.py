@@ -223,7 +223,7 @@ class TestCompleted:
         assert (by_id.tracking.experiment, by_id.tracking.experiment_id) == ("shoal", "5")
 
     def test_an_experiment_is_named_once(self):
-        with pytest.raises(InvalidArgumentError, match='experiment="a" and experiment_id="5" name an'):
+        with pytest.raises(InvalidArgumentError, match='experiment="a" and experiment_id="5" both select an'):
             Tracking(experiment="a", experiment_id="5")
 
     def test_the_pool_is_written_down(self):
