@@ -14,8 +14,8 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.checks import (
     check_categories,
+    check_finite,
     check_label,
-    check_label_values,
     check_same_schema,
     validate_columns,
 )
@@ -223,8 +223,8 @@ def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> No
     with pytest.raises(
         DataError, match=r'a\.parquet, row group 3: the label "y" is null.* 1 of 2 rows, first at row 11'
     ):
-        check_label_values(np.array([1.0, np.nan]), "y", RowRange(str(path), 3, 10, 12))
-    check_label_values(np.array([1.0, 2.0]), "y", RowRange(str(path), 0, 0, 2))
+        check_finite(np.array([1.0, np.nan]), "label", "y", RowRange(str(path), 3, 10, 12), "leave it out")
+    check_finite(np.array([1.0, 2.0]), "label", "y", RowRange(str(path), 0, 0, 2), "leave it out")
 
 
 def test_null_partition_label(write: Write) -> None:

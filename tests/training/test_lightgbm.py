@@ -15,11 +15,10 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training.boosting import engine
+from shoal.training.boosting import engine, inputs
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.lightgbm import eval_sets
 from shoal.training.scaling import ScalingConfig
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.test_checkpoints import Losses
@@ -245,7 +244,7 @@ def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, mo
         train(request(rows, params={"objective": "regresion"}))
     with pytest.raises(InvalidArgumentError, match="dart"):
         train(request(rows, params=DART, eval_set={"eval": spec(rows)}, early_stopping_rounds=2))
-    monkeypatch.setattr(eval_sets, "MAX_ROWS", ROWS - 1)
+    monkeypatch.setitem(inputs.MAX_EVAL_ROWS, "lightgbm", ROWS - 1)
     with pytest.raises(DataError, match=r'eval_set "eval" has 6,000 rows.*random_split'):
         train(request(rows, eval_set={"eval": spec(rows)}))
 

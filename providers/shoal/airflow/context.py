@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from airflow.sdk import DAG, BaseOperator
-from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from shoal.airflow._run_holder import ONLY_LEASE
 from shoal.airflow.base import trigger_rules
 from shoal.airflow.base.pool import PoolOperator
+from shoal.airflow.base.trigger_rules import Operator
 from shoal.airflow.checks import arguments_of, check_slots, is_a, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.sensors import NodesSensor
@@ -30,8 +30,6 @@ _OWN_ARGUMENTS = {
     "lease": "pool_for_run sets it",
 }
 """Arguments of operators that `pool_for_run` rejects, each with the advice for the error message."""
-
-_Operator: TypeAlias = BaseOperator | MappedOperator
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def pool_for_run(
     _set_leases(tasks, created, around)
 
 
-def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
+def _order(tasks: PoolTasks, created: list[Operator]) -> None:
     """Order the tasks of a ``with pool_for_run(...)`` block: each task runs after the block's setup task and before the
     block's teardown task.
 
@@ -166,7 +164,7 @@ def _order(tasks: PoolTasks, created: list[_Operator]) -> None:
             teardown.set_upstream(task)
 
 
-def _set_leases(tasks: PoolTasks, created: list[_Operator], around: tuple[PoolTasks, ...]) -> None:
+def _set_leases(tasks: PoolTasks, created: list[Operator], around: tuple[PoolTasks, ...]) -> None:
     """Set the argument `lease` of the tasks in a ``with pool_for_run(...)`` block, so that these tasks use the nodes
     that the block leases.
 

@@ -152,7 +152,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 def check_label(source: ParquetSource, label_col: str) -> None:
     """Check with the statistics in the footers that no label is null.
 
-    If a footer has no statistics, this check cannot find nulls. :func:`check_label_values` finds them when the rows are
+    If a footer has no statistics, this check cannot find nulls. :func:`check_finite` finds them when the rows are
     read.
 
     Args:
@@ -186,39 +186,18 @@ def check_group(source: ParquetSource, group_col: str) -> None:
     check_same_schema(source, [group_col])
 
 
-def check_label_values(values: np.ndarray, label_col: str, part: RowRange) -> None:
-    """Check that no label of a row range is null, NaN or infinite.
+def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, advice: str) -> None:
+    """Check that no value of a row range is null, NaN or infinite.
 
-    Args:
-        values: The labels ``[rows]`` of one row range, nulls as NaN.
-        label_col: Label column.
-        part: Row range that the labels were read from.
-
-    Raises:
-        DataError: If a label is null, NaN or infinite. The message names the file, the row group, the column and the
-            first bad row.
-    """
-    import numpy as np
-
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        raise DataError(
-            f'{part.path}, row group {part.row_group}: the label "{label_col}" is null, NaN or infinite '
-            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: "
-            "leave these rows out, or give each of them a label, before training"
-        )
-
-
-def check_finite(values: np.ndarray, what: str, column: str, part: RowRange) -> None:
-    """Check that no weight or margin of a row range is null, NaN or infinite.
-
-    The check is necessary, because the boosting libraries accept NaN and treat it as a number.
+    The check is necessary, because the boosting libraries accept NaN in labels, weights and margins, and treat it as a
+    number.
 
     Args:
         values: The values ``[rows]`` of one row range, nulls as NaN.
-        what: Role of the column, such as "weight".
+        what: Role of the column, such as "label".
         column: Name of the column.
         part: Row range that the values were read from.
+        advice: What the user can do about such a value; the last words of the message.
 
     Raises:
         DataError: If a value is null, NaN or infinite. The message names the file, the row group, the column and the
@@ -229,9 +208,8 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange) -> 
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise DataError(
-            f'{part.path}, row group {part.row_group}: the {what} "{column}" is {values[bad[0]]} (or null) '
-            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: "
-            "every row needs a finite number"
+            f'{part.path}, row group {part.row_group}: the {what} "{column}" is null, NaN or infinite '
+            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: {advice}"
         )
 
 

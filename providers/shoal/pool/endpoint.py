@@ -1,4 +1,5 @@
-"""Addresses of a pool's head node, and the token for requests to the head's API."""
+"""Addresses of a pool's head node, the token for requests to the head's API, and the variables with which Ray connects
+to the head."""
 
 from __future__ import annotations
 
@@ -53,7 +54,6 @@ class Endpoint:
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
         ca_path: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
-        ray_environment: Environment variables that Ray needs in a driver of this pool, in addition to the address.
     """
 
     api: str
@@ -61,7 +61,6 @@ class Endpoint:
     token_path: Path | None
     versions: Mapping[str, str] = field(default_factory=dict)
     ca_path: Path | None = None
-    ray_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_on_loopback(self) -> bool:
@@ -104,4 +103,33 @@ class Endpoint:
             )
         if self.token_path is None:
             return {"RAY_ADDRESS": self.gcs, "RAY_AUTH_MODE": "disabled"}
-        return {**self.ray_environment, "RAY_ADDRESS": self.gcs}
+        return {**ray_environment(self.token_path), "RAY_ADDRESS": self.gcs}
+
+
+def ray_environment(token: Path) -> dict[str, str]:
+    """Return the environment variables for the Ray processes of a local pool, and for drivers on
+    pools that need a token.
+
+    Ray reads the variables when it is imported, so they have to be set before.
+    """
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        # Without this setting, Ray replaces 127.0.0.1 in `ray.init("127.0.0.1:…")` by the host's own address. The
+        # connection would then fail, because the head listens only on 127.0.0.1.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's metrics ports need no token, so any user could read the metrics. The next two settings turn these ports
+        # off. Ray has no switch for the dashboard's metrics port, but an invalid number turns it off.
+        "RAY_enable_metrics_collection": "0",
+        "DASHBOARD_METRIC_PORT": "-1",
+        # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of 60
+        # s. The shorter time helps the other nodes of this host, because they wait until this start has ended.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+        # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
+        # killed raylet is declared dead after 5 s instead of 15 s.
+        "RAY_health_check_period_ms": "1000",
+        # Time limit for one check of a raylet (a node's main process). With this limit, an unreachable raylet is
+        # declared dead after 20 s instead of 55 s.
+        "RAY_health_check_timeout_ms": "3000",
+    }

@@ -86,7 +86,7 @@ def test_the_model_is_the_same_from_tables_and_from_matrices(tmp_path: Path, mon
         task = Task(part, {"eval": part}, columns, {"nthread": 1, "max_depth": 3})
         from_tables = model(worker._Session(task, gang_context()))
         with monkeypatch.context() as patch:
-            patch.setattr(rows_module, "_is_numeric", lambda table: False)
+            patch.setattr(rows_module, "_needs_no_copy", lambda table: False)
             assert from_tables == model(worker._Session(task, gang_context()))
 
 

@@ -22,7 +22,7 @@ from shoal.data.categories import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
-from shoal.training.boosting.inputs import checked_data, max_eval_rows, shard_datasets
+from shoal.training.boosting.inputs import MAX_EVAL_ROWS, checked_data, shard_datasets
 from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
@@ -257,7 +257,7 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
-        whole = max_eval_rows(request.framework) is not None
+        whole = request.framework in MAX_EVAL_ROWS
         seed, group_col = request.run_config.seed, request.group_col
         parts = shard_datasets(
             self._train,

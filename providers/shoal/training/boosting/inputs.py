@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
 from shoal.data.checks import check_categories, check_group, check_label, validate_columns
@@ -12,12 +11,14 @@ from shoal.errors import DataError
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
 
+MAX_EVAL_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
+"""Maximum number of rows of an eval set, for each library in which every worker evaluates the whole eval set.
 
-def max_eval_rows(framework: Framework) -> int | None:
-    """Return the maximum number of rows of an eval set. Only a library in which every worker evaluates the whole eval
-    set has a maximum; for other libraries, return None."""
-    rows: int | None = importlib.import_module(f"shoal.training.{framework}.eval_sets").MAX_ROWS
-    return rows
+A LightGBM worker evaluates only its own rows, and LightGBM does not combine the metrics of the workers. Each worker
+therefore gets all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
+The maximum keeps the copies of an eval set small. XGBoost combines the metrics of the workers itself, so an eval set of
+any size is divided among its workers.
+"""
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
@@ -40,7 +41,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     if request.group_col is not None:
         check_group(train.source, request.group_col)
     eval_sets = {}
-    most = max_eval_rows(request.framework)
+    most = MAX_EVAL_ROWS.get(request.framework)
     for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
         if most is not None and connector.num_rows() > most:

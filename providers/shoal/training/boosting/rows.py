@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
-from shoal.data.checks import check_finite, check_label_values
+from shoal.data.checks import check_finite
 from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.groups import group_starts
@@ -229,28 +229,30 @@ class ShardRows:
                 f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
         label = to_vector(table, columns.label, "float32")
-        check_label_values(label, columns.label, rows)
+        without_label = "leave these rows out, or give each of them a label, before training"
+        check_finite(label, "label", columns.label, rows, without_label)
         if self._check_label:
             self._check_label(label, rows)
         features = encoded(table, columns.categories).select(columns.features)
         return Batch(
-            features if self._as_tables and _is_numeric(features) else to_matrix(features, columns.features),
+            features if self._as_tables and _needs_no_copy(features) else to_matrix(features, columns.features),
             label,
-            self._finite(table, "weight", columns.weight, rows),
-            self._finite(table, "base_margin", columns.base_margin, rows),
+            _finite(table, "weight", columns.weight, rows),
+            _finite(table, "base_margin", columns.base_margin, rows),
         )
 
-    def _finite(self, table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
-        if column is None:
-            return None
-        values = to_vector(table, column, "float32")
-        check_finite(values, what, column, rows)
-        return values
+
+def _finite(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+    if column is None:
+        return None
+    values = to_vector(table, column, "float32")
+    check_finite(values, what, column, rows, "every row needs a finite number")
+    return values
 
 
-def _is_numeric(table: pa.Table) -> bool:
-    """Return whether XGBoost can read a table without a copy: all columns are numbers, and none is a slice of an Arrow
-    array, because XGBoost ignores where a slice begins."""
+def _needs_no_copy(table: pa.Table) -> bool:
+    """Return whether XGBoost can read a table as it is: all columns are numbers, and none is a slice of an Arrow array,
+    because XGBoost ignores where a slice begins."""
     import pyarrow as pa
 
     types = pa.types

@@ -254,17 +254,17 @@ class Gang:
             if self._workers is not None:
                 self._workers.clean_up()
 
-    def _hang_up(self, board: WorkerConnections) -> None:
-        if not board.wait_all_gone(WORKER_KILL_S):
+    def _hang_up(self, connections: WorkerConnections) -> None:
+        if not connections.wait_all_gone(WORKER_KILL_S):
             # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A worker
             # ends itself when its socket to the driver is closed, so the sockets are closed now.
-            board.hang_up()
-            if not board.wait_all_gone(WORKER_END_S):
+            connections.hang_up()
+            if not connections.wait_all_gone(WORKER_END_S):
                 say(
                     f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its host "
                     "runs again"
                 )
-        board.close()
+        connections.close()
 
     # Starting
 
@@ -272,10 +272,10 @@ class Gang:
         seats = workers.seats
         size = len(seats)
         nodes_in_use.record(self, (seat.node_id for seat in seats))
-        board = WorkerConnections(workers.listen_host, size, self._on_event)
-        self._connections = board
+        connections = WorkerConnections(workers.listen_host, size, self._on_event)
+        self._connections = connections
         places = [
-            Place(rank, size, seat.local_world_size, board.host, board.port, board.token)
+            Place(rank, size, seat.local_world_size, connections.host, connections.port, connections.token)
             for rank, seat in enumerate(seats)
         ]
         deadline = time.monotonic() + WORKER_START_S
@@ -284,10 +284,10 @@ class Gang:
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
         # the message was read, so this code waits until the first messages of all workers were read.
-        if not board.wait_joined(size, max(0.1, deadline - time.monotonic())):
+        if not connections.wait_joined(size, max(0.1, deadline - time.monotonic())):
             raise WorkerLostError(
-                f"a worker of the gang of {self.shape} could not connect to the driver at {board.host}: check that "
-                "every node can connect to this address"
+                f"a worker of the gang of {self.shape} could not connect to the driver at {connections.host}: check "
+                "that every node can connect to this address"
             )
 
     # Running

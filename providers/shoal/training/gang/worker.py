@@ -143,9 +143,9 @@ class Worker:
         """
         os.environ.update(env)
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
-        self._driver = line = DriverConnection(place.host, place.port, place.token, place.rank)
+        self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(GangContext(position, place.local_world_size, line.log, line.note))
+        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str]) -> None:

@@ -12,10 +12,10 @@ from shoal.training.host import cgroup
 
 # Numbers by which glibc's function mallopt(3) identifies its settings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-# Two limits of glibc. With these values, glibc returns freed memory to the operating system at once: blocks of
-# at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By default, glibc
-# raises both limits to tens of MiB when the first large block is freed, and then keeps freed memory. Lower limits are
-# slow: with limits of 256 KiB, reading took 50 % longer.
+# Two limits of glibc's allocator. With these values, glibc returns two kinds of freed memory to the operating system at
+# once: blocks of at least 1 MiB, such as a decoded row group, and free memory beyond 4 MiB at the end of the heap. By
+# default, glibc raises both limits to tens of MiB when the first large block is freed, and then keeps freed memory.
+# Lower limits make reading slower: with limits of 256 KiB, it took 50 % longer.
 _LARGE_BLOCK_BYTES = 2**20
 _FREE_END_BYTES = 4 * 2**20
 

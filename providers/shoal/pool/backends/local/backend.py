@@ -17,10 +17,10 @@ from shoal.errors import MissingExtraError, StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.environment import inherited_environment, ray_environment
+from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.endpoint import Endpoint
+from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
 from shoal.state.home import subfolder
@@ -142,9 +142,7 @@ class LocalBackend:
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and add the path of the pool's token file."""
-        token = token_path(spec.name)
-        known = versions.recorded(head)
-        return Endpoint(head["api"], head["gcs"], token, known, ray_environment=ray_environment(token))
+        return Endpoint(head["api"], head["gcs"], token_path(spec.name), versions.recorded(head))
 
     def log(self, node: NodeRef) -> str:
         """Return the path of the supervisor's log on this host."""

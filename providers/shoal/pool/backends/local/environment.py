@@ -1,10 +1,8 @@
-"""Build the environment variables for the processes of a local pool: settings for Ray, and variables inherited from the
-parent process."""
+"""Build the environment variables that the processes of a local pool inherit from the process that starts them."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from shoal import telemetry
 from shoal.pool.backends.local.gpus import SELECTORS
@@ -30,31 +28,3 @@ def inherited_environment() -> dict[str, str]:
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
         kept["TMPDIR"] = str(temp_folder())
     return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
-
-
-def ray_environment(token: Path) -> dict[str, str]:
-    """Return the environment variables for every Ray process and every driver of a local pool.
-
-    Ray reads the variables when it is imported, so they have to be set before.
-    """
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        # Without this setting, Ray replaces 127.0.0.1 in `ray.init("127.0.0.1:…")` by the host's own address. The
-        # connection would then fail, because the head listens only on 127.0.0.1.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray's metrics ports need no token, so any user could read the metrics. The next two settings turn these ports
-        # off. Ray has no switch for the dashboard's metrics port, but an invalid number turns it off.
-        "RAY_enable_metrics_collection": "0",
-        "DASHBOARD_METRIC_PORT": "-1",
-        # If the GCS (the head's control service) dies while a node starts, the node gives up after 30 s instead of 60
-        # s. The shorter time helps the other nodes of this host, because they wait until this start has ended.
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
-        # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
-        # killed raylet is declared dead after 5 s instead of 15 s.
-        "RAY_health_check_period_ms": "1000",
-        # Time limit for one check of a raylet (a node's main process). With this limit, an unreachable raylet is
-        # declared dead after 20 s instead of 55 s.
-        "RAY_health_check_timeout_ms": "3000",
-    }

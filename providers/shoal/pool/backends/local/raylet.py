@@ -3,7 +3,7 @@ private API.
 
 `ray start` cannot be bound to loopback, but `ray._private.node.Node` can. The child processes of `Node` end with the
 *thread* that starts them (PDEATHSIG). So the supervisor creates `Node` in its main thread, which lives as long as the
-node. The variables of `pool.backends.local.environment.ray_environment` have to be set before this module is imported.
+node. The variables of `pool.endpoint.ray_environment` have to be set before this module is imported.
 """
 
 from __future__ import annotations

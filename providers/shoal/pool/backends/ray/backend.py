@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
-from shoal.pool.backends.local.environment import ray_environment
 from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
 from shoal.pool.backends.ray.token_file import ca_path, remove_token, token_path
 from shoal.pool.endpoint import Endpoint
@@ -114,9 +113,7 @@ class RayBackend:
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and add the path of the token file from the
         pool's spec."""
-        token = token_path(spec)
-        variables = ray_environment(token) if token else {}
-        return Endpoint(head["api"], head["gcs"], token, versions.recorded(head), ca_path(spec), variables)
+        return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
 
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""
