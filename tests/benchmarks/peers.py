@@ -71,7 +71,7 @@ def plain(library: Library, workers: int) -> Iterator[Fit]:
 
 
 @contextmanager
-def shoal(library: Library, workers: int, external_memory: bool = False) -> Iterator[Fit]:
+def shoal(library: Library, workers: int, external_memory: bool = False, threads: int = 1) -> Iterator[Fit]:
     """shoal on a Ray of its own; from the second training on its gang is warm."""
     import ray
 
@@ -79,10 +79,11 @@ def shoal(library: Library, workers: int, external_memory: bool = False) -> Iter
     from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
     from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    cpus = workers * threads
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
     def fit(data: Data) -> Trained:
-        size = {"num_workers": workers, "num_cpu_per_worker": 1}
+        size = {"num_workers": workers, "num_cpu_per_worker": threads}
         began = time.perf_counter()
         estimator = (
             XGBEstimator(data.rounds, scaling_config=XGBScalingConfig(**size))

@@ -1,6 +1,7 @@
-"""How time and memory move with the number of workers, one thread each, on one machine.
+"""How time and memory move with the number of workers on one machine, with one thread each by default.
 
-Run it with ``python -m tests.benchmarks.workers``.
+Run it with ``python -m tests.benchmarks.workers``. With ``--data flights --workers 1x2 2``, it compares one worker of
+two threads with two workers of one thread.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tests.benchmarks.report import table
 from tests.benchmarks.side import Side
 
 
-def measure(library: Library, workers: int, warming: Data, data: Data, repeat: int) -> Trained:
+def measure(library: Library, workers: int, threads: int, warming: Data, data: Data, repeat: int) -> Trained:
     """The fastest of a few trainings on a warm gang."""
-    side = Side(peers.shoal, library, workers)
+    side = Side(peers.shoal, library, workers, False, threads)
     try:
         side.ask(warming)
         turns: list[Trained] = [side.ask(data) for _ in range(repeat)]
@@ -32,19 +33,20 @@ def measure(library: Library, workers: int, warming: Data, data: Data, repeat: i
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time training with more and more workers on one machine.")
     parser.add_argument("--data", choices=MAKE, default="2m", help="dataset (default 2m)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="sizes (default 1 2 4)")
+    parser.add_argument("--workers", nargs="+", default=["1", "2", "4"], help="numbers, or WORKERSxTHREADS")
     parser.add_argument("--repeat", type=int, default=3, help="turns, of which the fastest counts (default 3)")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         data, warming = MAKE[args.data](Path(folder)), small(Path(folder) / "january")
         for library in get_args(Library):
             rows = []
-            for workers in args.workers:
-                best = measure(library, workers, warming, data, args.repeat)
+            for size in args.workers:
+                workers, _, threads = size.partition("x")
+                best = measure(library, int(workers), int(threads or 1), warming, data, args.repeat)
                 slowest = [max(getattr(worker, part) for worker in best.workers)
                            for part in ("read_seconds", "quantise_seconds", "train_seconds")]  # fmt: skip
                 grown = [worker.peak_rss_bytes - worker.idle_rss_bytes for worker in best.workers]
-                rows.append([f"{workers}", *(f"{seconds:.1f}" for seconds in (best.seconds, *slowest)),
+                rows.append([size, *(f"{seconds:.1f}" for seconds in (best.seconds, *slowest)),
                              f"{max(grown) >> 20:,}", f"{sum(grown) >> 20:,}"])  # fmt: skip
             head = [f"{library}, {data.name}: workers", "seconds", "read", "quantise", "train",
                     "MiB above idle, largest", "all"]  # fmt: skip

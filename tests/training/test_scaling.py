@@ -103,5 +103,5 @@ def test_config_is_checked_when_it_is_made(wrong: dict) -> None:
 def test_fewer_workers_are_advised_if_they_would_be_faster(
     nodes: list[str], rows: int, gpus: int, advice: str | None
 ) -> None:
-    said = wider_workers(GangSize(len(nodes), 2, 2, gpus), nodes, rows, 200_000)
+    said = wider_workers(GangSize(len(nodes), 2, 2, gpus), nodes, rows)
     assert said is None if advice is None else re.search(advice, said or "")

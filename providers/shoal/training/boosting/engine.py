@@ -63,8 +63,6 @@ class Library(Protocol):
     worker: str
     """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
     and the functions that `prepare` calls."""
-    min_rows_per_worker: int
-    """Number of rows per worker below which one worker per node, with more threads, trains faster than several."""
 
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
@@ -273,9 +271,8 @@ class _Training:
         ) as gang:
             gang.preload([self._library.worker])
             self._check_gpus(gang)
-            least = self._library.min_rows_per_worker
-            nodes = [worker.node for worker in gang.workers]
-            if advice := wider_workers(size, nodes, sum(train.shard.rows for train, _ in parts), least):
+            rows = sum(train.shard.rows for train, _ in parts)
+            if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
                 say(advice)
             tasks = [
                 Task(

@@ -37,8 +37,6 @@ class LightGBM:
     package = "lightgbm"
     extra = "lightgbm"
     worker = "shoal.training.lightgbm.worker"
-    # Several workers are about as fast as one, also with few rows.
-    min_rows_per_worker = 0
 
     def device(self, request: TrainRequest) -> str | None:
         """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""

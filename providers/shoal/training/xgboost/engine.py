@@ -32,9 +32,6 @@ class XGBoost:
     package = "xgboost"
     extra = "xgboost"
     worker = "shoal.training.xgboost.worker"
-    # Measured on two cores: 164 k rows per worker and 16 columns took 3.0 s with two workers, and 2.7 s with one worker
-    # of two threads; 25 k rows and 1,000 columns 19.6 and 16.2 s; 1 M rows and 28 columns 10.7 and 11.2 s.
-    min_rows_per_worker = 200_000
 
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
