@@ -107,8 +107,7 @@ class Endpoint:
 
 
 def ray_environment(token: Path) -> dict[str, str]:
-    """Return the environment variables for the Ray processes of a local pool, and for drivers on
-    pools that need a token.
+    """Return the environment variables for the Ray processes of a local pool, and for drivers on pools with a token.
 
     Ray reads the variables when it is imported, so they have to be set before.
     """
