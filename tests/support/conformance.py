@@ -356,9 +356,7 @@ _QUANTILES = (
     "Each worker sets the leaves to the quantile of its own rows, and the library takes the mean of the workers."
 )
 _SAMPLED = "Each worker samples its own rows."
-_COUNTS = (
-    "Several workers estimate the rows of a leaf from the Hessians, so that `min_data_in_leaf` acts differently."
-)
+_COUNTS = "Several workers estimate the rows of a leaf from the Hessians, so that `min_data_in_leaf` acts differently."
 _SKIPPED = (
     "In one process, LightGBM tries no feature below a node at which the feature had no good split; several workers do."
 )
