@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.data import DataConnector
-from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
@@ -87,7 +87,6 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
     resumed = train(asked, user_code=user_code)
     assert resumed.restarts == 1
     assert (resumed.model, resumed.eval_results) == (whole.model, whole.eval_results)
-    # As many rows on either worker: the mean of their means is that of all rows.
     table = DataConnector.from_parquet(noise).to_pandas()
     booster = resumed.booster()
     if framework == "xgboost":
@@ -120,13 +119,8 @@ def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path
     assert "in fails" in "".join(caught.value.__notes__)
 
 
-def test_what_is_refused_before_anything_starts(
-    driver: TwoNodes, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "shared_gang", None)
-    one = spec(write_rows(tmp_path / "one", rows=1, files=1))
-    with pytest.raises(DataError, match=r'eval_set "few" has 1 row, but there are 2 workers.*custom_metric'):
-        train(request("xgboost", rows, eval_set={"few": one}), user_code=UserCode(metrics=(mean_error,)))
     for framework in LIBRARIES:
         asked = request(framework, rows, params={"objective": "binary"})
         with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):

@@ -22,7 +22,7 @@ from shoal.data.categories import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
-from shoal.training.boosting.inputs import MAX_EVAL_ROWS, checked_data, shard_datasets
+from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import latest
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
@@ -81,6 +81,16 @@ class Library(Protocol):
 
     def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
+
+    def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
+        """Return the metrics that are exact only if every worker evaluates the whole eval sets, as a text for error
+        messages; "" if the library combines the workers' values of all metrics exactly.
+
+        Args:
+            request: Request of the training.
+            params: Parameters of the workers.
+            user_code: The user's metrics.
+        """
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Return, for each rank, the settings with which the rank's worker connects to the other workers."""
@@ -223,6 +233,9 @@ class _Training:
         self._train, self._eval_sets = checked_data(request)
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
+        self._whole_metrics = library.whole_metrics(request, self._params, user_code)
+        if self._whole_metrics and self._size.num_workers > 1:
+            refuse_long_eval_sets(self._eval_sets, self._whole_metrics)
         # The driver reads the categories once, before the first attempt. All workers, including those that start after
         # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
@@ -255,17 +268,9 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self._request, self._size
-        whole = request.framework in MAX_EVAL_ROWS
+        whole = bool(self._whole_metrics) and size.num_workers > 1
         seed, group_col = request.run_config.seed, request.group_col
-        parts = shard_datasets(
-            self._train,
-            self._eval_sets,
-            size.num_workers,
-            seed,
-            group_col,
-            whole=whole,
-            none_empty=bool(self._user_code.metrics),
-        )
+        parts = shard_datasets(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
         with shared_gang(
             _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
         ) as gang:

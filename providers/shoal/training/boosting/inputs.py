@@ -11,14 +11,15 @@ from shoal.errors import DataError
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
 
-MAX_EVAL_ROWS: Mapping[Framework, int] = {"lightgbm": 1_000_000}
-"""Maximum number of rows of an eval set, for each library in which every worker evaluates the whole eval set.
+MAX_EVAL_ROWS = 1_000_000
+"""Maximum number of rows of an eval set if every worker evaluates the whole eval set.
 
-A LightGBM worker evaluates only its own rows, and LightGBM does not combine the metrics of the workers. Each worker
-therefore gets all rows of an eval set, so that the metrics cover all rows and all workers stop early at the same round.
-The maximum keeps the copies of an eval set small. XGBoost combines the metrics of the workers itself, so an eval set of
-any size is divided among its workers.
+LightGBM does not combine the metrics of its workers, and XGBoost combines some metrics only approximately, such as an
+AUC without groups. In these cases each worker gets all rows of an eval set, so that the metrics are exact and all
+workers stop early at the same round. The maximum keeps the copies of an eval set small. XGBoost combines all other
+metrics exactly, so an eval set of any size is then divided among its workers.
 """
+_COMBINES_NOTHING: frozenset[Framework] = frozenset({"lightgbm"})
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
@@ -41,15 +42,10 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     if request.group_col is not None:
         check_group(train.source, request.group_col)
     eval_sets = {}
-    most = MAX_EVAL_ROWS.get(request.framework)
     for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
-        if most is not None and connector.num_rows() > most:
-            raise DataError(
-                f'eval_set "{name}" has {connector.num_rows():,} rows, but with {request.framework} every worker '
-                f"evaluates the whole eval set, so at most {most:,} rows are allowed: use a part of the eval "
-                "set, for example with random_split"
-            )
+        if request.framework in _COMBINES_NOTHING:
+            refuse_long_eval_sets({name: connector}, f"the metrics of {request.framework}")
         eval_sets[name] = connector
         if connector is train:
             continue
@@ -64,6 +60,25 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     return train, eval_sets
 
 
+def refuse_long_eval_sets(eval_sets: Mapping[str, DataConnector], metrics: str) -> None:
+    """Raise DataError if an eval set has too many rows for every worker to evaluate the whole eval set.
+
+    Args:
+        eval_sets: Eval sets by name.
+        metrics: Names of the metrics that need the whole eval set, for the error message.
+
+    Raises:
+        DataError: An eval set has too many rows.
+    """
+    for name, connector in eval_sets.items():
+        if connector.num_rows() > MAX_EVAL_ROWS:
+            raise DataError(
+                f'eval_set "{name}" has {connector.num_rows():,} rows, but every worker evaluates the whole eval set '
+                f"for {metrics}, so at most {MAX_EVAL_ROWS:,} rows are allowed: use a part of the eval set, for "
+                "example with random_split, or with XGBoost a metric that is a mean over rows, such as logloss"
+            )
+
+
 def shard_datasets(
     train: DataConnector,
     eval_sets: Mapping[str, DataConnector],
@@ -72,7 +87,6 @@ def shard_datasets(
     group_col: str | None,
     *,
     whole: bool = False,
-    none_empty: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
     """Divide the training set and the eval sets among the workers.
 
@@ -83,7 +97,6 @@ def shard_datasets(
         seed: Seed of the plans that divide the rows.
         group_col: Column of groups whose rows must stay together on one worker, or None.
         whole: Whether every worker gets all rows of the eval sets.
-        none_empty: Whether every worker needs at least one row of each eval set.
 
     Returns:
         For each rank: its part of the training set, and its part of each eval set by name.
@@ -106,13 +119,6 @@ def shard_datasets(
         # If there are fewer rows (or groups) than workers, `_plan` returns fewer shards than workers. The other workers
         # then get an empty shard.
         shards = _plan(connector, num_workers, seed, group_col)
-        if none_empty and len(shards) < num_workers:
-            what = "row" if group_col is None else "group"
-            raise DataError(
-                f'eval_set "{name}" has {len(shards)} {what}{"s" * (len(shards) > 1)}, but there are {num_workers} '
-                f"workers, and each worker needs at least one {what} for custom_metric: add {what}s to the eval set, "
-                "or use fewer workers"
-            )
         for rank in range(num_workers):
             evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
     return list(zip(mine, evals, strict=True))

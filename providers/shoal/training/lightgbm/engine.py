@@ -95,6 +95,10 @@ class LightGBM:
         check_params(params, request.input_cols, grouped=request.group_col is not None)
         return params, seed_of(merged, request.run_config.seed)
 
+    def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
+        """Return all metrics, because a LightGBM worker evaluates only its own rows."""
+        return "the metrics of LightGBM"
+
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Return an empty dict for each rank, because the workers exchange their addresses in :meth:`prepare`."""
         return [{}] * gang.shape.num_workers

@@ -16,6 +16,7 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
 from shoal.training.boosting.messages import Boosted, Task
 from shoal.training.boosting.progress import RoundReporter
+from shoal.training.boosting.stopping_metric import check_best_score, check_stopping_metric
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext
 from shoal.training.host import memory
@@ -74,6 +75,7 @@ class Trainer:
                 refuse_namesakes(history, rounds + 1)
             unprinted = self._print_metrics(rounds, results)
             if stopping is not None:
+                self._check_stopping(results[-1], first=rounds == 0)
                 stopping.see(float(results[-1][2]))
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
@@ -86,6 +88,9 @@ class Trainer:
             # last checkpoint, but with another text, because the text of a model contains the seed of the segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
+        if stopping is not None and stopped and score is not None:
+            name, metric = self._evaluate(booster)[-1][:2]
+            check_best_score(name, metric, score)
         return Boosted(
             stopped=stopped,
             checkpoint=self._state if self._context.rank == 0 else None,
@@ -139,6 +144,19 @@ class Trainer:
             return None
         name, metric, _, higher = self._evaluate(booster)[-1][:4]
         return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
+
+    def _check_stopping(self, result: Sequence[Any], *, first: bool) -> None:
+        """Raise an error if the metric that stops the training early, of which `result` is the last result, cannot
+        decide."""
+        name, metric, value = result[:3]
+        check_stopping_metric(
+            name,
+            metric,
+            float(value),
+            self._evals[name].dataset.get_label() if first else None,
+            grouped=False,
+            classes=int(self._task.params.get("num_class") or 2),
+        )
 
     def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
         """Evaluate all metrics on all eval sets; for each eval set, LightGBM's own metrics come first."""

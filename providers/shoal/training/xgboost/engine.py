@@ -15,6 +15,7 @@ from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
+from shoal.training.xgboost.metrics import approximate
 from shoal.training.xgboost.params import check_params, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
@@ -64,6 +65,10 @@ class XGBoost:
         seed = seed_of(merged, request.run_config.seed)
         check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
         return params, seed
+
+    def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
+        """Return the metrics whose values XGBoost combines only approximately."""
+        return ", ".join(approximate(params.get("eval_metric"), request.group_col is not None, user_code.metrics))
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.

@@ -1,4 +1,5 @@
-"""Combine the user's custom metrics into one function, because XGBoost accepts only one metric function."""
+"""Find the metrics that XGBoost does not combine exactly, and combine the user's custom metrics into one function,
+because XGBoost accepts only one metric function."""
 
 from __future__ import annotations
 
@@ -8,6 +9,25 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.user_code import Metric
+
+_WITHIN_GROUPS = frozenset({"auc", "aucpr", "map", "ndcg", "pre"})
+"""Metrics that compare rows with each other. If the rows have groups, XGBoost compares only rows of the same group, and
+its mean over the groups of all workers is exact. Otherwise each worker compares only its own rows."""
+
+
+def approximate(eval_metric: Any, grouped: bool, custom: Sequence[Metric]) -> list[str]:
+    """Return the names of the metrics for which XGBoost combines the workers' values only approximately.
+
+    Args:
+        eval_metric: Parameter `eval_metric`: a name, a list of names, or None for the objective's metric. The metric of
+            every objective is exact, because the ranking objectives need groups.
+        grouped: Whether the rows have groups.
+        custom: The user's metric functions. XGBoost computes the unweighted mean of the workers' values.
+    """
+    names = [eval_metric] if isinstance(eval_metric, str) else list(eval_metric or [])
+    # A name may have a suffix such as "@5" (ndcg@5) or "-" (map-).
+    found = [] if grouped else [name for name in names if re.split("[@-]", str(name))[0] in _WITHIN_GROUPS]
+    return [*found, *(f"custom_metric {getattr(one, '__name__', type(one).__name__)}" for one in custom)]
 
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:

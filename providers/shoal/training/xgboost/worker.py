@@ -25,6 +25,7 @@ from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
 from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
+from shoal.training.boosting.stopping_metric import check_best_score, check_stopping_metric
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
@@ -87,6 +88,7 @@ class _Session:
             stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
             if self.task.user_code.metrics:
                 refuse_namesakes(callbacks.history, iteration + 1)
+            self._check_stopping(callbacks, stopped=stopped)
             reporter.done(iteration + 1, callbacks.history)
             if stopped:
                 break
@@ -101,6 +103,25 @@ class _Session:
             train_seconds=time.perf_counter() - began,
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
+
+    def _check_stopping(self, callbacks: CallbackContainer, *, stopped: bool) -> None:
+        """Raise an error if a metric that stops the training early is NaN, or if its best value is infinite."""
+        if not callbacks.history:
+            return
+        for stopping in (each for each in callbacks.callbacks if isinstance(each, EarlyStopping)):
+            name = stopping.data or next(reversed(callbacks.history))
+            metric = stopping.metric_name or next(reversed(callbacks.history[name]))
+            values = callbacks.history[name][metric]
+            check_stopping_metric(
+                name,
+                metric,
+                values[-1],
+                next(matrix for matrix, other in self.evals if other == name).get_label() if len(values) == 1 else None,
+                grouped=self.task.columns.group is not None,
+                classes=int(self.task.params.get("num_class") or 2),
+            )
+            if stopped:
+                check_best_score(name, metric, stopping.best_scores[name][metric][-1])
 
     def close(self) -> None:
         """Free the matrices, remove their files on disk, and disconnect from the other workers."""
@@ -150,7 +171,7 @@ class _Session:
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
             callbacks.append(EvaluationMonitor(period=task.print_every, logger=self._log))
-        stopping = EarlyStopping(task.early_stopping_rounds) if task.early_stopping_rounds else None
+        stopping = EarlyStopping(rounds=task.early_stopping_rounds) if task.early_stopping_rounds else None
         if stopping:
             seen = xgboost.Booster()
             for done in range(checkpoint.rounds):
