@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 _BLOCK_ROWS = 4_096
 
 
-def to_matrix(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """Copy columns into a dense float32 matrix. Each value is copied only once.
-
-    Integers above 2**24 are rounded to the nearest float32. XGBoost itself rounds such integers in the same way.
+def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -> np.ndarray:
+    """Copy columns into a dense matrix. Each value is copied only once.
 
     Args:
         table: The rows.
         columns: Numeric or boolean columns, in this order.
+        dtype: Type in which the library reads features: ``float32`` for XGBoost, which rounds every value to it itself
+            (integers above 2**24, for example), or ``float64`` for LightGBM.
 
     Returns:
-        A C-contiguous float32 array ``[rows, len(columns)]``; nulls are NaN.
+        A C-contiguous array ``[rows, len(columns)]`` of `dtype`; nulls are NaN.
     """
     import numpy as np
 
-    matrix = np.empty((table.num_rows, len(columns)), dtype=np.float32)
+    matrix = np.empty((table.num_rows, len(columns)), dtype=dtype)
     at = 0
     for batch in table.select(list(columns)).to_batches():
         reads = [_reader(column) for column in batch.columns]

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from shoal.data import DataConnector
@@ -25,7 +26,8 @@ PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": T
 
 def shard_rows(rows: Path, budget: int = 0, **columns: Any) -> ShardRows:
     connector = DataConnector.from_parquet(rows)
-    return ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "y", **columns), budget)
+    part = Part(connector, connector.plan(1, 0)[0])
+    return ShardRows(part, Columns(tuple(COLUMNS), "y", **columns), budget, keep_types=True)
 
 
 def reference(rows: ShardRows) -> lightgbm.Dataset:
@@ -47,10 +49,10 @@ def test_each_contributes_in_proportion_and_always_the_same_rows() -> None:
 
 def test_the_sampled_rows_are_those_that_were_chosen(rows: Path) -> None:
     shard = shard_rows(rows)
-    everything = np.concatenate([batch.data for batch in shard])
+    everything = pa.concat_tables([batch.data for batch in shard])
     (share,) = shares([ROWS])
     some = sample(shard, share, {"bin_construct_sample_cnt": 100}, 5)
-    np.testing.assert_array_equal(some, everything[share.chosen(100, 5)])
+    assert some == everything.take(share.chosen(100, 5))
 
 
 def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
@@ -81,7 +83,7 @@ def test_rows_that_fit_are_decoded_once_and_others_in_each_pass_to_the_same_scor
 def test_several_scores_per_row(rows: Path) -> None:
     params = {**PARAMS, "objective": "multiclass", "num_class": 3}
     connector = DataConnector.from_parquet(rows)
-    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "k"), 0)
+    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(tuple(COLUMNS), "k"), 0, keep_types=True)
     binned = Binned(shard, reference(shard))
     model = lightgbm.train(params, binned.dataset, 2)
     binned.start_from(model, 1)
@@ -91,7 +93,7 @@ def test_several_scores_per_row(rows: Path) -> None:
 
 def test_categories_stay_categories(rows: Path) -> None:
     connector = DataConnector.from_parquet(rows)
-    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(("k", "a"), "y"), 0)
+    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), Columns(("k", "a"), "y"), 0, keep_types=True)
     (share,) = shares([ROWS])
     params = {**PARAMS, "categorical_feature": ["k"]}
     binned = Binned(shard, find_bins(sample(shard, share, params, 0), ["k", "a"], params, threads=1).reference({}))
@@ -142,6 +144,11 @@ def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():
     ).construct()
     expected = model(whole)
     for threads, categorical in ((1, 1), (2, "f1")):
-        bins = find_bins(sampled, names, {**params, "categorical_feature": [categorical]}, threads)
+        bins = find_bins(
+            pa.table(dict(zip(names, sampled.T, strict=True))),
+            names,
+            {**params, "categorical_feature": [categorical]},
+            threads,
+        )
         assert model(bins.reference({})) == expected
         assert bins.params["num_threads"] == 1

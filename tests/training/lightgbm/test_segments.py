@@ -58,7 +58,7 @@ def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: 
     connector = DataConnector.from_parquet(rows)
     meant = Columns(tuple(COLUMNS), columns.pop("label", "y"), **columns)
     part = Part(connector, connector.plan(1, 0, meant.group)[0])
-    shard, evaluated = ShardRows(part, meant, 0), ShardRows(part, meant, 2**30)
+    shard, evaluated = (ShardRows(part, meant, budget, keep_types=True) for budget in (0, 2**30))
     (share,) = shares([part.shard.rows])
     reference = find_bins(sample(shard, share, given, 0), COLUMNS, given, threads=1).reference({})
     task = Task(part, {"eval": part}, meant, given, seed=3, user_code=user_code)

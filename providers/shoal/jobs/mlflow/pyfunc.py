@@ -88,4 +88,6 @@ def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
     from shoal.data.matrix import to_matrix
 
     [tensor] = schema.inputs
-    return to_matrix(table, table.column_names).astype(tensor.type).reshape(len(table), *tensor.shape[1:])
+    if tensor.type.kind in "iu" and (nulls := [name for name in table.column_names if table[name].null_count]):
+        raise DataError(f'column "{nulls[0]}" has nulls, but the model takes a tensor of {tensor.type}')
+    return to_matrix(table, table.column_names, tensor.type).reshape(len(table), *tensor.shape[1:])

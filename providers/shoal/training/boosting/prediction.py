@@ -21,14 +21,14 @@ class BoosterPredictor:
     """Predictor for the rows of tables and datasets, with one trained model (booster) of any boosting library.
 
     Args:
-        predict: Function that predicts a batch. Its arguments are the features (float32 ``[rows, columns]``) and the
-            margins (float32 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``).
+        predict: Function that predicts a batch. Its arguments are the features (a table in the types of the dataset)
+            and the margins (float64 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``).
         input_cols: Feature columns, in the order of the training.
         categories: Categories of the training set, by column; any other value counts as missing.
         base_margin_col: Column of margins, if the model was trained with one.
     """
 
-    predict: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    predict: Callable[[pa.Table, np.ndarray | None], np.ndarray]
     input_cols: tuple[str, ...]
     categories: Categories
     base_margin_col: str | None = None
@@ -58,10 +58,10 @@ class BoosterPredictor:
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``."""
-        from shoal.data.matrix import to_matrix, to_vector
+        from shoal.data.matrix import to_vector
 
-        margin = None if self.base_margin_col is None else to_vector(table, self.base_margin_col, "float32")
-        return self.predict(to_matrix(encoded(table, self.categories), self.input_cols), margin)
+        margin = None if self.base_margin_col is None else to_vector(table, self.base_margin_col)
+        return self.predict(encoded(table, self.categories).select(self.input_cols), margin)
 
     def predict_dataset(self, connector: DataConnector) -> np.ndarray:
         """Return the predictions of a whole dataset, in row order.

@@ -78,10 +78,10 @@ class Batch:
     """The decoded rows of one row range (consecutive rows of one Parquet row group), as NumPy arrays.
 
     Args:
-        data: Features, float32 ``[rows, columns]``; or an Arrow table, if the library accepts one.
+        data: Features, float32 ``[rows, columns]``; or an Arrow table in the types of the files.
         label: Labels, float32 ``[rows]``.
         weight: Weights, float32 ``[rows]``, or None.
-        base_margin: Margins, float32 ``[rows]``, or None.
+        base_margin: Margins ``[rows]``, or None: float64 if `data` keeps the types of the files, else float32.
         group: Number of each row's group within the shard, int64 ``[rows]``, or None.
     """
 
@@ -156,6 +156,8 @@ class ShardRows:
         accepts_tables: Whether the library accepts the features of a batch as an Arrow table. Rows that are decoded in
             each pass are then not copied into a matrix. Row groups with few rows are copied, because XGBoost needs more
             time for many short columns than for a matrix.
+        keep_types: Whether the features of all batches are Arrow tables in the types of the files, for a library that
+            reads features as float64. Otherwise a matrix is float32.
 
     Attributes:
         passes: Number of times that the rows were decoded.
@@ -170,13 +172,16 @@ class ShardRows:
         check_label: CheckLabel | None = None,
         *,
         accepts_tables: bool = False,
+        keep_types: bool = False,
     ) -> None:
         self.passes = 0
         self.seconds = 0.0
         self.part = part
         self.columns = columns
         self._check_label = check_label
-        keep = part.shard.rows * len(columns.names) * _FLOAT32_BYTES <= budget
+        self._keep_types = keep_types
+        row_bytes = _stored_row_bytes(part, columns) if keep_types else len(columns.names) * _FLOAT32_BYTES
+        keep = part.shard.rows * row_bytes <= budget
         self._kept: list[Batch] | None = [] if keep else None
         self._as_tables = accepts_tables and not keep and not columns.group and _has_long_groups(part.shard)
         self._complete = False
@@ -235,19 +240,46 @@ class ShardRows:
             self._check_label(label, rows)
         features = encoded(table, columns.categories).select(columns.features)
         return Batch(
-            features if self._as_tables and _needs_no_copy(features) else to_matrix(features, columns.features),
+            self._features(features),
             label,
             _finite(table, "weight", columns.weight, rows),
-            _finite(table, "base_margin", columns.base_margin, rows),
+            _finite(table, "base_margin", columns.base_margin, rows, "float64" if self._keep_types else "float32"),
         )
 
+    def _features(self, table: pa.Table) -> np.ndarray | pa.Table:
+        if self._keep_types:
+            return table if self._kept is None else _copied(table)
+        return table if self._as_tables and _needs_no_copy(table) else to_matrix(table, self.columns.features)
 
-def _finite(table: pa.Table, what: str, column: str | None, rows: RowRange) -> np.ndarray | None:
+
+def _finite(
+    table: pa.Table, what: str, column: str | None, rows: RowRange, dtype: str = "float32"
+) -> np.ndarray | None:
     if column is None:
         return None
-    values = to_vector(table, column, "float32")
+    values = to_vector(table, column, dtype)
     check_finite(values, what, column, rows, "every row needs a finite number")
     return values
+
+
+def _stored_row_bytes(part: Part, columns: Columns) -> int:
+    """Return the size of a row whose features have the types of the files; categories are int32 codes."""
+    schema = part.connector.schema()
+    types = [schema.field(name).type for name in columns.features if name not in columns.categories]
+    # The type null has no width.
+    stored = sum(0 if str(type_) == "null" else math.ceil(type_.bit_width / 8) for type_ in types)
+    return stored + (len(columns.names) - len(types)) * _FLOAT32_BYTES
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    """Copy a table, because a table that is a part of a larger one, or of Ray's object store, would keep all of it in
+    memory."""
+    import pyarrow as pa
+
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(stream.getvalue()).read_all()
 
 
 def _needs_no_copy(table: pa.Table) -> bool:

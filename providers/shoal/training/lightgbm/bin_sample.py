@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.training.boosting.rows import ShardRows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SAMPLE_ROWS = 200_000
 """Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
@@ -65,7 +68,7 @@ def shares(rows: Sequence[int]) -> list[Share]:
     ]
 
 
-def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> np.ndarray:
+def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> pa.Table:
     """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
 
     The function reads the worker's rows once.
@@ -77,14 +80,19 @@ def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) 
         seed: Seed of the random choice.
 
     Returns:
-        Features of the chosen rows, float32 ``[rows, columns]``.
+        Features of the chosen rows, in the types of the files; categories are int32 codes.
     """
+    import pyarrow as pa
+
     chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
-    parts = [np.empty((0, len(rows.columns.features)), np.float32)]
+    parts: list[pa.Table] = []
     start = 0
     for batch in rows:
         stop = start + len(batch.data)
         first, last = np.searchsorted(chosen, (start, stop))
-        parts.append(batch.data[chosen[first:last] - start])
+        numbers = chosen[first:last] - start
+        # `pa.array` would import pandas, which is slow.
+        indices = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+        parts.append(batch.data.take(indices))
         start = stop
-    return np.concatenate(parts)
+    return pa.concat_tables(parts, promote_options="permissive").combine_chunks()

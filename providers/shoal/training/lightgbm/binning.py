@@ -12,20 +12,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightgbm
 import numpy as np
 
 from shoal.data.categories import Categories
+from shoal.data.matrix import to_vector
 from shoal.training.lightgbm.categories import note
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ZERO = np.float32(1e-35)
 """Largest absolute value that LightGBM takes for zero (``kZeroThreshold`` in ``meta.h``)."""
-
-_COLUMNS_AT_ONCE = 64
-"""Number of columns that are copied at the same time. Copying several columns of a row together reads each cache line
-of the CPU only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Bins:
         return reference
 
 
-def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, Any], threads: int) -> Bins:
+def find_bins(rows: pa.Table, features: Sequence[str], params: Mapping[str, Any], threads: int) -> Bins:
     """Find the bins of all features. The number of threads does not change the bins.
 
     Only one worker calls this function, because LightGBM needs the whole sample as float64.
 
     Args:
-        rows: The whole sample, float32 ``[rows, columns]``.
+        rows: The whole sample.
         features: Names of the columns.
         params: LightGBM's parameters.
         threads: Number of threads.
@@ -99,24 +99,24 @@ def find_bins(rows: np.ndarray, features: Sequence[str], params: Mapping[str, An
         return Bins(file.read_bytes(), tuple(features), {**reference.get_params(), "num_threads": each})
 
 
-def _without_rows(rows: np.ndarray, params: Mapping[str, Any]) -> lightgbm.Dataset:
+def _without_rows(rows: pa.Table, params: Mapping[str, Any]) -> lightgbm.Dataset:
     """Create a dataset that has the bins of a sample, but not the sample's rows.
 
     The constructor of `lightgbm.Dataset` would also convert the sample to bins, which takes longer than finding the
     bins.
 
     Args:
-        rows: The sample, float32 ``[rows, columns]``.
+        rows: The sample.
         params: LightGBM's parameters.
     """
     every = np.arange(len(rows), dtype=np.int32)
     values, indices = [], []
-    for start in range(0, rows.shape[1], _COLUMNS_AT_ONCE):
-        for column in rows[:, start : start + _COLUMNS_AT_ONCE].T.astype(np.float64, order="C"):
-            # LightGBM gets only the values that are not zero. Missing values (NaN) count as not zero.
-            used = ~(np.abs(column) <= _ZERO)
-            is_full = bool(used.all())
-            values.append(column if is_full else column[used])
-            indices.append(every if is_full else every[used])
+    for name in rows.column_names:
+        column = to_vector(rows, name)
+        # LightGBM gets only the values that are not zero. Missing values (NaN) count as not zero.
+        used = ~(np.abs(column) <= _ZERO)
+        is_full = bool(used.all())
+        values.append(column if is_full else column[used])
+        indices.append(every if is_full else every[used])
     dataset = lightgbm.Dataset(None, params=dict(params))
     return dataset._init_from_sample(values, indices, len(rows), len(rows))

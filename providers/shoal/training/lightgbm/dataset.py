@@ -4,13 +4,19 @@ fit in memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import lightgbm
 import numpy as np
 
+from shoal.data.matrix import to_matrix
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
+from shoal.training.lightgbm.prediction import predict_table, slice_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
@@ -65,7 +71,7 @@ class Binned:
         # reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
-        self._margin = None if columns.base_margin is None else np.empty(count, np.float32)
+        self._margin = None if columns.base_margin is None else np.empty(count, np.float64)
         self._group = None if columns.group is None else np.empty(count, np.int64)
         batches = self._noted()
         self.dataset = lightgbm.Dataset(
@@ -92,7 +98,7 @@ class Binned:
         """
         score = self._margin
         if model is not None:
-            parts = [model.predict(batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
+            parts = [predict_table(model, batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
             score = np.concatenate(parts)
             if self._margin is not None:
                 score += self._margin if score.ndim == 1 else self._margin[:, None]
@@ -120,17 +126,23 @@ class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
     """Features of one row range (consecutive rows of a Parquet row group), as a `lightgbm.Sequence` that LightGBM can
     read.
 
-    If the dataset has a reference dataset, LightGBM reads each row range only once and in order.
+    If the dataset has a reference dataset, LightGBM reads each row range only once and in order. The rows are converted
+    to float64 in slices, so that a long row range is never as a whole in memory as float64.
     """
 
     def __init__(self, rows: int, columns: int, batches: Iterator[Batch]) -> None:
-        self.batch_size = rows
-        self._columns = columns
+        self.batch_size = slice_rows(rows, columns)
+        self._rows = rows
+        self._next = 0
         self._batches = batches
+        self._table: pa.Table | None = None
 
     def __len__(self) -> int:
-        return self.batch_size
+        return self._rows
 
     def __getitem__(self, rows: slice | int | list[int]) -> np.ndarray:
-        assert rows == slice(0, self.batch_size), "LightGBM asked for rows out of order"
-        return next(self._batches).data
+        start, stop = self._next, min(self._next + self.batch_size, self._rows)
+        assert rows == slice(start, stop), "LightGBM asked for rows out of order"
+        table: pa.Table = next(self._batches).data if self._table is None else self._table
+        self._next, self._table = stop, table if stop < self._rows else None
+        return to_matrix(table.slice(start, stop - start), table.column_names, "float64")

@@ -105,12 +105,12 @@ class LightGBM:
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
-        import numpy as np
+        import pyarrow as pa
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
         machines = tuple(offer.address for offer in offers)
-        sample = cluster.share(np.concatenate([offer.sample for offer in offers]))
+        sample = cluster.share(pa.concat_tables([offer.sample for offer in offers], promote_options="permissive"))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
         del offers, sample

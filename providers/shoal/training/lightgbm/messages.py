@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.training.boosting.messages import Task
 
 if TYPE_CHECKING:
-    import numpy as np
+    import pyarrow as pa
 
     from shoal.training.lightgbm.bin_sample import Share
 
@@ -32,11 +32,11 @@ class Offer:
     address.
 
     Args:
-        sample: The worker's part of the sample, float32 ``[rows, columns]``.
+        sample: The worker's part of the sample.
         address: Address and port at which the worker will listen.
     """
 
-    sample: np.ndarray
+    sample: pa.Table
     address: str
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.lightgbm.categories import categories_of
 from shoal.training.lightgbm.params import objective_of
@@ -12,8 +14,14 @@ from shoal.training.lightgbm.params import objective_of
 if TYPE_CHECKING:
     import lightgbm
     import numpy as np
+    import pyarrow as pa
 
     from shoal.data.connector import DataConnector
+
+# Number of values that are converted to float64 together: 4 MiB, or 16 k rows of 32 columns. In a table with many
+# columns a slice has at least `_SLICE_ROWS` rows, because each column of a slice has a fixed cost.
+_SLICE_VALUES = 2**19
+_SLICE_ROWS = 1_024
 
 
 def predict_booster(
@@ -47,14 +55,35 @@ def predictor(
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
 
-    def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
-            predicted: np.ndarray = booster.predict(features)
-            return predicted
-        score = booster.predict(features, raw_score=True)
+            return predict_table(booster, features)
+        score = predict_table(booster, features, raw_score=True)
         return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
 
     return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
+
+
+def predict_table(booster: lightgbm.Booster, features: pa.Table, **options: Any) -> np.ndarray:
+    """Predict the rows of a table, in float64 as LightGBM reads features, and in slices to limit the memory.
+
+    Args:
+        booster: Model.
+        features: Feature columns of any numeric type, in the model's order.
+        options: Further arguments of ``Booster.predict``.
+    """
+    import numpy as np
+
+    names = features.column_names
+    size = slice_rows(len(features), len(names))
+    slices = [features.slice(start, size) for start in range(0, max(1, len(features)), size)]
+    return np.concatenate([booster.predict(to_matrix(rows, names, "float64"), **options) for rows in slices])
+
+
+def slice_rows(rows: int, columns: int) -> int:
+    """Return how many rows to convert to float64 at a time: slices of about equal size, of 4 MiB or 1,024 rows."""
+    most = max(_SLICE_ROWS, _SLICE_VALUES // columns)
+    return max(1, math.ceil(rows / math.ceil(rows / most))) if rows else 1
 
 
 def _predictions(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

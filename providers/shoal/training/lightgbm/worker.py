@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightgbm.basic import LightGBMError
@@ -32,6 +32,9 @@ from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
 # raises PeerError.
@@ -68,7 +71,7 @@ class _Session:
         self._seconds += time.perf_counter() - began
         return Offer(chosen, self.port.address)
 
-    def bin_sample(self, rows: np.ndarray) -> Bins:
+    def bin_sample(self, rows: pa.Table) -> Bins:
         """Find the bins from the whole sample.
 
         This rank uses the threads of all workers on its node, because the other workers wait.
@@ -109,7 +112,7 @@ class _Session:
         # The rows are read for the sample and for the dataset, and also between segments if the booster is reloaded.
         reads = math.inf if begins_anew_with(self.task) else 2
         budget = cache_budget(part, self._context.local_world_size, reads=reads)
-        return ShardRows(part, self.task.columns, budget, label_check(self.task))
+        return ShardRows(part, self.task.columns, budget, label_check(self.task), keep_types=True)
 
 
 _session: _Session | None = None
@@ -137,7 +140,7 @@ def bin_sample(rows: Any) -> Bins | None:
     """Find LightGBM's bins from the sample of all workers' rows; ranks other than 0 do nothing.
 
     Args:
-        rows: The whole sample, float32 ``[rows, columns]``, from `cluster.share`; None in all other ranks.
+        rows: The whole sample, an Arrow table, from `cluster.share`; None in all other ranks.
 
     Returns:
         The bins; None in all other ranks.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.xgboost.categories import categories_of
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     import xgboost
 
     from shoal.data.connector import DataConnector
@@ -47,8 +49,9 @@ def predictor(
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
 
-    def predict(features: np.ndarray, margin: np.ndarray | None) -> np.ndarray:
-        predicted: np.ndarray = booster.inplace_predict(features, iteration_range=rounds, base_margin=margin)
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
+        matrix = to_matrix(features, features.column_names)
+        predicted: np.ndarray = booster.inplace_predict(matrix, iteration_range=rounds, base_margin=margin)
         return predicted
 
     return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
