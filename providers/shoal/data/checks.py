@@ -209,7 +209,7 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
     if len(bad):
         raise DataError(
             f'{part.path}, row group {part.row_group}: the {what} "{column}" is null, NaN or infinite '
-            f"in {len(bad)} of {len(values)} rows, first at row {part.start + int(bad[0])}: {advice}"
+            f"in {len(bad)} of {len(values)} rows, first at row {part.row_number(int(bad[0]))}: {advice}"
         )
 
 

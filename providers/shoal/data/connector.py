@@ -13,6 +13,7 @@ from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.dealing import deal_rows
 from shoal.data.planning.group_assignment import plan_groups
 from shoal.data.planning.row_groups import Shard, plan_shards
 from shoal.data.planning.splits import Split
@@ -391,13 +392,13 @@ class DataConnector:
         return counts
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to workers: compute one shard (list of row ranges) for each worker.
+        """Assign the rows to the workers of a boosting training: compute one shard (list of row ranges) for each worker.
 
-        See :func:`shoal.data.planning.row_groups.plan_shards`.
+        Each worker gets a fair sample of the dataset in its order; see :func:`shoal.data.planning.dealing.deal_rows`.
 
         Args:
             num_workers: Number of shards.
-            seed: Seed of the shuffle.
+            seed: Seed of the random orders.
             group_col: Column with the group of each row; a group is never split between workers. The whole column is
                 read for the plan; see :mod:`shoal.data.planning.group_assignment`.
 
@@ -410,7 +411,7 @@ class DataConnector:
         if group_col is not None:
             groups = [group for group in self.source.row_groups() if group.rows]
             return plan_groups(groups, find_groups(self.source, group_col), num_workers, seed)
-        return plan_shards(self.source.row_groups(), num_workers, seed)
+        return deal_rows(self.source.row_groups(), num_workers, seed)
 
     def num_groups(self, group_col: str) -> int:
         """Return the number of groups of rows that the column `group_col` defines. The whole column is read."""
@@ -556,5 +557,7 @@ class ShardedDataConnector(DataConnector):
             The shard of this process's rank. All ranks compute the same plan, because they use the same footers.
         """
         here = current_position()
-        plan = self.plan(here.world_size, here.seed)
+        # The torch dataset of a shard saves its position in checkpoints, so this plan must not change. All methods of the
+        # shard use the same plan, so that `to_arrow` returns the rows of `to_torch_dataset` in the same order.
+        plan = plan_shards(self.source.row_groups(), here.world_size, here.seed)
         return DataShard(self.ingester(), plan[here.rank], here, max(shard.rows for shard in plan))

@@ -23,8 +23,7 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
-        row group)."""
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row group)."""
         ...
 
 
@@ -44,8 +43,7 @@ class ArrowIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
-        row group).
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row group).
 
         Only one table is in memory at a time.
 
@@ -80,8 +78,7 @@ class RayDataIngester:
         self.source = source
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (consecutive rows of one
-        row group).
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row group).
 
         At most two tables are read ahead.
 

@@ -1,5 +1,4 @@
-"""Read row ranges (consecutive rows of a Parquet row group) with Ray Data, and check the number of the returned
-rows."""
+"""Read row ranges (rows of a Parquet row group) with Ray Data, and check the number of the returned rows."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _ERROR = "__shoal_data_error__"
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """Read row ranges (consecutive rows of one row group) in Ray Data tasks, and yield one table per range.
+    """Read row ranges (rows of one row group) in Ray Data tasks, and yield one table per range.
 
     Args:
         source: The dataset.

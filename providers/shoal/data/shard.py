@@ -41,7 +41,7 @@ class DataShard:
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read this worker's rows and yield one table per row range (consecutive rows of one row group).
+        """Read this worker's rows and yield one table per row range (rows of one row group).
 
         Args:
             columns: Columns to read, in this order; all by default.

@@ -1,1 +1,1 @@
-"""Find Parquet files, open them, and read row ranges (consecutive rows of one row group)."""
+"""Find Parquet files, open them, and read row ranges (rows of one row group)."""

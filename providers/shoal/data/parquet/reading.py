@@ -1,4 +1,4 @@
-"""Read row ranges (consecutive rows of a row group) of Parquet files, one at a time."""
+"""Read row ranges (rows of a row group) of Parquet files, one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_ranges(
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Read row ranges (consecutive rows of one row group) of one file. The file is opened only once.
+    """Read row ranges (rows of one row group) of one file. The file is opened only once.
 
     Args:
         footer: Footer of the file, as read for the plan.
@@ -64,10 +64,10 @@ def read_ranges(
                     else:
                         every = RowRange(part.path, part.row_group, 0, matching[part.row_group])
                         table = _read_part(file, footer, every, stored, matcher)
-                        table = table.take(indices_of(part.row_group)[part.start : part.stop])
+                        table = table.take(indices_of(part.row_group)[part.positions()])
                 elif indices_of is not None:
                     table = file.read_row_group(part.row_group, columns=stored)
-                    table = table.take(indices_of(part.row_group)[part.start : part.stop])
+                    table = table.take(indices_of(part.row_group)[part.positions()])
                 elif part.rows == footer.groups[part.row_group][0]:
                     table = file.read_row_group(part.row_group, columns=stored)
                 else:
@@ -126,19 +126,36 @@ def _read_part(
     wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
     if not wanted:
         return pa.table({})
+    positions = None if part.deal is None else part.positions()
     kept = []
     at = 0
     for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=wanted):
         found = batch.filter(matcher.mask(batch)) if matcher else batch
-        start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
-        if start < stop:
-            kept.append(found.slice(start, stop - start))
+        if positions is not None:
+            kept.append(found.filter(_mask(positions, at, found.num_rows)))
+        else:
+            start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
+            if start < stop:
+                kept.append(found.slice(start, stop - start))
         at += found.num_rows
         if at >= part.stop:
             break
     if at < part.stop:
         raise _changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
     return pa.Table.from_batches(kept).select(columns)
+
+
+def _mask(positions: np.ndarray, start: int, rows: int) -> pa.Array:
+    """Return an Arrow array of booleans ``[rows]`` that is true for each row whose number, plus `start`, is one of the
+    ascending `positions`."""
+    import numpy as np
+    import pyarrow as pa
+
+    mask = np.zeros(rows, dtype=bool)
+    first, last = np.searchsorted(positions, (start, start + rows))
+    mask[positions[first:last] - start] = True
+    # The shorter `pa.array(mask)` would import pandas, which is slow.
+    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(np.packbits(mask, bitorder="little"))])
 
 
 def _check_unchanged(metadata: Any, footer: Footer) -> None:

@@ -204,7 +204,7 @@ class ParquetSource:
         return parts
 
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row ranges (consecutive rows of one row group), and yield one table per range.
+        """Read row ranges (rows of one row group), and yield one table per range.
 
         If successive ranges are in the same file, the file is opened only once.
 

@@ -75,7 +75,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The decoded rows of one row range (consecutive rows of one Parquet row group), as NumPy arrays.
+    """The decoded rows of one row range (rows of one Parquet row group), as NumPy arrays.
 
     Args:
         data: Features, float32 ``[rows, columns]``; or an Arrow table in the types of the files.
@@ -135,7 +135,15 @@ def cache_budget(part: Part, local_world_size: int, *, reads: float) -> int:
     connector = part.connector
     is_local_arrow = connector.ingestor_class is ArrowIngester and all(map(is_local, connector.source.paths))
     is_cheap = is_local_arrow and reads < math.inf and (_has_long_groups(part.shard) or reads <= 2)
-    return min(budget, _CHEAP_BYTES) if is_cheap else budget
+    if not is_cheap:
+        return budget
+    # If row groups were dealt to several workers, each of them decodes the rows of the others, too. Keeping rows in
+    # memory then saves more time, so more are kept.
+    return min(budget, int(_CHEAP_BYTES * _decoded_rows(part.shard) / max(1, part.shard.rows)))
+
+
+def _decoded_rows(shard: Shard) -> int:
+    return sum(part.stop - part.start for part in shard.ranges)
 
 
 def _has_long_groups(shard: Shard) -> bool:

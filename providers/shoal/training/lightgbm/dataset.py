@@ -123,7 +123,7 @@ class Binned:
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]
-    """Features of one row range (consecutive rows of a Parquet row group), as a `lightgbm.Sequence` that LightGBM can
+    """Features of one row range (rows of a Parquet row group), as a `lightgbm.Sequence` that LightGBM can
     read.
 
     If the dataset has a reference dataset, LightGBM reads each row range only once and in order. The rows are converted

@@ -356,7 +356,7 @@ def _label_check(task: Task) -> CheckLabel | None:
         if len(bad):
             raise DataError(
                 f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
-                f"{rows.start + int(bad[0])}, but {objective} accepts only labels from 0 to 1"
+                f"{rows.row_number(int(bad[0]))}, but {objective} accepts only labels from 0 to 1"
             )
 
     return check
