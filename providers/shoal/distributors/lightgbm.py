@@ -74,7 +74,7 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
         """
         from shoal.training.lightgbm.sklearn import as_sklearn
 
-        return as_sklearn(self.get_booster(), self.params)
+        return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
 
     def _device(self) -> str | None:
         return device_of(self.params)

@@ -64,6 +64,9 @@ class Library(Protocol):
     """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
     and the functions that `prepare` calls."""
 
+    def merged(self, request: TrainRequest) -> dict[str, Any]:
+        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
+
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
 
@@ -240,7 +243,9 @@ class _Training:
         # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
-        self._columns = replace(request.columns, categories=categories)
+        schema = self._train.schema()
+        types = {name: str(schema.field(name).type) for name in request.input_cols}
+        self._columns = replace(request.columns, categories=categories, types=types)
         self._checkpoint = Checkpoint()
 
     def run(self) -> TrainResult:
@@ -318,6 +323,7 @@ class _Training:
         return TrainResult(
             framework=request.framework,
             model=self._checkpoint.model,
+            params=self._library.merged(request),
             eval_results=self._checkpoint.history,
             best_iteration=last.best_iteration,
             best_score=last.best_score,

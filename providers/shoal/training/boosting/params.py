@@ -49,15 +49,21 @@ def merge(
         names: Names and aliases of the library's parameters.
 
     Returns:
-        The parameters under the names that the user wrote, with values that JSON can represent (NumPy scalars are
-        converted to Python numbers). The result contains a named objective, but not an objective function and not the
+        The parameters that are not None, under the names that the user wrote. NumPy scalars and arrays are converted to
+        Python numbers and lists. The result contains a named objective, but not an objective function and not the
         number of rounds.
 
     Raises:
         InvalidArgumentError: A parameter is given twice with different values, or a value cannot be represented as
             JSON.
     """
-    merged = {name: _plain(name, value) for name, value in dict(params or {}).items()}
+    if not isinstance(params, Mapping | None):
+        raise InvalidArgumentError(
+            f"params must be a dict, not {params!r}: give several values of a parameter as a list, such as "
+            '{"eval_metric": ["rmse", "mae"]}'
+        )
+    # For both libraries, None means that a parameter is not set.
+    merged = {name: _plain(name, value) for name, value in (params or {}).items() if value is not None}
     given: dict[str, tuple[str, Any]] = {}
     for name, value in merged.items():
         canonical = names.canonical(name)
@@ -96,6 +102,21 @@ def merge(
     return {name: value for name, value in merged.items() if names.canonical(name) != ROUNDS}
 
 
+def json_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as JSON represents them: tuples and sets become lists.
+
+    Raises:
+        InvalidArgumentError: JSON cannot represent a value.
+    """
+    return {name: _lists(_plain(name, value)) for name, value in params.items()}
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_lists(item) for item in value]
+    return {key: _lists(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def seed_in(params: Mapping[str, Any], default: int, names: Names) -> int:
     """Return the seed that is set in `params`, or `default` if no seed is set.
 
@@ -111,15 +132,20 @@ def seed_in(params: Mapping[str, Any], default: int, names: Names) -> int:
 def _plain(name: str, value: Any) -> Any:
     if not isinstance(name, str):
         raise InvalidArgumentError(f"a parameter's name must be a str, not {name!r}")
-    if isinstance(value, list | tuple):
-        return [_plain(name, item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(name, item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         # Libraries for hyperparameter search pass NumPy scalars and arrays. JSON cannot represent these types, so the
         # values are converted to Python numbers and lists.
         value = value.tolist()
-    if value is None or isinstance(value, str | bool | int | float | list):
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(name, item) for item in value)
+    if isinstance(value, set | frozenset):
+        # The order of a set differs between processes, and a training must be reproducible.
+        return sorted((_plain(name, item) for item in value), key=str)
+    if isinstance(value, dict):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise InvalidArgumentError(f"params[{name!r}] must have names as keys, not {strange[0]!r}")
+        return {key: _plain(name, item) for key, item in value.items()}
+    if value is None or isinstance(value, str | bool | int | float):
         return value
     if callable(value):
         raise InvalidArgumentError(

@@ -12,6 +12,7 @@ from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.option_validation import Settings
 from shoal.training.boosting.checkpoints import History
+from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -95,6 +96,11 @@ class TrainRequest(Settings):
             raise ValueError("must be a number, not True or False")
         return value
 
+    @field_validator("params", mode="before")
+    @classmethod
+    def _json_params(cls, value: Any) -> Any:
+        return json_params(value) if isinstance(value, Mapping) else value
+
     @field_validator("dataset", mode="before")
     @classmethod
     def _dataset(cls, value: Any) -> Any:
@@ -171,6 +177,10 @@ class TrainResult(BaseModel):
 
     framework: Framework = Field(default="xgboost", description="Boosting library that trained the model.")
     model: bytes = Field(description="The trained model: UBJSON for XGBoost, text for LightGBM.")
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="The user's parameters of the training. Results of earlier versions of shoal contain none.",
+    )
     eval_results: History = Field(
         description="Values of the metrics after each round: eval set -> metric -> one value per round."
     )
@@ -196,7 +206,8 @@ class TrainResult(BaseModel):
         """Load the trained model into an object of the boosting library.
 
         Returns:
-            An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it.
+            An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it: with the user's
+            parameters (except `device`, because this machine may have no GPU), the best round and its score.
         """
         library = importlib.import_module(f"shoal.training.{self.framework}.model")
-        return library.load(self.model, self.best_iteration)
+        return library.load(self)

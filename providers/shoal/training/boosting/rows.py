@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Columns:
         base_margin: Column of the scores (margins) from which boosting starts, or None.
         group: Column of groups, or None.
         categories: Categorical feature column -> its categories.
+        types: Feature column -> name of its Arrow type, such as "int64".
     """
 
     features: tuple[str, ...]
@@ -62,6 +63,7 @@ class Columns:
     base_margin: str | None = None
     group: str | None = None
     categories: Categories = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:

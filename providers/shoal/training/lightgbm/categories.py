@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import Categories, from_lists, to_lists
+from shoal.training.lightgbm.model import stored_params
 
 if TYPE_CHECKING:
     import lightgbm
@@ -35,7 +36,7 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
         booster: Model that was loaded from its text.
     """
     lists = booster.pandas_categorical or []
-    columns = booster.params.get("categorical_feature")
+    columns = stored_params(booster).get("categorical_feature")
     if not lists or not isinstance(columns, list) or len(columns) != len(lists):
         # The model has no categories, or was trained on category codes that the user had computed.
         return {}

@@ -38,9 +38,13 @@ class LightGBM:
     extra = "lightgbm"
     worker = "shoal.training.lightgbm.worker"
 
+    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
+        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
+        return merge_params(request.params, objective, request.n_estimators)
+
     def device(self, request: TrainRequest) -> str | None:
         """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
-        return device_of(self._merged(request))
+        return device_of(self.merged(request))
 
     def why_cpu(self) -> str | None:
         """Return the reason why LightGBM trains on CPUs by default."""
@@ -62,7 +66,7 @@ class LightGBM:
             raise InvalidArgumentError(
                 "LightGBM does not support external_memory: remove external_memory, or use XGBEstimator"
             )
-        merged = self._merged(request, user_code.objective)
+        merged = self.merged(request, user_code.objective)
         if objective_of(merged) in RANKING and request.group_col is None:
             raise InvalidArgumentError(
                 f'objective="{objective_of(merged)}" ranks rows within groups: set group_col to the column of the '
@@ -93,6 +97,8 @@ class LightGBM:
                 'them, or use boosting="gbdt"'
             )
         check_params(params, request.input_cols, grouped=request.group_col is not None)
+        # LightGBM writes the number of rounds into the model's text, but does not use it here.
+        params = {**params, "num_iterations": request.n_estimators}
         return params, seed_of(merged, request.run_config.seed)
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
@@ -116,6 +122,3 @@ class LightGBM:
         del offers, sample
         agreed = Agreed(cluster.share(bins), machines)
         return on_all("prepare", [agreed] * len(tasks))
-
-    def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
-        return merge_params(request.params, objective, request.n_estimators)

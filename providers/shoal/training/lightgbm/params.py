@@ -76,7 +76,7 @@ def merge_params(
 
 def objective_of(params: Mapping[str, Any]) -> str:
     """Return the canonical name of the objective in merged parameters; LightGBM's default is "regression"."""
-    return str(_NAMES.objective(params.get("objective", "regression")))
+    return str(_NAMES.objective(params.get("objective") or "regression"))
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:

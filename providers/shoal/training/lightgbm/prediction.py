@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.lightgbm.categories import categories_of
+from shoal.training.lightgbm.model import stored_params
 from shoal.training.lightgbm.params import objective_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def predictor(
         if margin is None:
             return predict_table(booster, features)
         score = predict_table(booster, features, raw_score=True)
-        return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
+        return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), stored_params(booster))
 
     return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
 

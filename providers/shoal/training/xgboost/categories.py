@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
+    from shoal.training.boosting.rows import Columns
+
 ATTRIBUTE = "shoal.categories"
 """Name of the model attribute that contains the categories as JSON: column -> list of its categories. The code of a
 category is its index in this list."""
@@ -25,6 +27,15 @@ category is its index in this list."""
 def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str]:
     """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers."""
     return ["c" if name in categorical else "q" for name in features]
+
+
+def stored_types(columns: Columns) -> list[str]:
+    """Return the type of each column that XGBoost stores in a model that is trained on a table with these columns."""
+    types = (columns.types.get(name, "") for name in columns.features)
+    numbers = ("int" if "int" in type_ else "i" if type_ == "bool" else "float" for type_ in types)
+    return [
+        "c" if name in columns.categories else number for name, number in zip(columns.features, numbers, strict=True)
+    ]
 
 
 def note(booster: xgboost.Booster, categories: Categories) -> None:

@@ -34,9 +34,13 @@ class XGBoost:
     extra = "xgboost"
     worker = "shoal.training.xgboost.worker"
 
+    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
+        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
+        return merge_params(request.params, objective, request.n_estimators)
+
     def device(self, request: TrainRequest) -> str | None:
         """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
-        return device_of(self._merged(request))
+        return device_of(self.merged(request))
 
     def why_cpu(self) -> str | None:
         """Return the reason why XGBoost trains on CPUs by default, or None if the installed XGBoost was built with
@@ -55,7 +59,7 @@ class XGBoost:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
             TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
         """
-        merged = self._merged(request, user_code.objective)
+        merged = self.merged(request, user_code.objective)
         objective = str(merged.get("objective"))
         if objective.startswith("rank:") and request.group_col is None:
             raise InvalidArgumentError(
@@ -84,6 +88,3 @@ class XGBoost:
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make all workers connect to each other and build their matrices together."""
         return on_all("prepare", tasks)
-
-    def _merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
-        return merge_params(request.params, objective, request.n_estimators)

@@ -50,6 +50,15 @@ def merge_params(
     return merge(params, objective, n_estimators, _NAMES)
 
 
+def native(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters that were read from JSON as XGBoost takes them: it accepts ``monotone_constraints`` as a tuple,
+    but not as a list."""
+    return {
+        name: tuple(value) if name == "monotone_constraints" and isinstance(value, list) else value
+        for name, value in params.items()
+    }
+
+
 def seed_of(params: Mapping[str, Any], default: int) -> int:
     """Return the seed that is set in `params`, or `default` if no seed is set."""
     return seed_in(params, default, _NAMES)
@@ -95,7 +104,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
             '"dart"'
         )
     rest = {name: value for name, value in params.items() if name not in _SET_BY_SHOAL}
-    return {**rest, "nthread": threads, "device": "cuda" if gpus else "cpu"}
+    return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
 def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:

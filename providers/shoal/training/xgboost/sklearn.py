@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.training.xgboost.params import native
+
 if TYPE_CHECKING:
     import xgboost
 
+    from shoal.training.boosting.checkpoints import History
 
-def as_sklearn(booster: xgboost.Booster, params: Mapping[str, Any]) -> xgboost.XGBModel:
+
+def as_sklearn(
+    booster: xgboost.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
+) -> xgboost.XGBModel:
     """Wrap a booster in a fitted scikit-learn estimator.
 
     Args:
         booster: Model.
         params: Parameters of the training, which become the parameters of the estimator.
+        n_estimators: The estimator's number of rounds.
+        eval_results: Values of the metrics after each round, by eval set.
 
     Returns:
         An ``XGBClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``XGBRanker`` for
@@ -26,6 +34,15 @@ def as_sklearn(booster: xgboost.Booster, params: Mapping[str, Any]) -> xgboost.X
     objective = str(params.get("objective", "reg:squarederror"))
     kinds = {"binary": xgboost.XGBClassifier, "multi": xgboost.XGBClassifier, "rank": xgboost.XGBRanker}
     kind = kinds.get(objective.split(":")[0], xgboost.XGBRegressor)
-    model = kind(**{**params, "n_estimators": booster.num_boosted_rounds(), "objective": objective})
-    model.load_model(booster.save_raw("ubj"))
+    model = kind(**{**native(params), "n_estimators": n_estimators, "objective": objective})
+    # XGBoost has no function that creates an estimator from a booster. `load_model` would lose the booster's
+    # parameters, so this code sets the attributes that `fit` would set. The copy keeps `set_params` of the estimator
+    # from changing `booster`.
+    model._Booster = booster.copy()
+    if eval_results:
+        model.evals_result_ = eval_results
+    if "c" in (booster.feature_types or ()):
+        model.enable_categorical = True
+    if kind is xgboost.XGBClassifier:
+        model.n_classes_ = max(2, int(params.get("num_class", 0)))
     return model

@@ -31,7 +31,7 @@ from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
-from shoal.training.xgboost.categories import feature_types, note
+from shoal.training.xgboost.categories import feature_types, note, stored_types
 from shoal.training.xgboost.external_memory import page_folder
 from shoal.training.xgboost.metrics import joined
 from shoal.training.xgboost.params import is_stochastic, own_message
@@ -218,9 +218,8 @@ class _Session:
         else:
             matrix = xgboost.QuantileDMatrix(ShardIter(rows), **settings)
             rows.forget()
-        if not self.task.columns.categories:
-            # XGBoost would store the types in the model, which needs them only if there are categories.
-            matrix.feature_types = None
+        # The batches are float32 arrays or Arrow tables. The model stores the types of the dataset in either case.
+        matrix.feature_types = stored_types(self.task.columns)
         return matrix
 
     def _log(self, text: str) -> None:
