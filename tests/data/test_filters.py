@@ -377,7 +377,7 @@ def test_a_file_that_changes_after_the_plan_is_refused(write: Write) -> None:
     connector = DataConnector.from_parquet(path, filters=[("x", ">", 1)])
     assert connector.num_rows() == 2
     write("a.parquet", x=[1, 1, 3])
-    with pytest.raises(DataError, match="2 rows of row group 0 matched the filters then, 1 now"):
+    with pytest.raises(DataError, match=r"a\.parquet was changed after .* \(another footer now\)"):
         connector.to_arrow()
 
 

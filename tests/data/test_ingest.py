@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector
+from shoal.data.categories import find_categories
 from shoal.data.planning.row_groups import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.waiting import wait_until
@@ -96,6 +99,30 @@ def test_file_written_anew_since_the_plan(write: Write) -> None:
     write("a.parquet", x=[1, 2, 3])
     with pytest.raises(DataError, match=r"a\.parquet was changed after .* \(2 rows then, 3 now\)"):
         list(connector.ingester().iter_batches(shard, ["x"]))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda connector: connector.to_arrow(),
+        lambda connector: connector.to_pandas(),
+        lambda connector: connector.num_groups("x"),
+        lambda connector: find_categories(connector.source, ["x"]),
+        lambda connector: list(connector.to_torch_dataset(batch_size=2)),
+        lambda connector: list(connector.ingester().iter_batches(connector.plan(2, 0)[1], ["x"])),
+        lambda connector: connector.source.matching(connector.source.footers()[0].path, 0, [[("x", ">", 1)]]),
+        lambda connector: connector.source.file_digest(connector.source.footers()[0].path),
+    ],
+    ids=["arrow", "pandas", "groups", "categories", "torch", "worker", "filters", "digest"],
+)
+def test_file_replaced_by_one_with_as_many_rows_since_the_plan(write: Write, read: Callable[..., object]) -> None:
+    connector = DataConnector.from_parquet(write("a.parquet", x=[1, 2]))
+    connector.num_rows()
+    write("a.parquet", x=[1, 2])
+    pickle.loads(pickle.dumps(connector)).to_arrow()  # The same bytes, written once more, are the same file.
+    write("a.parquet", x=[7, 8])
+    with pytest.raises(DataError, match=r"a\.parquet was changed after .* \(another footer now\)"):
+        read(pickle.loads(pickle.dumps(connector)))
 
 
 def test_corrupt_pages_name_file_and_row_group(write: Write) -> None:

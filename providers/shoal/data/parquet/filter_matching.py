@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.column_names import check_present
 from shoal.data.filter_syntax import Filters, Scalar, Term, describe_term
-from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
+from shoal.data.parquet.footers import Footer, open_planned, wrap_read_errors
 from shoal.errors import DataError, shown
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
         matcher: Filters, prepared for the file.
 
     Raises:
-        DataError: If the file is gone or corrupt.
+        DataError: If the file is gone, corrupt or was changed.
     """
     import pyarrow.compute as pc
 
@@ -217,7 +217,7 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
         if verdict is None:
             unknown.append(index)
     if unknown:
-        with open_parquet(footer.path) as file:
+        with open_planned(footer) as file:
             for index in unknown:
                 with wrap_read_errors(footer.path, f"row group {index}"):
                     batches = file.iter_batches(BATCH_ROWS, row_groups=[index], columns=list(matcher.columns))
@@ -235,7 +235,7 @@ def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: in
         row_group: Index of the row group, from 0.
 
     Raises:
-        DataError: If the file is gone or corrupt.
+        DataError: If the file is gone, corrupt or was changed.
     """
     import numpy as np
 
@@ -243,7 +243,7 @@ def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: in
     verdict = matcher.decide(metadata, row_group) if rows else False
     if verdict is not None:
         return np.arange(rows if verdict else 0)
-    with open_parquet(footer.path) as file, wrap_read_errors(footer.path, f"row group {row_group}"):
+    with open_planned(footer) as file, wrap_read_errors(footer.path, f"row group {row_group}"):
         batches = file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=list(matcher.columns))
         return np.flatnonzero(np.concatenate([matcher.mask(batch).to_numpy(zero_copy_only=False) for batch in batches]))
 

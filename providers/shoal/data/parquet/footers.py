@@ -4,6 +4,7 @@ read."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 THREADS = 16
 """Number of threads, each of which reads one file at a time."""
 
+_MAGIC = b"PAR1"
+# Arrow, too, reads so many bytes at the end of a file first, because they contain most footers.
+_TAIL_BYTES = 64 * 2**10
+
 
 @dataclass(frozen=True, slots=True)
 class Footer:
@@ -31,6 +36,7 @@ class Footer:
         groups: (number of rows, uncompressed bytes) of each row group.
         schema: The columns in the file, without metadata.
         partitions: (name, value) of each Hive partition in the path; the value is text, or None for a null.
+        fingerprint: Hash of the bytes of the footer.
     """
 
     path: str
@@ -38,6 +44,7 @@ class Footer:
     groups: tuple[tuple[int, int], ...]
     schema: pa.Schema
     partitions: tuple[tuple[str, str | None], ...]
+    fingerprint: str = ""
 
     @property
     def rows(self) -> int:
@@ -94,14 +101,74 @@ def open_parquet(path: str) -> Iterator[Any]:
     Raises:
         DataError: If the file is gone or not a Parquet file.
     """
+    with _open(path) as (file, _):
+        yield file
+
+
+@contextlib.contextmanager
+def open_planned(footer: Footer) -> Iterator[Any]:
+    """Open a Parquet file whose footer was read before, and check that the file is still the same.
+
+    If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
+    that nobody has checked.
+
+    Args:
+        footer: The footer that was read before.
+
+    Yields:
+        A ``pyarrow.parquet.ParquetFile``; see :func:`open_parquet`.
+
+    Raises:
+        DataError: If the file is gone, is not a Parquet file, or has another footer.
+    """
+    with _open(footer.path) as (file, fingerprint):
+        if fingerprint != footer.fingerprint:
+            rows = file.metadata.num_rows
+            raise changed(
+                footer, "another footer now" if rows == footer.rows else f"{footer.rows} rows then, {rows} now"
+            )
+        yield file
+
+
+def changed(footer: Footer, how: str) -> DataError:
+    """Return the error for a file that was changed after its footer had been read.
+
+    Args:
+        footer: The footer that was read before.
+        how: Difference between the file then and now.
+    """
+    return DataAccessError(
+        f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
+        "again, and write new data only to new files"
+    )
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[tuple[Any, str]]:
+    """Open a Parquet file, and yield it with the fingerprint of its footer."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     filesystem, inner = resolve(path)
     with contextlib.ExitStack() as stack:
         with wrap_read_errors(path):
             handle = stack.enter_context(filesystem.open_input_file(inner))
-            file = stack.enter_context(pq.ParquetFile(handle, pre_buffer=False))
-        yield file
+            footer = _footer_bytes(handle)
+            # The footer is not read a second time. If it is not one, ParquetFile reads the file and raises the error.
+            metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer)) if footer else None
+            file = stack.enter_context(pq.ParquetFile(handle, metadata=metadata, pre_buffer=False))
+        yield file, hashlib.sha256(footer).hexdigest()[:32]
+
+
+def _footer_bytes(handle: Any) -> bytes:
+    """Read the footer of an open file: the metadata, its length (4 bytes) and the magic number. Return no bytes if the
+    file does not end with a footer."""
+    size = handle.size()
+    tail: bytes = handle.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if tail[-4:] != _MAGIC or length + len(_MAGIC) > size:
+        return b""
+    return tail[-length:] if length <= len(tail) else handle.read_at(length, size - length)
 
 
 def read_metadata(path: str) -> Any:
@@ -128,7 +195,7 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
     def read(file: DataFile) -> tuple[Footer, Any]:
         if file.size == 0:
             raise DataError(f"{file.path} is corrupt or not a Parquet file: it is empty (0 bytes)")
-        with open_parquet(file.path) as parquet, wrap_read_errors(file.path):
+        with _open(file.path) as (parquet, fingerprint), wrap_read_errors(file.path):
             metadata = parquet.metadata
             schema = parquet.schema_arrow.remove_metadata()
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -136,7 +203,8 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
         # that a pickled `ParquetSource` is small.
         schema = schemas.setdefault(schema, schema)
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
-        return Footer(file.path, file.size, sizes, schema, tuple(partition_values(file.path).items())), metadata
+        partitions = tuple(partition_values(file.path).items())
+        return Footer(file.path, file.size, sizes, schema, partitions, fingerprint), metadata
 
     if len(files) == 1:
         results = [read(files[0])]

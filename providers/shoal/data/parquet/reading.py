@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher
-from shoal.data.parquet.footers import Footer, open_parquet, wrap_read_errors
+from shoal.data.parquet.footers import Footer, changed, open_planned, wrap_read_errors
 from shoal.data.planning.row_groups import RowRange
-from shoal.errors import DataAccessError, DataError
+from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +43,7 @@ def read_ranges(
     Raises:
         DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
     """
-    with open_parquet(footer.path) as file:
-        _check_unchanged(file.metadata, footer)
+    with open_planned(footer) as file:
         stored = [name for name in columns if name not in partitions]
         names = file.schema_arrow.names
         for name in stored:
@@ -141,7 +140,7 @@ def _read_part(
         if at >= part.stop:
             break
     if at < part.stop:
-        raise _changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
+        raise changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
     return pa.Table.from_batches(kept).select(columns)
 
 
@@ -156,20 +155,3 @@ def _mask(positions: np.ndarray, start: int, rows: int) -> pa.Array:
     mask[positions[first:last] - start] = True
     # The shorter `pa.array(mask)` would import pandas, which is slow.
     return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(np.packbits(mask, bitorder="little"))])
-
-
-def _check_unchanged(metadata: Any, footer: Footer) -> None:
-    """Raise DataError if a file was rewritten after its rows were assigned to workers.
-
-    Otherwise rows could be lost or read twice.
-    """
-    now = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    if now != tuple(rows for rows, _ in footer.groups):
-        raise _changed(footer, f"{footer.rows} rows then, {sum(now)} now")
-
-
-def _changed(footer: Footer, how: str) -> DataError:
-    return DataAccessError(
-        f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
-        "again, and write new data only to new files"
-    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.filter_syntax import Filters, columns_of
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
-from shoal.data.parquet.footers import THREADS, Footer, read_footers, read_metadata
+from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
@@ -123,7 +123,8 @@ class ParquetSource:
     def metadata(self, path: str) -> Any:
         """Return the metadata of a file with its column statistics, as a ``pyarrow.parquet.FileMetaData``."""
         if path not in self._metadata:
-            self._metadata[path] = read_metadata(path)
+            with open_planned(self.footer(path)) as file:
+                self._metadata[path] = file.metadata
         return self._metadata[path]
 
     def reference(self) -> Footer:
