@@ -101,7 +101,7 @@ def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:
 def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     register = FunctionRegister(**REGISTER, input_cols=("a",))
     entered: list[tuple[tuple[object, ...], dict[str, object]]] = []
-    monkeypatch.setattr(function_work.model_loading, "load", lambda uri: f"model of {uri}")
+    monkeypatch.setattr(function_work.model_loading, "load", lambda uri, columns: f"model of {uri}, {columns[0]}")
     monkeypatch.setattr(
         function_work.promotion, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )
@@ -110,7 +110,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     assert function_work._register(register, place, run, []) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
     given = {
         "model_uri": "models:/m-1",
-        "model": "model of models:/m-1",
+        "model": "model of models:/m-1, a",
         "label_col": "y",
         "input_cols": ("a",),
         "group_col": None,

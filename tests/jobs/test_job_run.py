@@ -157,9 +157,8 @@ def test_names_that_mlflow_refuses():
 
 def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:
     register = Register(model="m", metric=metric, holdout=holdout)
-    return holdout_evaluation.evaluate(
-        model, Holdout.read(register, label_col), register.all_metrics, input_cols=input_cols
-    )
+    predictor = model if hasattr(model, "predict_table") else model_loading.predictor_of(model, input_cols)
+    return holdout_evaluation.evaluate(predictor, Holdout.read(register, label_col), register.all_metrics)
 
 
 class TestGate:
@@ -254,12 +253,12 @@ class TestGate:
             mlflow.pyfunc.log_model(name="exact", python_model=Exact(), signature=signature, pip_requirements=[])
             uri = run.logged_model()
             assert uri is not None
-            model = model_loading.load(uri)
-            assert evaluated(model, holdout, input_cols=columns).value < 1e-6 < champion.value
+            model = model_loading.load(uri, columns)
+            assert evaluated(model, holdout).value < 1e-6 < champion.value
         with pytest.raises(DataError, match=r"register\.input_cols"):
-            evaluated(model, holdout)
+            model_loading.load(uri)
         with pytest.raises(DataError, match="the model cannot predict these rows"):
-            evaluated(model, holdout, input_cols=["a"])
+            evaluated(model_loading.load(uri, ["a"]), holdout)
 
     def test_a_champion_that_names_no_columns_is_judged_by_its_own(self, run, store, holdout):
         import mlflow
@@ -291,7 +290,7 @@ class TestGate:
                 is_current=lambda: attempts.is_current(store, Key("job", 1)),
                 tags={},
                 model_uri=uri,
-                model=model_loading.load(uri),
+                model=model_loading.load(uri, columns),
                 label_col="y",
                 input_cols=columns,
             )

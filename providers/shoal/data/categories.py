@@ -119,25 +119,30 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
     """Convert the lists from `to_lists` back to Arrow arrays of categories.
 
     Args:
-        lists: Column -> its categories as str, int or bool.
+        lists: Column -> its categories as str, int or bool. A model from another program may also contain floats.
 
     Returns:
         Column -> its categories as an Arrow array.
 
     Raises:
-        DataError: If the categories have a type that `find_categories` never returns. A model from another program may
-            contain such categories.
+        DataError: If the categories are of another type, or of several types.
     """
     import pyarrow as pa
 
     categories = {}
     for name, values in lists.items():
-        array = pa.array(values)
-        type_ = category_type(array.type)
+        try:
+            array = pa.array(values)
+        except pa.ArrowException as error:
+            raise DataError(
+                f'the model\'s categories of column "{name}" are not of one type ({error}), which shoal does not '
+                "support: train the model on categories of one type"
+            ) from error
+        type_ = pa.float64() if pa.types.is_floating(array.type) else category_type(array.type)
         if type_ is None:
             raise DataError(
                 f'the model\'s categories of column "{name}" are of type {array.type}, which shoal does not support: '
-                "they must be text, integers or booleans"
+                "they must be text, numbers or booleans"
             )
         categories[name] = array.cast(type_)
     return categories

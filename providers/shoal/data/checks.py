@@ -149,6 +149,28 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
             )
 
 
+def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
+    """Check that columns contain integers, because a model was trained on integer codes of their categories.
+
+    Args:
+        source: Dataset to predict.
+        columns: Categorical columns whose categories the model does not contain.
+
+    Raises:
+        DataError: If a column is of another type. The message names the column and its type.
+    """
+    import pyarrow as pa
+
+    schema = source.schema()
+    for name in columns:
+        type_ = schema.field(name).type
+        if not pa.types.is_integer(type_) and not pa.types.is_null(type_):
+            raise DataError(
+                f'{source.reference().path}: column "{name}" is of type {type_}, but the model was trained on integer '
+                "codes of this column's categories: write the same codes as integers"
+            )
+
+
 def check_label(source: ParquetSource, label_col: str) -> None:
     """Check with the statistics in the footers that no label is null.
 

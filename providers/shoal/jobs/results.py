@@ -20,6 +20,7 @@ Reason = Literal[
     "champion_not_beaten",
     "slice_worse",
     "alias_moved",
+    "champion_unread",
 ]
 """Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
 challenger. All other rules keep the present champion."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import job_run, promotion, skip_if_unchanged, training_rows
+from shoal.jobs.mlflow import job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion import Outcome
@@ -85,6 +85,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         skipped = _skipped(spec.register_as, run, place, data, fingerprints)
         if skipped is not None:
             return skipped
+    if run and spec.register_as:
+        promotion.try_champion(run, spec.register_as)
     if run:
         run.log_params({**_params(spec), **user_code.names()})
         run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
@@ -110,7 +112,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         run.log_rounds(trained.eval_results)
         run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
-        uri = run.log_model(trained.framework, trained.booster(), sample)
+        booster = trained.booster()
+        uri = run.log_model(trained.framework, booster, sample, base_margin_col=spec.base_margin_col)
         if spec.register_as:
             with place.stopwatch.scoring():
                 outcome = promotion.enter(
@@ -121,7 +124,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                     is_current=place.is_current,
                     tags={**place.tags, **data.tags()},
                     model_uri=uri,
-                    model=trained.booster(),
+                    model=model_loading.predictor_of(booster, base_margin_col=spec.base_margin_col),
                     label_col=spec.label_col,
                     group_col=spec.group_col,
                     trained_on=trained_on,

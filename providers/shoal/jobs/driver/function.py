@@ -140,6 +140,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
 
     trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
     tracked, key = place.run, place.key
+    if tracked and spec.register_as:
+        promotion.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(key, location)
     artifacts.check(folder, claim, location)
@@ -232,7 +234,7 @@ def _register(
         is_current=place.is_current,
         tags=place.tags,
         model_uri=uri,
-        model=model_loading.load(uri),
+        model=model_loading.load(uri, register.input_cols),
         label_col=register.label_col,
         input_cols=register.input_cols,
         group_col=register.group_col,

@@ -149,7 +149,14 @@ def ranks(metric: str) -> bool:
     return metric_named(metric).takes is Takes.RANKS
 
 
-def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Codes | None = None) -> float:
+def metric_value(
+    metric: str,
+    labels: Numbers,
+    predictions: Numbers,
+    groups: Codes | None = None,
+    *,
+    gives_classes: bool | None = False,
+) -> float:
     """Compute the value of a metric from labels and predictions.
 
     Args:
@@ -159,6 +166,8 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
         predictions: Predicted values in the order of the labels. For classifiers: probabilities of class 1, ``[rows]``,
             or one column per class, ``[rows, classes]``.
         groups: Number of each row's group, ``[rows]``; needed for ranking only.
+        gives_classes: Whether the predictions are class numbers, ``[rows]``, and not values or probabilities. None:
+            they are, if all of them are integers.
 
     Returns:
         The metric; NaN where it is not defined for these rows, or a prediction is not finite.
@@ -170,7 +179,7 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
     import sklearn.metrics
 
     labels = np.asarray(labels, dtype=np.float64)
-    predictions = np.asarray(predictions, dtype=np.float64)
+    predictions = _as_numbers(metric, predictions)
     if labels.shape[0] == 0 or predictions.shape[0] != labels.shape[0]:
         raise DataError(
             f"the holdout has {labels.shape[0]} labels, but the model returned {predictions.shape[0]} predictions: "
@@ -187,12 +196,78 @@ def metric_value(metric: str, labels: Numbers, predictions: Numbers, groups: Cod
         try:
             if how.takes is Takes.RANKS:
                 return _over_groups(metric, labels, _one_column(metric, predictions), groups, function, how.options)
+            if takes_classes(metric, predictions, gives_classes):
+                true = class_numbers(metric, labels, None)
+                return float(function(true, _one_column(metric, predictions).astype(np.intp), **how.options))
             true, predicted, options = _suited(metric, how.takes, labels, predictions)
             return float(function(true, predicted, **how.options, **options))
         except ValueError as error:
             raise DataError(
                 f"{metric} cannot be computed on the holdout: {str(error).rstrip('.')}. Choose another metric"
             ) from error
+
+
+def check_predictions(metric: str, predictions: Numbers, *, gives_classes: bool | None = False) -> None:
+    """Check, with the predictions of some rows, that a metric can be computed from a model's predictions.
+
+    Args:
+        metric: One of :data:`NAMES`.
+        predictions: Predictions of some rows; see :func:`metric_value`.
+        gives_classes: See :func:`metric_value`.
+
+    Raises:
+        DataError: The predictions do not suit the metric.
+    """
+    import numpy as np
+
+    predictions = _as_numbers(metric, predictions)
+    if not np.isfinite(predictions).all() or takes_classes(metric, predictions, gives_classes):
+        return
+    takes = metric_named(metric).takes
+    (_one_column if takes in (Takes.VALUES, Takes.SCORES, Takes.RANKS) else _probabilities)(metric, predictions)
+
+
+def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None) -> bool:
+    """Return whether a metric is computed from predicted class numbers and not from probabilities.
+
+    Args:
+        metric: One of :data:`NAMES`.
+        predictions: Predicted values.
+        gives_classes: See :func:`metric_value`.
+
+    Raises:
+        DataError: The predictions are class numbers, but the metric needs probabilities.
+    """
+    import numpy as np
+
+    takes = metric_named(metric).takes
+    if takes in (Takes.VALUES, Takes.RANKS):
+        return False
+    if gives_classes is None:
+        # Scores may be integers other than 0 and 1, such as points.
+        exact = predictions.ndim == 1 or predictions.shape[1] == 1
+        legal = (predictions == np.floor(predictions)) if takes is Takes.CLASSES else np.isin(predictions, (0, 1))
+        gives_classes = bool(exact and legal.all())
+    if gives_classes and takes is not Takes.CLASSES:
+        raise DataError(
+            f"{metric} needs probabilities, but the model predicts classes: choose a metric of classes, such as "
+            "accuracy, or a model that predicts probabilities (objective binary:logistic or multi:softprob, or "
+            "predict_proba)"
+        )
+    return gives_classes
+
+
+def _as_numbers(metric: str, predictions: Any) -> Numbers:
+    import numpy as np
+
+    try:
+        return np.asarray(predictions, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        first = np.asarray(predictions, dtype=object).ravel()[0]
+        raise DataError(
+            f"{metric} needs numbers as predictions, but the model predicts {first!r}: use a model that predicts the "
+            "same numbers as in the label column"
+        ) from error
 
 
 def _suited(

@@ -31,6 +31,10 @@ _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`. Metrics are sent in such batches, because a
 call for every boosting round would take longer than the rounds themselves."""
 
+MARK = "shoal"
+"""Name of the entry in a model's MLflow metadata that marks the models that shoal has trained. The entry contains the
+column of margins, if the model was trained with one."""
+
 _PARAMS_PER_CALL = 100
 """Largest number of parameters that MLflow accepts in one call of `log_batch`."""
 
@@ -217,13 +221,16 @@ class Run:
         newest = max(models, key=lambda model: model.creation_timestamp, default=None)
         return newest and str(newest.model_uri)
 
-    def log_model(self, framework: Framework, booster: Any, sample: pd.DataFrame) -> str:
+    def log_model(
+        self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_col: str | None = None
+    ) -> str:
         """Log a model with its signature (the names and types of its columns), and return the model's URI.
 
         Args:
             framework: Framework that trained the model; MLflow's module for this framework has the same name.
             booster: The model.
             sample: Some rows of the model's input.
+            base_margin_col: Column of margins, if the model was trained with one.
         """
         import warnings
 
@@ -247,7 +254,10 @@ class Run:
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
         # out which packages the model needs, and `log_model` takes 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
-        info = flavour.log_model(booster, name="model", signature=signature, pip_requirements=requirements)
+        mark = {} if base_margin_col is None else {"base_margin_col": base_margin_col}
+        info = flavour.log_model(
+            booster, name="model", signature=signature, pip_requirements=requirements, metadata={MARK: mark}
+        )
         return str(info.model_uri)
 
     def move_to(self, run_id: str) -> None:

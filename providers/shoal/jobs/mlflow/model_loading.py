@@ -3,39 +3,171 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import Any, get_args
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from shoal.errors import JobError
+from shoal.errors import DataError, JobError, RegistryError
+from shoal.jobs.mlflow import pyfunc
+from shoal.jobs.mlflow.job_run import MARK
+from shoal.jobs.mlflow.registry import is_missing, is_ours
+from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
-def load(model_uri: str) -> Any:
-    """Load a model from MLflow: an XGBoost or LightGBM model as that library's booster, any other model as a pyfunc.
+    from shoal.data.parquet.source import ParquetSource
+
+_VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
+
+_UNREACHABLE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+"""Codes of MLflow's errors if a server or database does not answer, or answers that it cannot work now."""
+
+
+class Predictor(Protocol):
+    """Interface of an object that predicts tables with one model."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Return the names of the columns that :meth:`predict_table` needs."""
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """Return the classes that the model's probabilities belong to, in their order; None: 0, 1 and so on."""
+
+    @property
+    def gives_classes(self) -> bool | None:
+        """Return whether the predictions are classes and not values or probabilities; None: that is not known."""
+
+    def check(self, source: ParquetSource) -> None:
+        """Check, with the footers of the Parquet files only, that the model can predict a dataset; else raise a
+        DataError."""
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        """Return the predictions for a table's rows, as an array of shape ``[rows]`` or ``[rows, outputs]``."""
+
+
+def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool = False) -> Predictor:
+    """Load a model from MLflow, and return an object that predicts tables with it.
+
+    Args:
+        model_uri: MLflow URI of the model.
+        input_cols: Names of the input columns; used only if the model does not name its columns.
+        category_codes: Whether the dataset contains the integer codes on which the model was trained, if the model has
+            categorical columns but not their categories.
 
     Raises:
         JobError: The model's files do not exist, or MLflow cannot load the model.
+        RegistryError: MLflow, or its storage of models, cannot be reached.
+        DataError: The model's input columns or the categories of a column are not known.
     """
     import mlflow
 
+    folder = _downloaded(model_uri)
     try:
-        flavours = mlflow.models.get_model_info(model_uri).flavors
-        framework = next((name for name in get_args(Framework) if name in flavours), None)
-        if framework is not None:
-            return importlib.import_module(f"mlflow.{framework}").load_model(model_uri)
-        return mlflow.pyfunc.load_model(model_uri)
-    except (mlflow.MlflowException, OSError, ImportError) as error:
-        raise JobError(
-            f"the model {model_uri} cannot be loaded for the comparison: {error}. "
-            "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
+        info = mlflow.models.get_model_info(folder)
+        framework = next((name for name in get_args(Framework) if name in info.flavors), None)
+        if framework is None:
+            model = mlflow.pyfunc.load_model(folder)
+        else:
+            _complete(framework)
+            model = importlib.import_module(f"mlflow.{framework}").load_model(folder)
+    except Exception as error:  # the files of a model may contain any code, such as pickled classes
+        raise _unreadable(model_uri, error) from error
+    mark = (info.metadata or {}).get(MARK)
+    predictor = predictor_of(model, input_cols, base_margin_col=_margin(mark))
+    codes = getattr(predictor, "code_cols", ())
+    if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
+        raise DataError(
+            f"the model {model_uri} has categorical columns, but does not contain their categories: {', '.join(codes)}. "
+            "If these columns of the dataset contain the integer codes on which the model was trained, set "
+            "category_codes=true; else use a model that contains its categories"
+        )
+    return predictor
+
+
+def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_col: str | None = None) -> Predictor:
+    """Return an object that predicts tables with a loaded model.
+
+    Args:
+        model: Booster or estimator of XGBoost or LightGBM, or an ``mlflow.pyfunc.PyFuncModel``.
+        input_cols: Names of the input columns; used only if the model does not name its columns.
+        base_margin_col: Column of margins, if shoal trained the model with one.
+
+    Raises:
+        DataError: The model's input columns or the categories of a column are not known.
+    """
+    library = type(model).__module__.partition(".")[0]
+    if library not in get_args(Framework):
+        return pyfunc.PyfuncPredictor(model, input_cols)
+    module = importlib.import_module(f"shoal.training.{library}.prediction")
+    names, number = module.features_of(model) or list(input_cols), module.num_features(model)
+    if len(names) != number:
+        raise DataError(
+            f"the model has {number} columns without names, but input_cols names {len(names)}: list the model's input "
+            "columns, in the model's order, in input_cols; for a champion, in the tag shoal.input_cols of its version "
+            '(a JSON list, such as ["a", "b"])'
+        )
+    predictor: Predictor = module.predictor(model, names, base_margin_col=base_margin_col)
+    return predictor
+
+
+def _downloaded(model_uri: str) -> str:
+    """Return the local folder with a model's files, which MLflow downloads if they are not on this machine.
+
+    An error of this step may mean that MLflow cannot be reached. An error of any later step is one of the model.
+    """
+    import mlflow
+    import requests
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
+    except (mlflow.MlflowException, requests.RequestException, SQLAlchemyError, OSError) as error:
+        # MLflow itself raises a plain OSError if a file does not exist.
+        is_gone = isinstance(error, FileNotFoundError) or type(error) is OSError or is_missing(error)
+        if is_gone or getattr(error, "error_code", _UNREACHABLE[0]) not in _UNREACHABLE:
+            raise _unreadable(model_uri, error) from error
+        raise RegistryError(
+            f"the model {model_uri} cannot be read, because MLflow or its storage cannot be reached: "
+            f"{redact_value(str(error).strip())}. Check that the server runs, and try again"
         ) from error
 
 
-def prediction_module(model: Any) -> ModuleType | None:
-    """Return shoal's prediction module for XGBoost or LightGBM, whichever the model uses; None for any other model.
+def _unreadable(model_uri: str, error: Exception) -> JobError:
+    return JobError(
+        f"the model {model_uri} cannot be loaded: {str(error).strip() or type(error).__name__}. "
+        "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
+    )
 
-    Args:
-        model: Model that :func:`load` returned; the model's class shows the library.
+
+def _complete(library: str) -> None:
+    """Import the scikit-learn estimators of XGBoost or LightGBM, if this process has imported the library without.
+
+    `shoal.training.host.imports` hides scikit-learn from the library, because its import takes seconds. Only the
+    modules of the estimators are imported again, so that boosters of before keep their classes.
     """
-    library = type(model).__module__.partition(".")[0]
-    return importlib.import_module(f"shoal.training.{library}.prediction") if library in get_args(Framework) else None
+    compat = importlib.import_module(f"{library}.compat")
+    if compat.SKLEARN_INSTALLED or importlib.util.find_spec("sklearn") is None:
+        return
+    importlib.reload(compat)
+    estimators = importlib.reload(importlib.import_module(f"{library}.sklearn"))
+    package = importlib.import_module(library)
+    for name in set(package.__all__) & set(vars(estimators)):
+        if getattr(estimators, name).__module__ == estimators.__name__:
+            setattr(package, name, getattr(estimators, name))
+
+
+def _margin(mark: Mapping[str, Any] | None) -> str | None:
+    return None if mark is None else mark.get("base_margin_col")
+
+
+def _registered_by_shoal(model_uri: str) -> bool:
+    """Return whether a job of shoal registered a version. Models of earlier versions of shoal have no `MARK`."""
+    import mlflow
+
+    named = _VERSION.fullmatch(model_uri)
+    return named is not None and is_ours(mlflow.MlflowClient().get_model_version(named["name"], named["version"]))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import DataError, JobError
+from shoal.data.connector import DataConnector
+from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
@@ -20,12 +22,14 @@ from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name
+from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
     Decision,
     Evaluation,
     alias_moved,
+    champion_unread,
     decide,
     strongest,
 )
@@ -34,8 +38,10 @@ from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
     REASON_TAG,
+    answering,
     digest_tag,
     holdout_metrics,
+    is_missing,
     metric_tag,
     newest_versions,
 )
@@ -94,6 +100,69 @@ class Outcome:
         }
 
 
+def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
+    """Check before the training that the champion can be compared later: load it, and predict rows of the holdout.
+
+    Args:
+        run: MLflow run of the job.
+        register: Name of the model, and the rules of the comparison.
+        input_cols: Input columns of a champion that does not name its columns, and whose version has no tag with them.
+
+    Raises:
+        JobError: The champion cannot be loaded, or cannot predict the holdout.
+        RegistryError: MLflow cannot be reached.
+    """
+    import mlflow
+
+    with answering(run.uri):
+        try:
+            version = _champion(run.client, register)
+        except mlflow.MlflowException as error:
+            if is_missing(error):
+                return
+            raise
+        columns = () if version is None else _columns_of(run.client, register, version, input_cols)
+    if version is None:
+        return
+    holdout = DataConnector.from_spec(register.holdout)
+    with _reading(register, version):
+        champion = _load(register, version, columns)
+        holdout_evaluation.try_out(champion, holdout, register.metric)
+
+
+class _UnreadError(JobError):
+    """The champion cannot be loaded, or cannot predict the holdout."""
+
+
+@contextmanager
+def _reading(register: Register, version: str) -> Iterator[None]:
+    """Convert an error in loading or evaluating the champion into an `_UnreadError`, except an outage of MLflow."""
+    try:
+        yield
+    except RegistryError:
+        raise
+    except Exception as error:  # the champion may be of any program, and its code may raise any error
+        raise _UnreadError(
+            f"the champion models:/{register.model}/{version} cannot be evaluated on the holdout: "
+            f"{str(error).strip() or type(error).__name__}. Correct register.holdout, or give the alias "
+            f'"{register.alias}" to another version'
+        ) from error
+
+
+def _load(register: Register, version: str, input_cols: Sequence[str]) -> Predictor:
+    uri = f"models:/{register.model}/{version}"
+    return model_loading.load(uri, input_cols, category_codes=register.category_codes)
+
+
+def _columns_of(client: MlflowClient, register: Register, version: str, input_cols: Sequence[str]) -> Sequence[str]:
+    """Return the input columns of a version that does not name its columns.
+
+    If the version has no tag with its columns, the challenger's columns are returned, although they may be different.
+    """
+    listed = client.get_model_version(register.model, version).tags.get(_COLUMNS)
+    return json.loads(listed) if listed else input_cols
+
+
 def enter(
     store: Store,
     key: Key,
@@ -103,7 +172,7 @@ def enter(
     is_current: Callable[[], bool],
     tags: Mapping[str, str],
     model_uri: str,
-    model: Any,
+    model: Predictor,
     label_col: str,
     input_cols: Sequence[str] = (),
     group_col: str | None = None,
@@ -121,15 +190,16 @@ def enter(
         is_current: Function that returns whether the attempt is running and the newest of its job.
         tags: Tags for the registered version.
         model_uri: URI of the logged model.
-        model: The same model, loaded.
+        model: The same model, which predicts tables.
         label_col: Label column of the holdout.
         input_cols: Input columns of a model whose signature does not name them.
         group_col: Column of groups of the holdout, for a ranking metric.
         trained_on: The rows that the model was trained on; None if they are not known.
 
     Raises:
-        DataError: The holdout lacks a column that a model needs, or has a null label.
-        JobError: The champion cannot be loaded, or this attempt has ended or was replaced by a newer attempt.
+        DataError: The holdout lacks a column that the model needs, or has a null label.
+        JobError: This attempt has ended or was replaced by a newer attempt.
+        RegistryError: MLflow cannot be reached.
     """
     if not is_current():
         raise JobError(
@@ -139,29 +209,15 @@ def enter(
     holdout = Holdout.read(register, label_col, group_col)
 
     def score_champion(version: str) -> Evaluation:
-        # If the champion's signature names no columns, a tag of the champion's version lists its input columns. Without
-        # such a tag, the challenger's columns (`input_cols`) are used, although they may be different.
-        listed = run.client.get_model_version(register.model, version).tags.get(_COLUMNS)
-        uri = f"models:/{register.model}/{version}"
-        try:
-            return holdout_evaluation.evaluate(
-                model_loading.load(uri),
-                holdout,
-                register.all_metrics,
-                input_cols=json.loads(listed) if listed else input_cols,
-                overlap=_overlap(training_rows.load(run, register.model, version), holdout),
-            )
-        except DataError as error:
-            raise DataError(
-                f"the champion {uri} cannot be evaluated on the holdout: {error}. Correct register.holdout, or give "
-                f'the alias "{register.alias}" to another version'
-            ) from error
+        columns = _columns_of(run.client, register, version, input_cols)
+        overlap = _overlap(training_rows.load(run, register.model, version), holdout)
+        with _reading(register, version):
+            champion = _load(register, version, columns)
+            return holdout_evaluation.evaluate(champion, holdout, register.all_metrics, overlap=overlap)
 
     trained_on = trained_on or TrainingRows()
     overlap = _overlap(trained_on if trained_on.files else None, holdout)
-    evaluation = holdout_evaluation.evaluate(
-        model, holdout, register.all_metrics, input_cols=input_cols, overlap=overlap
-    )
+    evaluation = holdout_evaluation.evaluate(model, holdout, register.all_metrics, overlap=overlap)
     run.log_values(_holdout_metrics(evaluation))
     baseline = holdout.baseline(register)
     columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
@@ -342,7 +398,13 @@ class _Contest:
         # than the lock is valid.
         for version in standing.rivals:
             if version not in self.rivals:
-                self.rivals[version] = Candidate(version, self.score_champion(version))
+                try:
+                    self.rivals[version] = Candidate(version, self.score_champion(version))
+                except _UnreadError as error:
+                    # The training is complete. A champion that cannot be read is never replaced.
+                    unread = Candidate(version, Evaluation(math.nan))
+                    decision = champion_unread(self.register, self.challenger, version, str(error))
+                    return Outcome(self.challenger, unread, decision)
         with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
             alias = _champion(self.client, self.register)
             if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:

@@ -226,6 +226,20 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
     return Decision(False, "alias_moved", f"{name} is not promoted: a person has {moved} during the promotion")
 
 
+def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> Decision:
+    """Return the decision that a challenger is not promoted, because the champion cannot be evaluated.
+
+    Args:
+        register: The rules, with the names of the model and the alias.
+        challenger: The new version.
+        version: Version of the champion.
+        why: The error, with what to do.
+    """
+    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    kept = f"is not promoted, because {register.alias} version {version} could not be compared"
+    return Decision(False, "champion_unread", f"{name} {kept}: {why}")
+
+
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
     """Return the names of the slices on which the challenger is worse than the champion by more than `slice_tolerance`.
 

@@ -11,7 +11,67 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from shoal.data.connector import DataConnector
+    from shoal.data.parquet.source import ParquetSource
+
+
+class PyfuncPredictor:
+    """Predictor for the rows of tables with an ``mlflow.pyfunc.PyFuncModel``.
+
+    A classifier of scikit-learn predicts probabilities if it can: of the second class ``[rows]`` if there are two
+    classes, else of each class ``[rows, classes]``. Any other model predicts what its pyfunc returns.
+
+    Args:
+        model: The model.
+        input_cols: Names of the input columns; used only if the model does not name its columns.
+
+    Raises:
+        DataError: Neither the model nor `input_cols` names the columns.
+    """
+
+    def __init__(self, model: Any, input_cols: Sequence[str] = ()) -> None:
+        self._model = model
+        self._classifier = _classifier(model)
+        self.columns = features_of(model, input_cols)
+        self.classes: tuple[Any, ...] | None = None
+        if self._classifier is not None:
+            self.classes = tuple(self._classifier.classes_.tolist())
+        self.gives_classes = None if self._classifier is None else False
+
+    def check(self, source: ParquetSource) -> None:
+        """Check that a dataset has the columns of the model; else raise a DataError."""
+        if missing := sorted(set(self.columns) - set(source.schema().names)):
+            raise DataError(
+                f"the dataset lacks columns that the model needs: {', '.join(missing)}. Name a dataset with these "
+                "columns"
+            )
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        """Return the predictions for a table's rows: an array ``[rows]`` or ``[rows, outputs]``.
+
+        Raises:
+            DataError: The model cannot predict the rows, or its result is not one row per row of the table.
+        """
+        import numpy as np
+
+        schema = self._model.metadata.get_input_schema()
+        suited = _as_tensor if schema is not None and schema.is_tensor_spec() else _as_frame
+        try:
+            rows = suited(table.select(self.columns), schema)
+            if self._classifier is not None:
+                probabilities: np.ndarray = self._classifier.predict_proba(rows)
+                return probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities
+            predicted = np.asarray(self._model.predict(rows))
+        except Exception as error:
+            raise DataError(
+                f"the model cannot predict these rows: {str(error).rstrip('.')}. "
+                "Compare the columns with the model's signature in MLflow"
+            ) from error
+        if predicted.ndim not in (1, 2) or len(predicted) != table.num_rows:
+            raise DataError(
+                f"the model returned an array of shape {list(predicted.shape)} for {table.num_rows} rows, but must "
+                "return one prediction, or one row of predictions, per row: correct the model"
+            )
+        return predicted
 
 
 def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
@@ -19,69 +79,58 @@ def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
 
     Args:
         model: An ``mlflow.pyfunc.PyFuncModel``.
-        input_cols: Names of the input columns; used only if the model's signature is a tensor, which has no names.
+        input_cols: Names of the input columns; used only if the model's signature is a tensor, which has no names, or
+            if the model has no signature.
 
     Raises:
-        DataError: Neither the signature nor `input_cols` names the columns.
+        DataError: Neither the model nor `input_cols` names the columns.
     """
     schema = model.metadata.get_input_schema()
     if schema is not None and not schema.is_tensor_spec() and schema.has_input_names():
         return [str(name) for name in schema.input_names()]
-    if schema is not None and not input_cols:
+    if schema is None and (fitted := getattr(_raw(model), "feature_names_in_", None)) is not None:
+        return [str(name) for name in fitted]
+    if schema is not None and len(schema.inputs) != 1:
         raise DataError(
-            "the model's signature names no columns: list the model's input columns, in the model's order, in "
-            "register.input_cols, or in input_cols of a prediction's spec"
+            "the model has a signature with several tensors, so its input is not known: log the model with "
+            "signature=mlflow.models.infer_signature(inputs, predictions)"
         )
-    if schema is None or len(schema.inputs) != 1:
+    if not input_cols:
+        lacking = "has no signature" if schema is None else "has a signature that names no columns"
         raise DataError(
-            "the model has no signature with named columns or with exactly one tensor, so its input is not known: log "
-            "the model with signature=mlflow.models.infer_signature(inputs, predictions)"
+            f"the model {lacking}: log the model with a signature of named columns, or list the model's input columns, "
+            "in the model's order, in register.input_cols of a training function, or in input_cols of a prediction's "
+            "spec"
         )
     return list(input_cols)
 
 
-def predict(model: Any, connector: DataConnector, columns: Sequence[str]) -> np.ndarray:
-    """Predict every row of a dataset.
+def _raw(model: Any) -> Any:
+    """Return the estimator of a model that MLflow has saved as one of scikit-learn; None for any other model."""
+    return model.get_raw_model() if "sklearn" in model.metadata.flavors else None
 
-    Args:
-        model: An ``mlflow.pyfunc.PyFuncModel`` with a signature.
-        connector: The dataset.
-        columns: Input columns of the model, in the model's order.
 
-    Returns:
-        Predictions ``[rows]`` or ``[rows, outputs]``, in row order.
+def _classifier(model: Any) -> Any:
+    """Return the classifier of scikit-learn whose probabilities are the predictions; None for any other model.
 
-    Raises:
-        DataError: The model cannot predict the rows.
+    The model's program may have chosen another function of the classifier in MLflow (`pyfunc_predict_fn`). A classifier
+    with several labels per row has one array of probabilities per label, so its classes are predicted.
     """
-    import numpy as np
+    raw = _raw(model)
+    chosen = model.metadata.flavors["python_function"].get("predict_fn", "predict")
+    if raw is None or chosen != "predict" or not hasattr(raw, "predict_proba"):
+        return None
+    from sklearn.base import is_classifier
 
-    parts = [predict_table(model, table, columns) for table in connector.iter_batches(columns)]
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-def predict_table(model: Any, table: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """Predict the rows of a table; see :func:`predict` for the arguments.
-
-    Raises:
-        DataError: The model cannot predict the rows.
-    """
-    import numpy as np
-
-    schema = model.metadata.get_input_schema()
-    suited = _as_tensor if schema.is_tensor_spec() else _as_frame
-    try:
-        return np.asarray(model.predict(suited(table.select(columns), schema)))
-    except Exception as error:
-        raise DataError(
-            f"the model cannot predict these rows: {str(error).rstrip('.')}. "
-            "Compare the columns with the model's signature in MLflow"
-        ) from error
+    return raw if is_classifier(raw) and not isinstance(raw.classes_, list) else None
 
 
 def _as_frame(table: pa.Table, schema: Any) -> Any:
+    frame = table.to_pandas()
+    if schema is None:
+        return frame
     # The columns are converted to the signature's types, because MLflow refuses float64 values for a float32 column.
-    return table.to_pandas().astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
+    return frame.astype(dict(zip(table.column_names, schema.pandas_types(), strict=True)))
 
 
 def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:

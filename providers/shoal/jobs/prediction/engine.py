@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.mlflow import model_loading
 from shoal.jobs.prediction import model, worker
 from shoal.jobs.prediction.output_columns import kept_columns
 from shoal.jobs.prediction.output_files import Output, predictions_key
@@ -68,11 +69,13 @@ def run(
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
     keep = kept_columns(spec, connector)
-    model.load(uri, spec.input_cols).check(connector.source)
+    model_loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()
     try:
-        work = worker.Assignment(uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging)
+        work = worker.Assignment(
+            uri, connector.source, spec.input_cols, spec.category_codes, keep, spec.prediction_col, output.staging
+        )
         restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), on_progress, began).run()
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:

@@ -11,8 +11,8 @@ from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.paths import is_local
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
-from shoal.jobs.prediction import model
-from shoal.jobs.prediction.model import Predictor
+from shoal.jobs.mlflow import model_loading
+from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.prediction.output_columns import with_predictions
 from shoal.jobs.prediction.output_files import is_complete
 from shoal.jobs.prediction.planning import OutputFile
@@ -30,7 +30,8 @@ class Assignment:
     Args:
         model_uri: MLflow URI of the model, with its version.
         source: Rows to predict.
-        input_cols: Input columns of a model whose signature names no columns.
+        input_cols: Input columns of a model that names no columns.
+        category_codes: Whether the rows contain the integer codes of categories that the model does not contain.
         keep_cols: Columns of the dataset that are copied into the output.
         prediction_col: Column of the predictions.
         folder: Directory or URI to write to.
@@ -39,6 +40,7 @@ class Assignment:
     model_uri: str
     source: ParquetSource
     input_cols: tuple[str, ...]
+    category_codes: bool
     keep_cols: tuple[str, ...]
     prediction_col: str
     folder: str
@@ -57,7 +59,9 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
         if is_complete(filesystem, path, file.rows):
             gang_context().note({"rows": file.rows})
             continue
-        predictor = predictor or model.load(assignment.model_uri, assignment.input_cols)
+        predictor = predictor or model_loading.load(
+            assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
+        )
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
         # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
         # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.

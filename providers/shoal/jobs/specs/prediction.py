@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.option_validation import without_defaults
 from shoal.training.locations import resolved
 from shoal.training.scaling import ScalingConfig
 
@@ -67,8 +68,13 @@ class PredictJobSpec(AnySpec):
     )
     input_cols: tuple[str, ...] = Field(
         default=(),
-        description="Names of the input columns, in order. Only a model whose MLflow signature is a tensor needs these "
-        "names, because such a signature has no column names.",
+        description="Names of the input columns, in order. Only a model that does not name its columns needs these "
+        "names, such as a model whose MLflow signature is a tensor.",
+    )
+    category_codes: bool = Field(
+        default=False,
+        description="Whether the dataset contains the integer codes on which the model was trained, for categorical "
+        "columns whose categories the model does not contain. Only a model that another program trained needs this.",
     )
     overwrite: bool = Field(
         default=False,
@@ -79,6 +85,11 @@ class PredictJobSpec(AnySpec):
         default_factory=ScalingConfig,
         description="Number of the workers and CPUs of each worker. Predictions use no GPUs.",
     )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A spec without the newer option keeps its fingerprint.
+        return without_defaults(self, serialize(self), ("category_codes",))
 
     @field_validator("dataset", mode="before")
     @classmethod

@@ -29,6 +29,7 @@ _LATER_OPTIONS = frozenset(
         "min_slice_rows",
         "overlap",
         "skip_if_unchanged",
+        "category_codes",
         "group_col",
     }
 )
@@ -114,6 +115,13 @@ class Register(Settings):
         default=None,
         description="Whether to skip the training if its rows, holdout and settings are those of the newest "
         "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
+    )
+
+    category_codes: bool = Field(
+        default=False,
+        description="Whether the holdout contains the integer codes on which the champion was trained, for categorical "
+        "columns whose categories the champion does not contain. Only a champion that another program trained needs "
+        "this.",
     )
 
     @field_validator("holdout", mode="before")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
 
@@ -15,23 +15,34 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
 
+Predict = Callable[["pa.Table", "np.ndarray | None"], "np.ndarray"]
+"""Function that predicts a batch. Its arguments are the features (a table in the types of the dataset) and the margins
+(float64 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``)."""
+
 
 @dataclass(frozen=True)
 class BoosterPredictor:
     """Predictor for the rows of tables and datasets, with one trained model (booster) of any boosting library.
 
     Args:
-        predict: Function that predicts a batch. Its arguments are the features (a table in the types of the dataset)
-            and the margins (float64 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``).
+        predict: Function that predicts a batch.
         input_cols: Feature columns, in the order of the training.
         categories: Categories of the training set, by column; any other value counts as missing.
         base_margin_col: Column of margins, if the model was trained with one.
+        code_cols: Categorical columns whose categories the model does not contain; their values are the integer codes
+            of the training.
+        classes: Classes of a classifier that another program trained, in the order of its probabilities; None if the
+            model has none, or if they are 0, 1 and so on.
+        gives_classes: Whether the predictions are numbers of classes and not probabilities, as with ``multi:softmax``.
     """
 
-    predict: Callable[[pa.Table, np.ndarray | None], np.ndarray]
+    predict: Predict
     input_cols: tuple[str, ...]
     categories: Categories
     base_margin_col: str | None = None
+    code_cols: tuple[str, ...] = ()
+    classes: tuple[Any, ...] | None = None
+    gives_classes: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -45,16 +56,21 @@ class BoosterPredictor:
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical.
         """
-        from shoal.data.checks import check_categories, validate_columns
+        import pyarrow as pa
 
+        from shoal.data.checks import check_categories, check_codes, validate_columns
+
+        # Categories that are floats come from other programs. Their columns are numeric columns.
+        types = {name: values.type for name, values in self.categories.items() if values.type != pa.float64()}
         validate_columns(
             source,
             self.input_cols,
             extra_cols=() if self.base_margin_col is None else (self.base_margin_col,),
-            categorical_cols=tuple(self.categories),
+            categorical_cols=tuple(types),
             allow_all_null=True,
         )
-        check_categories(source, {name: values.type for name, values in self.categories.items()})
+        check_categories(source, types)
+        check_codes(source, self.code_cols)
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``."""
@@ -73,3 +89,8 @@ class BoosterPredictor:
 
         self.check(connector.source)
         return np.concatenate([self.predict_table(table) for table in connector.iter_batches(self.columns)])
+
+
+def class_probabilities(predicted: np.ndarray) -> np.ndarray:
+    """Return a classifier's probabilities in the form of a booster's: of class 1 only if there are two classes."""
+    return predicted[:, 1] if predicted.ndim == 2 and predicted.shape[1] == 2 else predicted

@@ -7,10 +7,12 @@ column. LightGBM's own `predict` therefore can encode the categorical columns of
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import Categories, from_lists, to_lists
-from shoal.training.lightgbm.model import stored_params
+from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import lightgbm
@@ -30,15 +32,55 @@ def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
 
 
 def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
-    """Read the categories of each categorical column from a model.
+    """Read the categories of each categorical column from a model; the result is empty if the model has none.
 
-    Args:
-        booster: Model that was loaded from its text.
+    LightGBM stores the categories of the columns with pandas' categorical type without the columns' names. These are
+    the model's categorical columns, unless the program that trained the model used ordered categories or named other
+    columns in `categorical_feature`.
+
+    Raises:
+        DataError: It is not known which columns the categories belong to, or their type is not supported.
     """
     lists = booster.pandas_categorical or []
-    columns = stored_params(booster).get("categorical_feature")
-    if not lists or not isinstance(columns, list) or len(columns) != len(lists):
-        # The model has no categories, or was trained on category codes that the user had computed.
+    if not lists:
         return {}
+    columns, ranges = _categorical_columns(booster)
+    if len(columns) != len(lists) or any(
+        max(_codes(ranges[column]), default=0) >= len(values) for column, values in zip(columns, lists, strict=True)
+    ):
+        raise DataError(
+            f"the model has {len(lists)} lists of categories and {len(columns)} categorical columns that do not belong "
+            "together, so the codes of the categories are not known: train the model with shoal (categorical_cols), or "
+            "in LightGBM with unordered categories and without the argument categorical_feature"
+        )
     names = booster.feature_name()
     return from_lists({names[column]: values for column, values in zip(columns, lists, strict=True)})
+
+
+def columns_of_codes(booster: lightgbm.Booster, features: Sequence[str]) -> tuple[str, ...]:
+    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes.
+
+    Args:
+        booster: Model.
+        features: Names of the model's columns, in the model's order.
+    """
+    if booster.pandas_categorical:
+        return ()
+    return tuple(features[column] for column in _categorical_columns(booster)[0])
+
+
+def _categorical_columns(booster: lightgbm.Booster) -> tuple[list[int], list[str]]:
+    """Return the numbers of a model's categorical columns, and the description of each column's values in the model's
+    text: ``[smallest:largest]`` of a numeric column, ``code:code:...`` of a categorical one, or ``none``."""
+    # The text is used, because `booster.params` lacks the columns if the booster was in a pickled estimator.
+    text = booster.model_to_string(num_iteration=1)
+    [ranges] = re.findall(r"^feature_infos=(.*)$", text, re.MULTILINE)
+    listed = re.search(r"^\[categorical_feature: ([\d,]*)\]$", text, re.MULTILINE)
+    named = {int(number) for number in listed[1].split(",") if number} if listed else set()
+    infos = ranges.split(" ")
+    seen = {number for number, info in enumerate(infos) if info != "none" and not info.startswith("[")}
+    return sorted(named | seen), infos
+
+
+def _codes(values: str) -> list[int]:
+    return [] if values == "none" or values.startswith("[") else [int(code) for code in values.split(":")]

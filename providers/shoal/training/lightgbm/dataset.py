@@ -98,7 +98,7 @@ class Binned:
         """
         score = self._margin
         if model is not None:
-            parts = [predict_table(model, batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
+            parts = [predict_table(model.predict, batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
             score = np.concatenate(parts)
             if self._margin is not None:
                 score += self._margin if score.ndim == 1 else self._margin[:, None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
-from shoal.training.boosting.prediction import BoosterPredictor
-from shoal.training.lightgbm.categories import categories_of
+from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
+from shoal.training.lightgbm.categories import categories_of, columns_of_codes
 from shoal.training.lightgbm.model import stored_params
 from shoal.training.lightgbm.params import objective_of
 
@@ -52,33 +53,69 @@ def predict_booster(
 
 
 def predictor(
-    booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    model: lightgbm.Booster | lightgbm.LGBMModel, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
+    """Return an object that predicts the rows of tables with a booster or with an estimator such as ``LGBMClassifier``.
 
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other arguments
+    are those of :func:`predict_booster`.
+
+    Raises:
+        DataError: The model's categories are not known.
+    """
+    booster = _booster(model)
+    classes = getattr(model, "classes_", None) if hasattr(model, "predict_proba") else None
+    return BoosterPredictor(
+        _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
+        tuple(input_cols),
+        categories_of(booster),
+        base_margin_col,
+        code_cols=columns_of_codes(booster, input_cols),
+        classes=None if classes is None else tuple(classes.tolist()),
+    )
+
+
+def _booster(model: Any) -> Any:
+    return model.booster_ if hasattr(model, "booster_") else model
+
+
+def _predict_of_estimator(model: Any) -> Predict:
+    # The estimator itself predicts, because it has more settings than its booster.
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
+        with warnings.catch_warnings():
+            # scikit-learn warns that an array has no names of columns. The columns are in the model's order.
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            if hasattr(model, "predict_proba"):
+                return class_probabilities(predict_table(model.predict_proba, features))
+            return predict_table(model.predict, features)
+
+    return predict
+
+
+def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
-            return predict_table(booster, features)
-        score = predict_table(booster, features, raw_score=True)
+            return predict_table(booster.predict, features)
+        score = predict_table(booster.predict, features, raw_score=True)
         return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), stored_params(booster))
 
-    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
+    return predict
 
 
-def predict_table(booster: lightgbm.Booster, features: pa.Table, **options: Any) -> np.ndarray:
+def predict_table(predict: Callable[..., np.ndarray], features: pa.Table, **options: Any) -> np.ndarray:
     """Predict the rows of a table, in float64 as LightGBM reads features, and in slices to limit the memory.
 
     Args:
-        booster: Model.
+        predict: Function that predicts a float64 array ``[rows, columns]``, such as ``Booster.predict``.
         features: Feature columns of any numeric type, in the model's order.
-        options: Further arguments of ``Booster.predict``.
+        options: Further arguments of `predict`.
     """
     import numpy as np
 
     names = features.column_names
     size = slice_rows(len(features), len(names))
     slices = [features.slice(start, size) for start in range(0, max(1, len(features)), size)]
-    return np.concatenate([booster.predict(to_matrix(rows, names, "float64"), **options) for rows in slices])
+    return np.concatenate([predict(to_matrix(rows, names, "float64"), **options) for rows in slices])
 
 
 def slice_rows(rows: int, columns: int) -> int:
@@ -104,6 +141,13 @@ def _predictions(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     return predictions
 
 
-def features_of(booster: lightgbm.Booster) -> list[str]:
-    """Return the names of a model's feature columns, in the model's order."""
-    return list(booster.feature_name())
+def features_of(model: lightgbm.Booster | lightgbm.LGBMModel) -> list[str]:
+    """Return the names of a model's feature columns, in the model's order; empty if the model has no names."""
+    names = list(_booster(model).feature_name())
+    # LightGBM numbers the columns of an array in this way.
+    return [] if names == [f"Column_{number}" for number in range(len(names))] else names
+
+
+def num_features(model: lightgbm.Booster | lightgbm.LGBMModel) -> int:
+    """Return the number of a model's feature columns."""
+    return int(_booster(model).num_feature())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
-from shoal.training.boosting.prediction import BoosterPredictor
-from shoal.training.xgboost.categories import categories_of
+from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
+from shoal.training.xgboost.categories import categories_of, columns_of_codes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import xgboost
 
     from shoal.data.connector import DataConnector
+
+_CLASSES = ("multi:softmax", "binary:hinge")
+"""Objectives whose predictions are numbers of classes and not probabilities."""
 
 
 def predict_booster(
@@ -43,9 +47,46 @@ def predict_booster(
 
 
 def predictor(
-    booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    model: xgboost.Booster | xgboost.XGBModel, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
-    """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
+    """Return an object that predicts the rows of tables with a booster or with an estimator such as ``XGBClassifier``.
+
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other arguments
+    are those of :func:`predict_booster`.
+
+    Raises:
+        DataError: The model's categories are not known.
+    """
+    booster = _booster(model)
+    is_classifier = hasattr(model, "predict_proba")
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    return BoosterPredictor(
+        _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
+        tuple(input_cols),
+        categories_of(booster),
+        base_margin_col,
+        code_cols=columns_of_codes(booster, input_cols),
+        classes=tuple(model.classes_.tolist()) if is_classifier else None,
+        # XGBClassifier computes probabilities with multi:softmax, too.
+        gives_classes=objective in _CLASSES and not (is_classifier and objective == "multi:softmax"),
+    )
+
+
+def features_of(model: xgboost.Booster | xgboost.XGBModel) -> list[str]:
+    """Return the names of a model's feature columns, in the model's order; empty if the model has no names."""
+    return list(_booster(model).feature_names or [])
+
+
+def num_features(model: xgboost.Booster | xgboost.XGBModel) -> int:
+    """Return the number of a model's feature columns."""
+    return int(_booster(model).num_features())
+
+
+def _booster(model: Any) -> Any:
+    return model.get_booster() if hasattr(model, "get_booster") else model
+
+
+def _predict_of_booster(booster: xgboost.Booster) -> Predict:
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
 
@@ -54,9 +95,16 @@ def predictor(
         predicted: np.ndarray = booster.inplace_predict(matrix, iteration_range=rounds, base_margin=margin)
         return predicted
 
-    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
+    return predict
 
 
-def features_of(booster: xgboost.Booster) -> list[str]:
-    """Return the names of a model's feature columns, in the model's order."""
-    return list(booster.feature_names or [])
+def _predict_of_estimator(model: Any) -> Predict:
+    # The estimator itself predicts, because it has more settings than its booster, such as `missing`.
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
+        matrix = to_matrix(features, features.column_names)
+        if hasattr(model, "predict_proba"):
+            return class_probabilities(model.predict_proba(matrix, base_margin=margin))
+        predicted: np.ndarray = model.predict(matrix, base_margin=margin)
+        return predicted
+
+    return predict
