@@ -57,7 +57,6 @@ BAD_TYPES = {
     "dictionary": (pa.array(["a"]).dictionary_encode(), "add it to categorical_cols"),
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
-    "decimal": ([decimal.Decimal("1.5")], "float64"),
     "list": ([[1, 2]], "separate column"),
     "struct": ([{"a": 1}], "separate column"),
     "binary": ([b"a"], "leave it out"),
@@ -117,8 +116,7 @@ def test_categories_may_be_stored_differently_from_file_to_file(write: Write, tm
     write("d/b.parquet", x=pa.array(["a"]), n=pa.array([1], pa.int64()))
     connector = DataConnector.from_parquet(tmp_path / "d")
     validate_columns(connector.source, ["x", "n"], categorical_cols=["x", "n"])
-    with pytest.raises(DataError, match=r'd/b\.parquet: column "n" is of type int64, but of type int8'):
-        validate_columns(connector.source, ["x", "n"], categorical_cols=["x"])
+    validate_columns(connector.source, ["x", "n"], categorical_cols=["x"])
     write("d/b.parquet", x=[1], n=[1])
     with pytest.raises(DataError, match=r'd/b\.parquet: column "x" is of type int64'):
         validate_columns(DataConnector.from_parquet(tmp_path / "d").source, ["x", "n"], categorical_cols=["x", "n"])
@@ -149,10 +147,10 @@ def test_files_with_differing_schemas(write: Write, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r'd/b\.parquet has no column "y"'):
         connector.to_arrow()
     validate_columns(connector.source, ["x"])  # what is not used may differ
-    write("d/b.parquet", x=[1.5], y=[1])
+    write("d/b.parquet", x=[True], y=[1])
     connector = DataConnector.from_parquet(tmp_path / "d")
     with pytest.raises(
-        DataError, match=r'd/b\.parquet: column "x" is of type double, but of type int64 in .*d/a\.parquet'
+        DataError, match=r'd/b\.parquet: column "x" is of type bool, but of type int64 in .*d/a\.parquet'
     ):
         validate_columns(connector.source, ["x"], "y")
     with pytest.raises(DataError, match=r"d/b\.parquet"):

@@ -247,9 +247,10 @@ def test_files_that_differ_and_no_rows(write: Write, tmp_path: Path) -> None:
     write("d/0.parquet", x=pa.array([1], pa.int32()), c=pa.array(["a"]).dictionary_encode())
     write("d/1.parquet", x=pa.array([1], pa.int64()), c=pa.array(["b"], pa.large_string()))
     connector = DataConnector.from_parquet(tmp_path / "d")
-    with pytest.raises(DataError, match=r"1\.parquet: column \"x\" is of type int64, but of type int32 in"):
-        connector.to_torch_dataset()
-    assert list(connector.to_torch_dataset(columns=["c"])) == [{"c": "a"}, {"c": "b"}]
+    assert list(connector.to_torch_dataset()) == [{"x": 1, "c": "a"}, {"x": 1, "c": "b"}]
+    write("d/1.parquet", x=["1"])
+    with pytest.raises(DataError, match=r"1\.parquet: column \"x\" is of type string, but of type int32 in"):
+        DataConnector.from_parquet(tmp_path / "d").to_torch_dataset(columns=["x"])
     empty = DataConnector.from_parquet(write("e.parquet", x=pa.array([], pa.int64())))
     with pytest.raises(DataError, match="no rows"):
         empty.to_torch_dataset()

@@ -5,12 +5,15 @@ Every error message contains the file and the column.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
 from shoal.data.column_names import check_present
 from shoal.data.filter_syntax import describe_filters
+from shoal.data.parquet.schema import distinct
+from shoal.data.parquet.types import common_type, largest_integer, lossy
 from shoal.data.planning.row_groups import RowRange
 from shoal.data.tensor_columns import dtype_of
 from shoal.errors import DataError, InvalidArgumentError
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
+
+log = logging.getLogger(__name__)
 
 
 def validate_columns(
@@ -45,24 +50,33 @@ def validate_columns(
 
     Raises:
         InvalidArgumentError: If a column argument is invalid, or the column arguments contradict each other.
-        DataError: If a file lacks a column or stores it in another type than the other files, a type cannot be trained
-            on, a column is entirely null, or the dataset has no rows.
+        DataError: If a file lacks a column or stores it in a type that has no common type with the other files, a type
+            cannot be trained on, a column is entirely null, or the dataset has no rows.
     """
+    import pyarrow as pa
+
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
     names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
     schema = source.schema()
+
+    def check_types(footer: Footer) -> None:
+        for name in names:
+            type_ = (footer.schema if name in footer.schema.names else schema).field(name).type
+            if name in categorical_cols:
+                _check_categorical(footer.path, name, type_)
+            else:
+                _check_numeric(footer.path, name, type_, "label" if name == label_col else "column")
+
     for name in names:
         check_present(reference.path, name, schema.names)
-        if name in categorical_cols:
-            _check_categorical(reference.path, name, schema.field(name).type)
-        else:
-            _check_numeric(reference.path, name, schema.field(name).type, "label" if name == label_col else "column")
+    check_types(reference)
     _check_any_row(source)
-    partitions = source.partition_fields()
-    for footer in source.used_footers():
-        if footer is not reference:
-            _check_like_reference(footer, reference, names, partitions, categorical_cols)
+    check_same_schema(source, names)
+    for footer in distinct(source.used_footers()):
+        check_types(footer)
+    if decimals := [name for name in names if pa.types.is_decimal(schema.field(name).type)]:
+        log.info("the decimal columns %s are read as float64", ", ".join(decimals))
     if not allow_all_null:
         for name in names:
             _check_any_value(source, name)
@@ -84,7 +98,6 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         DataError: If a file lacks a column or stores it in another type than the other files, torch does not support a
             type, or the dataset has no rows.
     """
-    import pyarrow as pa
 
     if columns is not None:
         _check_listed(columns)
@@ -104,27 +117,45 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
                 "(columns=[...] selects the columns to read)"
             )
         dtypes[name] = dtype
-    text = [name for name in names if category_type(schema.field(name).type) == pa.large_string()]
-    check_same_schema(source, names, text)
+    check_same_schema(source, names)
     return dtypes
 
 
-def check_same_schema(source: ParquetSource, columns: Sequence[str], text_cols: Sequence[str] = ()) -> None:
-    """Check that all files with rows store the columns in the same types, so that one table can contain all rows.
+def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
+    """Check that all files with rows have the columns in types that have a common type, so that one table can contain
+    all rows.
 
     Args:
         source: The dataset.
         columns: Columns to check.
-        text_cols: Subset of `columns` for which all text types count as the same type.
 
     Raises:
-        DataError: If a file stores a column in another type. The message names the first such file.
+        DataError: If a file lacks a column, a column has no common type, or a value would be lost in the common type.
+            The message names the first such file, the column and both types.
     """
-    reference = source.reference()
     partitions = source.partition_fields()
-    for footer in source.used_footers():
-        if footer is not reference:
-            _check_like_reference(footer, reference, columns, partitions, text_cols)
+    used = source.used_footers()
+    files = distinct(used)
+    for footer in used if partitions else files:
+        here = [*footer.schema.names, *(name for name, _ in footer.partitions if name in partitions)]
+        for name in columns:
+            if name in partitions and name in footer.schema.names:
+                raise DataError(
+                    f'{footer.path} stores the column "{name}" in the file, but {source.reference().path} has it as a '
+                    "partition directory: store the column in all files, or make it a partition directory of all files"
+                )
+            check_present(footer.path, name, here)
+    if len(files) < 2:
+        return
+    schema = source.schema()
+    for footer in files:
+        for name in columns:
+            if name not in partitions and schema.field(name).type != footer.schema.field(name).type:
+                _check_common_type(footer, name, files)
+    for footer in used:
+        for name in columns:
+            if name not in partitions:
+                _check_values_fit(source, footer, name, schema.field(name).type)
 
 
 def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
@@ -308,7 +339,7 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
     if types.is_floating(type_) or types.is_decimal(type_):
         advice = (
             "remove the column from categorical_cols, or write it as integers or text (in pandas, astype('Int64') "
-            "keeps nulls)"
+            "keeps nulls; in SQL, CAST(... AS BIGINT))"
         )
     elif types.is_temporal(type_):
         advice = "convert it to integers or text first, such as the month or the weekday"
@@ -326,12 +357,12 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     types = pa.types
     if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
         return None
+    if types.is_decimal(type_):
+        return None  # Decimals are read as float64.
     if category_type(type_) is not None:
         if what == "label":
             return "number the classes 0, 1, ... and write these numbers"
         return "if the column is a feature, add it to categorical_cols; else convert it to numbers, or leave it out"
-    if types.is_decimal(type_):
-        return "cast it to float64 first (SQL: CAST(... AS DOUBLE PRECISION))"
     if types.is_temporal(type_):
         return "convert it to numbers first, such as the day of the year, the hour or the seconds since a fixed time"
     if types.is_nested(type_):
@@ -339,32 +370,32 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     return "convert it to numbers first, or leave it out"
 
 
-def _check_like_reference(
-    footer: Footer,
-    reference: Footer,
-    names: Sequence[str],
-    partitions: Mapping[str, pa.Field],
-    categorical_cols: Sequence[str] = (),
-) -> None:
-    here = [*footer.schema.names, *(name for name, _ in footer.partitions if name in partitions)]
-    for name in names:
-        if name in partitions and name in footer.schema.names:
+def _check_common_type(footer: Footer, name: str, files: Sequence[Footer]) -> None:
+    type_ = footer.schema.field(name).type
+    for other in files:
+        theirs = other.schema.field(name).type
+        if common_type(type_, theirs) is None:
+            one, two = sorted((footer, other), key=files.index)
             raise DataError(
-                f'{footer.path} stores the column "{name}" in the file, but {reference.path} has it as a partition '
-                "directory: store the column in all files, or make it a partition directory of all files"
+                f'{two.path}: column "{name}" is of type {two.schema.field(name).type}, but of type '
+                f"{one.schema.field(name).type} in {one.path}, and no type holds the values of both: write the column "
+                "in the same type in all files"
             )
-        check_present(footer.path, name, here)
-        if name in partitions:
-            continue
-        type_, expected = footer.schema.field(name).type, reference.schema.field(name).type
-        # The types of a categorical column may differ in their width: pandas may store the same text categories with
-        # int8 codes in one file and with int16 codes in another file.
-        alike = name in categorical_cols and category_type(type_) == category_type(expected)
-        if type_ != expected and not alike:
-            raise DataError(
-                f'{footer.path}: column "{name}" is of type {type_}, but of type {expected} in {reference.path}: '
-                "write the column in the same type in all files"
-            )
+
+
+def _check_values_fit(source: ParquetSource, footer: Footer, name: str, wide: pa.DataType) -> None:
+    """Check with a file's statistics that no integer is lost in the common type of all files.
+
+    Without statistics, :func:`shoal.data.parquet.types.to_schema` finds such an integer when the rows are read.
+    """
+    type_ = footer.schema.field(name).type
+    largest = largest_integer(type_, wide)
+    if largest is None:
+        return
+    for low, high in source.bounds(footer.path, name):
+        value = high if high > largest else low
+        if abs(value) > largest:
+            raise lossy(footer.path, name, type_, wide, f"it holds {value}")
 
 
 def _check_any_row(source: ParquetSource) -> None:

@@ -288,7 +288,10 @@ class DataConnector:
     # Facts about the dataset
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns.
+
+        If files store a column in different types, the column has the type that holds the values of all files.
+        """
         return self.source.schema()
 
     def num_rows(self) -> int:
@@ -437,12 +440,15 @@ class DataConnector:
         """Read all rows, in the order of the files, into one table.
 
         Raises:
-            DataError: If files differ in their columns or types.
+            DataError: If a file lacks a column, or a column's types in the files have no common type.
         """
         return self._read(None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """Read all rows, or the first `limit` rows, in the order of the files, into a DataFrame.
+
+        As with ``pandas.read_parquet``, the index and nullable types are restored that pandas has stored in the files.
+        A partition column (``month=1/``) is int32, int64 or text, and not a categorical column.
 
         Args:
             limit: Maximum number of rows to read; all by default. Only the row groups with these rows are read.
@@ -450,8 +456,9 @@ class DataConnector:
         if limit is not None and limit < 0:
             raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
         need("pandas")
-        frame: pd.DataFrame = self._read(limit).to_pandas()
-        return frame
+        from shoal.data.parquet.pandas_frames import to_frame
+
+        return to_frame(self._read(limit), self.source)
 
     def to_torch_dataset(
         self,

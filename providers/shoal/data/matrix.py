@@ -20,7 +20,7 @@ def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -
 
     Args:
         table: The rows.
-        columns: Numeric or boolean columns, in this order.
+        columns: Numeric (also decimal) or boolean columns, in this order.
         dtype: Type in which the library reads features: ``float32`` for XGBoost, which rounds every value to it itself
             (integers above 2**24, for example), or ``float64`` for LightGBM.
 
@@ -47,7 +47,7 @@ def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarra
 
     Args:
         table: The rows.
-        column: A numeric or boolean column.
+        column: A numeric (also decimal) or boolean column.
         dtype: ``float64`` or ``float32``.
 
     Returns:
@@ -75,6 +75,8 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
 
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     if pa.types.is_boolean(column.type):
         # Booleans are converted to bytes first, because Arrow stores booleans as bits, which NumPy cannot view.
         column = column.cast(pa.uint8())

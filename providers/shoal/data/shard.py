@@ -50,20 +50,25 @@ class DataShard:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of this worker into one Arrow table."""
-        import pyarrow as pa
-
-        return pa.concat_tables(self.iter_batches(columns))
+        return self._read(columns, None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Read this worker's rows into a pandas DataFrame.
+        """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored.
 
         Args:
             limit: Maximum number of rows to read; all by default.
         """
+        from shoal.data.parquet.pandas_frames import to_frame
+
+        return to_frame(self._read(None, limit), self.ingester.source)
+
+    def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
+        from shoal.data.checks import check_same_schema
         from shoal.data.parquet.reading import take_rows
 
-        frame: pd.DataFrame = take_rows(self.iter_batches(), limit).to_pandas()
-        return frame
+        source = self.ingester.source
+        check_same_schema(source, source.schema().names if columns is None else columns)
+        return take_rows(self.iter_batches(columns), limit)
 
     def to_torch_dataset(
         self,

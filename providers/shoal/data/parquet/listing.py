@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from shoal.data.libraries import need
 from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.paths import split_query
+from shoal.data.parquet.table_formats import check_listing, check_parents
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -47,14 +48,16 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         The files in the order of `paths`; the files of a directory or glob are sorted by path.
 
     Raises:
-        DataError: If a path does not exist, contains or matches no file, or cannot be listed.
+        DataError: If a path does not exist, contains or matches no file, cannot be listed, or belongs to a table of
+            Delta, Iceberg or Hudi.
         InvalidArgumentError: If two of the paths name the same file.
         MissingExtraError: If the libraries of the extra ``data`` are not installed.
     """
     need("pyarrow", "numpy")
     found: dict[str, DataFile] = {}
+    checked: set[str] = set()
     for path in paths:
-        for file in _expand(path):
+        for file in _expand(path, checked):
             if file.path in found:
                 raise InvalidArgumentError(
                     f"{file.path} is in the dataset twice, so its rows would be read twice: check that the given paths "
@@ -77,19 +80,27 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
-def _expand(path: str) -> list[DataFile]:
+def _expand(path: str, checked: set[str]) -> list[DataFile]:
     import pyarrow as pa
 
     filesystem, inner = resolve(path)
     try:
-        return _expand_with(filesystem, path, inner)
+        return _expand_with(filesystem, path, inner, checked)
     except DataError:
         raise
     except (OSError, pa.ArrowException) as exc:
         raise DataAccessError(f"{path} cannot be listed: {exc}") from None
 
 
-def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
+def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
+    """List the files of one path.
+
+    Args:
+        filesystem: Filesystem of the path.
+        path: The path.
+        inner: The path within the filesystem.
+        checked: Directories that are known not to be in a table of Delta, Iceberg or Hudi; new ones are added.
+    """
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)
@@ -101,17 +112,26 @@ def _expand_with(filesystem: Any, path: str, inner: str) -> list[DataFile]:
     def canonical(found: str, base: str) -> str:
         return f"{head[: len(head) - len(inner) + len(base)]}{found[len(base) :]}{mark}{query}"
 
+    def check(directories: Iterable[str]) -> None:
+        new = {directory for directory in directories if canonical(directory, static) not in checked}
+        check_parents(filesystem, sorted(new))
+        checked.update(canonical(directory, static) for directory in new)
+
     [info] = filesystem.get_file_info([inner])
     if info.type == FileType.File:
+        check([inner.rpartition("/")[0]])
         return [DataFile(path, info.size or 0, info.mtime_ns)]
     if info.type == FileType.Directory:
         static = inner
+        check([inner])
         infos = _walk(filesystem, inner)
         if not infos:
             raise DataError(f"{path} is a directory without data files: name a directory that contains Parquet files")
     elif _MAGIC.search(inner):
         infos = []
-        for match in _glob(filesystem, inner):
+        matches = _glob(filesystem, inner)
+        check(match.path.rpartition("/")[0] if match.type == FileType.File else match.path for match in matches)
+        for match in matches:
             infos += [match] if match.type == FileType.File else _walk(filesystem, match.path)
         if not infos:
             raise DataError(
@@ -137,6 +157,7 @@ def _walk(filesystem: Any, base: str) -> list[Any]:
     from pyarrow.fs import FileSelector, FileType
 
     infos = filesystem.get_file_info(FileSelector(base, recursive=True))
+    check_listing(infos)
     skip = len(base.rstrip("/")) + 1
     return [info for info in infos if info.type == FileType.File and not _is_hidden(info.path[skip:])]
 

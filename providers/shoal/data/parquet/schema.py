@@ -1,5 +1,6 @@
 """Determine the columns of a dataset of several Parquet files, with their types. The columns come from the first file
-that has rows, and from the names of the partition directories (``month=1/``)."""
+that has rows, and from the names of the partition directories (``month=1/``). If files store a column in different
+types, the column gets the type that holds the values of all files."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.parquet.digest import kind_of
 from shoal.data.parquet.footers import Footer
+from shoal.data.parquet.types import common_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,17 +42,31 @@ def partition_fields(footers: Sequence[Footer], types: Mapping[str, str]) -> dic
     return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items() if name not in stored}
 
 
-def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field]) -> pa.Schema:
-    """Return the schema of a dataset: the columns of the reference file, then the partition columns.
+def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
+    """Return the schema of a dataset: the columns of the reference file in their common types, then the partition
+    columns.
 
     Args:
         reference: Result of :func:`reference_footer`.
         partitions: Result of :func:`partition_fields`.
+        used: Footers of the files that have rows that match the filters.
+
+    Returns:
+        The schema. A column without a common type has the type of the first files;
+        :func:`shoal.data.checks.check_same_schema` refuses such a column.
     """
     schema = reference.schema
+    for footer in distinct(used):
+        schema = _widened(schema, footer.schema)
     for field in partitions.values():
         schema = schema.append(field)
     return schema
+
+
+def distinct(footers: Iterable[Footer]) -> list[Footer]:
+    """Return one footer for each different schema: the first footer with this schema."""
+    # Footers with equal schemas share one object; see `read_footers`.
+    return list({id(footer.schema): footer for footer in reversed(list(footers))}.values())[::-1]
 
 
 def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
@@ -71,6 +87,19 @@ def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: I
         of_path = {name for name, _ in footer.partitions} & partitions.keys()
         common -= {name for name in common - of_path if found.get(name) not in (kinds[name], "null")}
     return pa.schema([field for field in schema if field.name in common])
+
+
+def _widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    if other is schema:
+        return schema
+    for i, field in enumerate(schema):
+        at = other.get_field_index(field.name)
+        theirs = other.field(at) if at >= 0 else field
+        type_ = common_type(field.type, theirs.type) or field.type
+        nullable = field.nullable or theirs.nullable
+        if type_ != field.type or nullable != field.nullable:
+            schema = schema.set(i, field.with_type(type_).with_nullable(nullable))
+    return schema
 
 
 def _first_with_rows(footers: Sequence[Footer]) -> Footer:

@@ -16,6 +16,7 @@ from shoal.data.parquet.listing import DataFile, list_files, partition_type, par
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer
+from shoal.data.parquet.types import to_schema
 from shoal.data.planning.row_groups import RowGroup, RowRange
 from shoal.data.planning.splits import GroupSelection, Split, select
 from shoal.errors import DataError, InvalidArgumentError
@@ -69,6 +70,7 @@ class ParquetSource:
         self._partition_types: dict[str, str] = {}
         self._matching: dict[str, tuple[int, ...]] | None = None
         self._selections: dict[tuple[str, int], GroupSelection] | None = None
+        self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
@@ -150,8 +152,14 @@ class ParquetSource:
         return None if text is None else _typed(text, self.partition_fields()[name])
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns."""
-        return dataset_schema(self.reference(), self.partition_fields())
+        """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns.
+
+        If files store a column in different types, the column has the type that holds the values of all files, such as
+        int64 for int32 and int64.
+        """
+        if self._schema is None:
+            self._schema = dataset_schema(self.reference(), self.partition_fields(), self.used_footers())
+        return self._schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
         """Return all row groups in the order of the files.
@@ -201,6 +209,7 @@ class ParquetSource:
             part.staged_copy = self.staged_copy
             part._footers, part._metadata = self._footers, self._metadata
             part._partition_types, part._matching = self._partition_types, self._matching
+            part._schema = self._schema
             parts.append(part)
         return parts
 
@@ -228,6 +237,7 @@ class ParquetSource:
             )
         fields = self.partition_fields()
         selections = self._selection()
+        common = {field.name: field for field in self.schema()}
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
             values = _partitions_of(footer, fields)
@@ -236,7 +246,10 @@ class ParquetSource:
                 indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
             matcher = None if self.filters is None else Matcher(self.filters, footer, values)
             matching = None if self.filters is None else self._matching_counts(self.filters)[path]
-            yield from read_ranges(footer, list(parts), wanted, values, indices_of, matcher, matching)
+            for table in read_ranges(footer, list(parts), wanted, values, indices_of, matcher, matching):
+                yield to_schema(table, common, path)
+                # Without `del`, this table would stay in memory while the next row group is decoded.
+                del table
 
     def null_count(self, path: str, row_group: int, column: str) -> int | None:
         """Return the number of nulls of a column in a row group, from the footer's statistics.
@@ -272,6 +285,22 @@ class ParquetSource:
                 stats = chunk.statistics if chunk.is_stats_set else None
                 return stats.null_count if stats is not None and stats.has_null_count else None
         return None
+
+    def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
+        """Yield the smallest and the largest value of a column in each row group of a file that has such statistics.
+
+        Args:
+            path: Path of one of the files.
+            column: Name of a top-level column.
+        """
+        metadata = self.metadata(path)
+        for row_group in range(metadata.num_row_groups):
+            group = metadata.row_group(row_group)
+            for i in range(group.num_columns):
+                chunk = group.column(i)
+                stats = chunk.statistics if chunk.path_in_schema == column and chunk.is_stats_set else None
+                if stats is not None and stats.has_min_max:
+                    yield stats.min, stats.max
 
     def digest(self) -> str:
         """Return a fingerprint of the dataset, which is computed from the footers, or from the rows if there are

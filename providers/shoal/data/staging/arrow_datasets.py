@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.paths import join
 from shoal.data.parquet.source import ParquetSource
+from shoal.data.parquet.table_formats import check_parents
 from shoal.data.staging.location import staged
 from shoal.data.staging.table_writer import write_batches
 from shoal.errors import DataError, InvalidArgumentError
@@ -28,6 +29,7 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
 
     Raises:
         InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
+        DataError: If the files belong to a Delta, Iceberg or Hudi table, and were not listed by the table's library.
     """
     import pyarrow.dataset as pads
     from pyarrow.fs import LocalFileSystem
@@ -36,6 +38,7 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
+    _refuse_tables(dataset)
     # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
     # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
     if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
@@ -51,6 +54,17 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     except DataError:
         return None
     return source if same else None
+
+
+def _refuse_tables(dataset: pyarrow.dataset.Dataset) -> None:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    filesystem = dataset.filesystem
+    # The library of a table brings its own filesystem, and its dataset contains only the files that belong to the
+    # table. A dataset that Arrow itself has made of the table's folder also contains deleted files.
+    if isinstance(filesystem, PyFileSystem) and not isinstance(filesystem.handler, FSSpecHandler):
+        return
+    check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
 
 
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:

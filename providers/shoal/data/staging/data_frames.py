@@ -94,6 +94,7 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
         if columns.count(name) > 1:
             raise DataError(f'the data has several columns named "{name}": rename all but one')
     frame = frame.set_axis(columns, axis=1)
+    frame.attrs = {}
 
     def convert(start: int, stop: int) -> Any:
         with _converting():
@@ -105,6 +106,8 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
     for name in columns:
         with _converting(name):
             schema = schema.append(pa.Schema.from_pandas(frame[[name]], preserve_index=False).field(0))
+    # pandas' types, such as Int64, are stored in the file, so that `to_pandas` restores them.
+    schema = convert(0, 0).schema
     return schema, len(frame), int(frame.memory_usage(index=False).sum()), convert
 
 

@@ -1,0 +1,58 @@
+"""Convert tables to pandas DataFrames, with the index and the types that pandas has stored in the files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.types import EXACT_INTEGER
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from shoal.data.parquet.source import ParquetSource
+
+
+def to_frame(table: pa.Table, source: ParquetSource) -> pd.DataFrame:
+    """Convert rows of a dataset to a DataFrame, like ``pandas.read_parquet``.
+
+    The index and nullable types such as ``Int64`` are restored from the text that pandas has written into the first
+    file. In addition, an integer column with nulls becomes ``Int64`` or ``UInt64`` if float64 would round its values.
+
+    Args:
+        table: All columns of the dataset, for any of its rows.
+        source: The dataset.
+    """
+    import pyarrow as pa
+
+    reference = source.reference()
+    stored = (source.metadata(reference.path).metadata or {}).get(b"pandas")
+    described: dict[str, Any] = json.loads(stored) if stored else {"index_columns": [], "column_indexes": []}
+    columns = {column.get("field_name", column["name"]): column for column in described.get("columns", [])}
+    changed = False
+    for field, values in zip(table.schema, table.columns, strict=True):
+        name = field.name
+        known = columns.get(name)
+        if known is not None and field.type != reference.schema.field(name).type:
+            # Another file has a wider type, to which pandas' type of this file does not apply.
+            columns[name] = {**known, "numpy_type": "object", "metadata": None}
+            changed = True
+        if pa.types.is_integer(field.type) and values.null_count and _would_be_rounded(values):
+            nullable = "Int64" if pa.types.is_signed_integer(field.type) else "UInt64"
+            plain = {"name": name, "field_name": name, "pandas_type": str(field.type), "metadata": None}
+            columns[name] = {**(known or plain), "numpy_type": nullable}
+            changed = True
+    if changed:
+        described["columns"] = list(columns.values())
+        stored = json.dumps(described).encode()
+    frame: pd.DataFrame = table.replace_schema_metadata({b"pandas": stored} if stored else None).to_pandas()
+    return frame
+
+
+def _would_be_rounded(values: pa.ChunkedArray) -> bool:
+    """Return whether an integer column holds a value that float64 cannot represent exactly for certain."""
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(values).as_py()
+    return any(end is not None and abs(end) > EXACT_INTEGER for end in ends.values())
