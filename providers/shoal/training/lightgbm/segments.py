@@ -74,7 +74,7 @@ class Trainer:
                 refuse_namesakes(history, rounds + 1)
             unprinted = self._print_metrics(rounds, results)
             if stopping is not None:
-                stopping.see(float(results[-1][2]))
+                stopping.see(float(self._decisive(results)[2]))
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
             rounds += 1
@@ -126,10 +126,14 @@ class Trainer:
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
+            if self._is_train(name):
+                # LightGBM's callback early_stopping, too, skips the eval set with this name.
+                booster.set_train_data_name(name)
         return booster
 
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
-        """Create the early stopping object for the last metric of the last eval set, with the metric's values so far.
+        """Create the early stopping object for the last metric of the last eval set that is not the training set, with
+        the metric's values so far.
 
         Returns:
             The object; None if the training does not stop early.
@@ -137,8 +141,15 @@ class Trainer:
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
-        name, metric, _, higher = self._evaluate(booster)[-1][:4]
+        name, metric, _, higher = self._decisive(self._evaluate(booster))[:4]
         return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
+
+    def _decisive(self, results: Sequence[Any]) -> Any:
+        """Return the result that early stopping looks at: as in LightGBM, never one of the training set."""
+        return [result for result in results if not self._is_train(result[0])][-1]
+
+    def _is_train(self, name: str) -> bool:
+        return self._task.eval_sets[name].connector is self._task.train.connector
 
     def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
         """Evaluate all metrics on all eval sets; for each eval set, LightGBM's own metrics come first."""
