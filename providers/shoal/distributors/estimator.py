@@ -99,7 +99,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 must be adjacent in the dataset; all rows of a group go to the same worker.
             base_margin_col: Name of the column with the margin (raw score) of each row from which boosting starts.
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
-                metric of the last eval set counts; a `custom_metric` comes after the library's own metrics.
+                metric of the last eval set counts; a `custom_metric` comes after the library's own metrics. LightGBM
+                skips the training set if it is one of the eval sets.
             external_memory: Whether the workers keep the quantised rows on disk (True) or in memory (False). By
                 default, rows are kept on disk only if they do not fit in memory. LightGBM does not support True.
             categorical_cols: Names of the feature columns whose values are categories: text, whole numbers or booleans.

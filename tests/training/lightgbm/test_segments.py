@@ -23,11 +23,15 @@ from shoal.training.lightgbm.binning import find_bins
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import merge_params, worker_params
 from shoal.training.lightgbm.segments import Trainer
-from tests.support.two_node_cluster import COLUMNS
+from tests.support.two_node_cluster import COLUMNS, write_rows
 from tests.training.custom import softmax, squared_error, worst_error
 
 FOREST = {"boosting": "rf", "bagging_fraction": 0.6, "bagging_freq": 1, "metric": "l2"}
 ROUNDS = 10
+FIXED = {
+    "deterministic": True, "force_col_wise": True, "num_threads": 1, "seed": 3, "feature_pre_filter": False,
+    "verbosity": -1,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -145,3 +149,32 @@ def test_metrics_of_ones_own_come_after_lightgbms(rows: Path) -> None:
     assert {len(values) for values in whole.history["eval"].values()} == {ROUNDS}
     with pytest.raises(InvalidArgumentError, match='two metrics have the name "l1"'):
         boosted(rows, {"metric": "l1"}, UserCode(metrics=(lambda *_: ("l1", 1.0, False),)), lost=False)
+
+
+@pytest.mark.parametrize("names", [("eval", "train"), ("train", "eval")])
+def test_early_stopping_skips_the_training_set_as_lightgbm_does(rows: Path, tmp_path: Path, names: tuple) -> None:
+    write_rows(tmp_path / "other", rows=300, seed=2)
+    connectors = {"train": DataConnector.from_parquet(rows), "eval": DataConnector.from_parquet(tmp_path / "other")}
+    frames = {name: connector.to_pandas() for name, connector in connectors.items()}
+    given = {**FIXED, "learning_rate": 0.9, "metric": "l2"}
+    data = lightgbm.Dataset(frames["train"][COLUMNS], frames["train"]["y"], params={"verbosity": -1})
+    other = lightgbm.Dataset(frames["eval"][COLUMNS], frames["eval"]["y"], reference=data)
+    sets = [{"train": data, "eval": other}[name] for name in names]
+    plain = lightgbm.train(
+        given, data, 200, valid_sets=sets, valid_names=list(names),
+        callbacks=[lightgbm.early_stopping(3, verbose=False)],
+    )  # fmt: skip
+
+    meant = Columns(tuple(COLUMNS), "y")
+    parts = {name: Part(connector, connector.plan(1, 0)[0]) for name, connector in connectors.items()}
+    shards = {name: ShardRows(part, meant, 0, keep_types=True) for name, part in parts.items()}
+    (share,) = shares([parts["train"].shard.rows])
+    reference = find_bins(sample(shards["train"], share, given, 0), COLUMNS, given, threads=1).reference({})
+    binned = {name: Binned(shards[name], reference) for name in names}
+    task = Task(
+        parts["train"], {name: parts[name] for name in names}, meant, given, seed=3, early_stopping_rounds=3
+    )  # fmt: skip
+    training = Trainer(task, gang_context(), Binned(shards["train"], reference), binned)
+    result = training.boost(Segment(0, 200, True, Checkpoint()))
+    assert result.stopped
+    assert result.best_iteration == plain.best_iteration - 1

@@ -70,7 +70,8 @@ class TrainRequest(Settings):
         default=None,
         ge=1,
         description="Number of rounds. The training stops when the last metric of the last eval set has not improved "
-        "for this many rounds. None: the training does not stop early.",
+        "for this many rounds. LightGBM skips the training set if it is one of the eval sets. None: the training does "
+        "not stop early.",
     )
     external_memory: bool | None = Field(
         default=None,

@@ -87,6 +87,12 @@ class LightGBM:
                 'boosting="dart" does not support early_stopping_rounds: dart changes earlier trees, so the model '
                 "of the best round cannot be restored. Remove early_stopping_rounds, or set another value for boosting"
             )
+        if request.early_stopping_rounds and all(each == request.dataset for each in request.eval_set.values()):
+            raise InvalidArgumentError(
+                f"early_stopping_rounds={request.early_stopping_rounds} needs an eval set that is not the training set, "
+                "because LightGBM never stops on the training set: add such a dataset to eval_set, or remove "
+                "early_stopping_rounds"
+            )
         if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
             raise InvalidArgumentError(
                 "early_stopping_rounds needs a metric: set the parameter metric in params, or pass a custom_metric"

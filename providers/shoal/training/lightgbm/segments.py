@@ -75,8 +75,9 @@ class Trainer:
                 refuse_namesakes(history, rounds + 1)
             unprinted = self._print_metrics(rounds, results)
             if stopping is not None:
-                self._check_stopping(results[-1], first=rounds == 0)
-                stopping.see(float(results[-1][2]))
+                decisive = self._decisive(results)
+                self._check_stopping(decisive, first=rounds == 0)
+                stopping.see(float(decisive[2]))
             asked = self._call_back(CallbackEnv(*place, results), before=False)
             stopped = asked is not None or (stopping is not None and stopping.stopped)
             rounds += 1
@@ -89,7 +90,7 @@ class Trainer:
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
         if stopping is not None and stopped and score is not None:
-            name, metric = self._evaluate(booster)[-1][:2]
+            name, metric = self._decisive(self._evaluate(booster))[:2]
             check_best_score(name, metric, score)
         return Boosted(
             stopped=stopped,
@@ -131,10 +132,14 @@ class Trainer:
             _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, old._handle))
         for name, binned in self._evals.items():
             booster.add_valid(binned.dataset, name)
+            if self._is_train(name):
+                # LightGBM's callback early_stopping, too, skips the eval set with this name.
+                booster.set_train_data_name(name)
         return booster
 
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
-        """Create the early stopping object for the last metric of the last eval set, with the metric's values so far.
+        """Create the early stopping object for the last metric of the last eval set that is not the training set, with
+        the metric's values so far.
 
         Returns:
             The object; None if the training does not stop early.
@@ -142,12 +147,12 @@ class Trainer:
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
-        name, metric, _, higher = self._evaluate(booster)[-1][:4]
+        name, metric, _, higher = self._decisive(self._evaluate(booster))[:4]
         return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
 
     def _check_stopping(self, result: Sequence[Any], *, first: bool) -> None:
-        """Raise an error if the metric that stops the training early, of which `result` is the last result, cannot
-        decide."""
+        """Raise an error if the metric that stops the training early, of which `result` is the newest result,
+        cannot decide."""
         name, metric, value = result[:3]
         check_stopping_metric(
             name,
@@ -157,6 +162,13 @@ class Trainer:
             grouped=False,
             classes=int(self._task.params.get("num_class") or 2),
         )
+
+    def _decisive(self, results: Sequence[Any]) -> Any:
+        """Return the result that early stopping looks at: as in LightGBM, never one of the training set."""
+        return [result for result in results if not self._is_train(result[0])][-1]
+
+    def _is_train(self, name: str) -> bool:
+        return self._task.eval_sets[name].connector is self._task.train.connector
 
     def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
         """Evaluate all metrics on all eval sets; for each eval set, LightGBM's own metrics come first."""
