@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.training import cluster
+from shoal.training.capacity import Node
+from shoal.training.gang.reused_workers import end_gangs
 from tests.support.two_node_cluster import TwoNodes, connected
 
 
@@ -14,3 +17,12 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
     """This process as a driver of the two nodes; for this package, so that no other's tests find it connected."""
     with connected(two_nodes):
         yield two_nodes
+
+
+@pytest.fixture(scope="module")
+def without_ray() -> Iterator[None]:
+    """This process as a driver that starts its workers itself; for a module, whose tests share the workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_this_machine", Node(name="here", cpus=2, gpus=0))
+        yield
+        end_gangs()

@@ -13,16 +13,12 @@ import pandas as pd
 import pytest
 import xgboost
 
-from shoal.data import DataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
-from tests.support.two_node_cluster import TwoNodes
-from tests.training.custom import squared_error
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.usefixtures("without_ray")
 
 FEATURES = ["a", "n", "yes"]
 
@@ -46,7 +42,15 @@ def file(table: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(file: Path, framework: str, user_code: UserCode | None = None, **changes: Any) -> TrainResult:
+@pytest.fixture(scope="module")
+def noise(table: pd.DataFrame, file: Path) -> Path:
+    """The same rows with labels that cannot be predicted."""
+    path = file.with_name("noise.parquet")
+    table.assign(y=table["noise"]).to_parquet(path, index=False)
+    return path
+
+
+def trained(file: Path, framework: str, **changes: Any) -> TrainResult:
     """The result as it is read back from a job's files."""
     values = {
         "framework": framework,
@@ -54,9 +58,9 @@ def trained(file: Path, framework: str, user_code: UserCode | None = None, **cha
         "input_cols": FEATURES,
         "label_col": "y",
         "n_estimators": 5,
-        "scaling_config": {"num_workers": 1},
+        "scaling_config": {"num_workers": 1, "num_cpu_per_worker": 1},
     }
-    result = train(TrainRequest(**{**values, **changes}), user_code=user_code)
+    result = train(TrainRequest(**{**values, **changes}))
     return TrainResult.model_validate_json(result.model_dump_json())
 
 
@@ -78,7 +82,7 @@ def config(booster: xgboost.Booster) -> dict[str, Any]:
     ],
 )
 def test_xgboost_has_the_parameters_and_the_file_of_plain_xgboost(
-    driver: TwoNodes, file: Path, table: pd.DataFrame, label: str, params: dict[str, Any]
+    file: Path, table: pd.DataFrame, label: str, params: dict[str, Any]
 ) -> None:
     ours = trained(file, "xgboost", label_col=label, params=params).booster()
     matrix = xgboost.QuantileDMatrix(table[FEATURES], table[label], nthread=1, max_bin=params.get("max_bin", 256))
@@ -96,42 +100,32 @@ def test_xgboost_has_the_parameters_and_the_file_of_plain_xgboost(
     assert ours.save_raw("json") == plain.save_raw("json")
 
 
-def test_xgboost_after_early_stopping(driver: TwoNodes, file: Path, table: pd.DataFrame) -> None:
-    changes = {"n_estimators": 50, "early_stopping_rounds": 3, "eval_set": {"eval": {"paths": (str(file),)}}}
-    ours = trained(file, "xgboost", UserCode((Worse(),)), params={"eta": 0.5, "device": "cpu"}, **changes).booster()
+def test_xgboost_after_early_stopping(file: Path, noise: Path, table: pd.DataFrame) -> None:
+    changes = {"n_estimators": 50, "early_stopping_rounds": 3, "eval_set": {"eval": {"paths": (str(noise),)}}}
+    ours = trained(file, "xgboost", params={"eta": 0.5}, **changes).booster()
     matrix = xgboost.QuantileDMatrix(table[FEATURES], table["y"], nthread=1)
+    evals = [(xgboost.QuantileDMatrix(table[FEATURES], table["noise"], ref=matrix, nthread=1), "eval")]
     plain = xgboost.train(
-        {"eta": 0.5, "nthread": 1}, matrix, 50, evals=[(matrix, "eval")], early_stopping_rounds=3, verbose_eval=False,
-        callbacks=[Worse()],
-    )  # fmt: skip
+        {"eta": 0.5, "nthread": 1}, matrix, 50, evals=evals, early_stopping_rounds=3, verbose_eval=False
+    )
     assert ours.best_iteration == plain.best_iteration < plain.num_boosted_rounds() - 1
     assert ours.best_score == plain.best_score
     assert ours.save_raw("json") == plain.save_raw("json")
 
 
-class Worse(xgboost.callback.TrainingCallback):
-    """Makes the model worse from the fourth round."""
-
-    def before_iteration(self, model: xgboost.Booster, epoch: int, evals_log: Any) -> bool:
-        if epoch >= 4:
-            model.set_param("eta", 5)
-        return False
-
-
 @pytest.mark.parametrize(("evaluated", "patience"), [(False, None), (True, None), (True, 3)])
 def test_lightgbm_has_the_parameters_and_the_file_of_plain_lightgbm(
-    driver: TwoNodes, file: Path, table: pd.DataFrame, evaluated: bool, patience: int | None
+    file: Path, noise: Path, table: pd.DataFrame, evaluated: bool, patience: int | None
 ) -> None:
     params = {"verbosity": -1, "learning_rate": 0.3, "metric": ["l2", "l1"], "monotone_constraints": [1, 0, 0]}
-    noise = file.with_name("noise.parquet")
-    table.assign(y=table["noise"]).to_parquet(noise, index=False)
     eval_set = {"eval": {"paths": (str(noise),)}} if evaluated else {}
     changes = {"params": params, "n_estimators": 20, "early_stopping_rounds": patience, "eval_set": eval_set}
     ours = trained(file, "lightgbm", **changes).booster()
     features = table[FEATURES].to_numpy(float)
     rows = lightgbm.Dataset(features, table["y"], feature_name=FEATURES, free_raw_data=False)
     # shoal sets these parameters, so that a training is reproducible and does not depend on the sample of the rows.
-    set_by_shoal = {"deterministic": True, "force_col_wise": True, "feature_pre_filter": False, "num_threads": 1}
+    set_by_shoal = {"deterministic": True, "force_col_wise": True, "feature_pre_filter": False}
+    set_by_shoal |= {"num_threads": 1, "seed": 0}
     plain = lightgbm.train(
         {**params, **set_by_shoal},
         rows,
@@ -151,3 +145,65 @@ def test_lightgbm_has_the_parameters_and_the_file_of_plain_lightgbm(
     assert again == theirs
     refitted = [each.refit(features, table["y"] + 1).predict(features) for each in (ours, plain)]
     np.testing.assert_array_equal(*refitted)
+
+
+def test_xgboosts_estimator_is_as_after_its_own_fit(file: Path, table: pd.DataFrame) -> None:
+    scaling = XGBScalingConfig(num_workers=1, num_cpu_per_worker=1)
+    params = {"num_class": 3, "eta": 0.2, "max_depth": 2, "eval_metric": "mlogloss", "monotone_constraints": (1, 0, 0)}
+    estimator = XGBEstimator(4, "multi:softprob", params, scaling)
+    estimator.fit(table, FEATURES, "k", {"validation_0": table})
+    ours = pickle.loads(pickle.dumps(estimator)).to_sklearn()
+    plain = xgboost.XGBClassifier(n_estimators=4, objective="multi:softprob", n_jobs=1, **params)
+    plain.fit(table[FEATURES], table["k"], eval_set=[(table[FEATURES], table["k"])], verbose=False)
+    assert {**ours.get_params(), "n_jobs": 1} == plain.get_params()
+    assert config(ours.get_booster()) == config(plain.get_booster())
+    assert ours.evals_result() == plain.evals_result()
+    assert list(ours.classes_) == list(plain.classes_)
+    assert (ours.n_classes_, ours.n_features_in_) == (plain.n_classes_, plain.n_features_in_)
+    assert list(ours.feature_names_in_) == list(plain.feature_names_in_)
+    np.testing.assert_array_equal(ours.predict_proba(table[FEATURES]), plain.predict_proba(table[FEATURES]))
+    ours.set_params(eta=0.9)
+    assert config(estimator.get_booster()) == config(plain.get_booster())
+
+
+def test_lightgbms_estimator_is_as_after_its_own_fit(file: Path, table: pd.DataFrame) -> None:
+    scaling = LightGBMScalingConfig(num_workers=1, num_cpu_per_worker=1)
+    params = {"num_class": 3, "learning_rate": 0.2, "max_depth": 2, "verbosity": -1}
+    estimator = LightGBMEstimator(4, "multiclass", params, scaling)
+    estimator.fit(table, FEATURES, "k", {"valid_0": table})
+    ours = pickle.loads(pickle.dumps(estimator)).to_sklearn()
+    plain = lightgbm.LGBMClassifier(n_estimators=4, objective="multiclass", n_jobs=1, deterministic=True, **params)
+    features = table[FEATURES].astype(float)
+    plain.fit(features, table["k"], eval_X=features + 0, eval_y=table["k"])
+    theirs = {name: value for name, value in plain.get_params().items() if name != "deterministic"}
+    assert {**ours.get_params(), "n_jobs": 1} == theirs
+    assert (ours.best_iteration_, ours.n_iter_) == (plain.best_iteration_, plain.n_iter_)
+    ours_scores, scores = ours.best_score_["valid_0"], plain.best_score_["valid_0"]
+    assert dict(ours_scores) == pytest.approx(dict(scores))
+    assert ours.evals_result_["valid_0"]["multi_logloss"] == pytest.approx(
+        plain.evals_result_["valid_0"]["multi_logloss"]
+    )
+    assert (ours.n_features_in_, list(ours.feature_names_in_)) == (3, list(plain.feature_names_in_))
+    assert (list(ours.classes_), ours.n_classes_, ours.objective_) == ([0, 1, 2], 3, plain.objective_)
+    np.testing.assert_allclose(ours.predict_proba(features), plain.predict_proba(features))
+
+
+@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+def test_mlflow_keeps_of_the_model_what_it_keeps_of_the_plain_librarys(
+    file: Path, table: pd.DataFrame, tmp_path: Path, framework: str
+) -> None:
+    import mlflow.lightgbm
+    import mlflow.xgboost
+
+    params = {"learning_rate": 0.2, "max_depth": 2}
+    ours = trained(file, framework, params=params).booster()
+    if framework == "xgboost":
+        matrix = xgboost.QuantileDMatrix(table[FEATURES], table["y"], nthread=1)
+        plain = xgboost.train({**params, "nthread": 1}, matrix, 5)
+        for name, booster in (("ours", ours), ("plain", plain)):
+            mlflow.xgboost.save_model(booster, tmp_path / name, model_format="ubj")
+        loaded = [mlflow.xgboost.load_model(tmp_path / name) for name in ("ours", "plain")]
+        assert config(loaded[0]) == config(loaded[1])
+    else:
+        mlflow.lightgbm.save_model(ours, tmp_path / "ours")
+        assert mlflow.lightgbm.load_model(tmp_path / "ours").model_to_string() == ours.model_to_string()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
@@ -19,15 +20,31 @@ from shoal.errors import InvalidArgumentError
 _registering = threading.Lock()
 
 
-def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """Pickled object. If a message contains a `Pickled`, the receiver of the message gets the object itself.
+
+    Args:
+        content: Result of :func:`pickled`.
+    """
+
+    content: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        return cloudpickle.loads, (self.content,)
+
+
+def pickled(value: Any, what: str) -> bytes:
     """Pickle functions and objects, including the variables of their closures.
 
-    Code that is not installed in the environment (a script, a DAG file, a notebook) is pickled too, because the nodes
-    cannot import such code.
+    Code that is not installed in the environment (a script, a DAG file, a notebook, and the modules that these use) is
+    pickled too, because the nodes cannot import such code. It does not matter where in `value` the code is used: in a
+    callback object of the library, in a bound method or in the variables of a function.
 
     Args:
         value: Object to pickle.
-        parts: The functions and objects within `value` that the user wrote.
         what: Name of `value` in the error message.
 
     Returns:
@@ -36,45 +53,74 @@ def pickled(value: Any, parts: Iterable[Any], what: str) -> bytes:
     Raises:
         InvalidArgumentError: The value contains an object that cannot be pickled.
     """
-    import cloudpickle
-
     try:
-        with _registering, _by_value(_modules_of(parts)):
-            content: bytes = cloudpickle.dumps(value)
+        with _registering:
+            try:
+                return _dump(value, (type, FunctionType, ModuleType))
+            except Exception:
+                # A module that a function uses as a whole may contain objects that cannot be pickled. The nodes may be
+                # able to import the module, so it is pickled by its name.
+                return _dump(value, (type, FunctionType))
     except Exception as error:
         raise InvalidArgumentError(
             f"{what} cannot be sent to the pool: {error}. Create objects that cannot be pickled, such as locks and "
             "connections, inside the function"
         ) from error
-    return content
 
 
-def _modules_of(objects: Iterable[Any]) -> Iterator[ModuleType]:
-    for found in objects:
-        while isinstance(found, partial):
-            found = found.func
-        name = found.__module__ if hasattr(found, "__qualname__") else type(found).__module__
-        if (module := sys.modules.get(name)) is not None and not _is_installed(module):
-            yield module
+def _dump(value: Any, by_value: tuple[type, ...]) -> bytes:
+    """Pickle an object.
+
+    Args:
+        value: Object to pickle.
+        by_value: Kinds of objects that are pickled with their code, if they belong to a module that is not installed.
+    """
+    import cloudpickle
+
+    with _registered() as register:
+
+        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+            def reducer_override(self, found: Any) -> Any:
+                # Pickle calls this method for each object, just before cloudpickle asks its registry.
+                if isinstance(found, by_value):
+                    register(found.__name__ if isinstance(found, ModuleType) else found.__module__)
+                return super().reducer_override(found)
+
+        with io.BytesIO() as file:
+            Pickler(file).dump(value)
+            return file.getvalue()
+
+
+@contextmanager
+def _registered() -> Iterator[Any]:
+    """Yield a function that makes cloudpickle pickle a module by value, until the ``with`` block ends."""
+    import cloudpickle
+
+    seen = set(cloudpickle.list_registry_pickle_by_value())
+    mine: list[ModuleType] = []
+
+    def register(name: Any) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        module = sys.modules.get(name)
+        if module is not None and not _is_installed(module):
+            cloudpickle.register_pickle_by_value(module)
+            mine.append(module)
+
+    try:
+        yield register
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platlib", "purelib")]
     # Modules without a file need no registration with cloudpickle. They are either built into Python, so every node has
     # them, or they are the main module of an interactive session, which cloudpickle always pickles.
-    return file is None or any(Path(file).is_relative_to(folder) for folder in installed)
-
-
-@contextmanager
-def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    import cloudpickle
-
-    mine = {module for module in modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()}
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
+    if file is None or module.__name__.split(".")[0] == "shoal":
+        return True
+    if {"site-packages", "dist-packages"} & {*Path(file).parts}:
+        return True
+    return any(Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+import xgboost
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.params import json_params
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.xgboost.params import (
     check_params,
     is_stochastic,
@@ -21,6 +25,46 @@ def test_numpy_scalars_become_plain() -> None:
     )
     assert merged == {"max_depth": 3, "eta": 0.5, "quantile_alpha": [0.1, 0.9]}
     assert type(merged["max_depth"]) is int
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"monotone_constraints": (1, -1)},
+        {"monotone_constraints": [1, -1]},
+        {"monotone_constraints": (np.int64(1), np.int64(-1))},
+        {"monotone_constraints": np.array([1, -1])},
+        {"monotone_constraints": "(1,-1)"},
+        {"monotone_constraints": {"a": 1, "b": np.int8(-1)}},
+        {"interaction_constraints": [("a",), ["b"]], "monotone_constraints": (1, -1)},
+        {"interaction_constraints": "[[0],[1]]", "monotone_constraints": (1, -1)},
+        {"monotone_constraints": (1, -1), "seed": None, "tree_method": None, "nthread": None, "objective": None},
+    ],
+)
+def test_every_form_of_a_value_reaches_xgboost(params: dict[str, Any]) -> None:
+    merged = merge_params(params, None, 10)
+    request = TrainRequest(dataset={"paths": ("rows/",)}, input_cols=("a", "b"), label_col="y", params=merged)
+    read = TrainRequest.model_validate_json(request.model_dump_json())
+    given = worker_params(merge_params(read.params, None, 10), threads=1, gpus=0)
+    check_params(given, ["a", "b"])
+    features = np.random.default_rng(0).normal(size=(200, 2))
+    matrix = xgboost.DMatrix(features, features @ [1, -1], feature_names=["a", "b"])
+    config = json.loads(xgboost.Booster(given, [matrix]).save_config())
+    expected = {"a": [0], "b": [1]}.values() if "interaction_constraints" in params else []
+    tree = config["learner"]["gradient_booster"]["tree_train_param"]
+    assert tree["monotone_constraints"].replace(" ", "") == "(1,-1)"
+    assert json.loads(tree["interaction_constraints"] or "[]") == list(expected)
+
+
+def test_metrics_and_what_is_no_value() -> None:
+    assert json_params({"eval_metric": ("rmse", "mae")}) == {"eval_metric": ["rmse", "mae"]}
+    assert json_params({"eval_metric": {"rmse", "mae"}}) == {"eval_metric": ["mae", "rmse"]}
+    assert merge_params({"monotone_constraints": (1, 0)}, None, 1) == {"monotone_constraints": (1, 0)}
+    assert merge_params({"max_depth": None, "objective": None}, "binary:logistic", 1) == {"objective": "binary:logistic"}
+    with pytest.raises(InvalidArgumentError, match=r"params must be a dict, not \[.*as a list, such as"):
+        merge_params([("eval_metric", "rmse"), ("eval_metric", "mae")], None, 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"params\['monotone_constraints'\] must have names as keys, not 0"):
+        merge_params({"monotone_constraints": {0: 1}}, None, 1)
 
 
 @pytest.mark.parametrize("objective", ["reg:squarederror", "reg:linear"])

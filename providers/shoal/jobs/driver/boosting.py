@@ -39,11 +39,11 @@ def begin(spec: JobSpec) -> None:
     from shoal.training.boosting.engine import import_ahead_for_workers
 
     import_ahead_for_workers(spec)
-    if spec.register_as is None:
+    if spec.register_as is None and spec.user_code is None:
         # `import_lean` imports the library without scikit-learn, which saves seconds.
         import_lean([spec.framework])
     else:
-        # The comparison with the champion may need scikit-learn. The process from which this driver was forked may have
+        # The comparison with the champion and the user's code may need scikit-learn. The process from which this driver was forked may have
         # imported the library without scikit-learn.
         forget_lean()
 

@@ -43,7 +43,7 @@ def store_user_code(user_code: UserCode) -> str:
     Raises:
         InvalidArgumentError: A callback, the objective or a metric cannot be pickled.
     """
-    return store(pickled(user_code, user_code.parts(), "callbacks, objective or metrics"))
+    return store(pickled(user_code, "callbacks, objective or metrics"))
 
 
 def load_user_code(path: str) -> UserCode:

@@ -32,6 +32,7 @@ from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
+from shoal.training.pickling import Pickled, pickled
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_workers
@@ -247,6 +248,9 @@ class _Training:
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
         self._checkpoint = Checkpoint()
+        self._sent: Any = user_code
+        if user_code:
+            self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
 
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
@@ -279,7 +283,8 @@ class _Training:
         with shared_gang(
             _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
         ) as gang:
-            gang.preload([self._library.worker])
+            # The user's code may use scikit-learn and the library's estimators.
+            gang.preload([self._library.worker], complete=bool(self._user_code))
             self._check_gpus(gang)
             rows = sum(train.shard.rows for train, _ in parts)
             if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
@@ -295,7 +300,7 @@ class _Training:
                     # verbose_eval is a bool, None or a number. int() converts True to 1, which prints after every
                     # round; False, None and 0 become 0, which prints nothing.
                     print_every=int(request.verbose_eval or 0),
-                    user_code=self._user_code,
+                    user_code=self._sent,
                     external_memory=request.external_memory,
                     connection=connection,
                 )

@@ -38,7 +38,7 @@ class Workers(Protocol):
             WorkerLostError: A worker died, or did not answer in time.
         """
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
 
     def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:

@@ -77,10 +77,10 @@ class ChildProcesses:
                 raise WorkerLostError(f"{who} was lost while it started: {why}")
             yield answer
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
         for child in self._children:
-            child.call("preload", list(modules))
+            child.call("preload", list(modules), complete)
 
     def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
         """Start a call in every worker, and return without waiting."""

@@ -192,10 +192,14 @@ class Gang:
             self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.SIDECAR, TrainingError(what))))
         return self._sidecars[name]  # type: ignore[return-value]
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Tell the workers to import modules in the background, but not the modules' optional packages such as
-        scikit-learn."""
-        self._started.preload(modules)
+    def preload(self, modules: Sequence[str], *, complete: bool = False) -> None:
+        """Tell the workers to import modules in the background.
+
+        Args:
+            modules: Modules to import.
+            complete: Whether to import also the modules' optional packages such as scikit-learn.
+        """
+        self._started.preload(modules, complete)
 
     def run(
         self,

@@ -69,10 +69,10 @@ class RayActors:
                 self._own_folders[seat.node_id] = joined.own_folder
             yield joined
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
         for actor in self._actors:
-            actor.preload.remote(list(modules))
+            actor.preload.remote(list(modules), complete)
 
     def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
         """Start a call in every worker, and return without waiting."""

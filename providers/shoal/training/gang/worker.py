@@ -16,7 +16,7 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.host import change_directory, memory
-from shoal.training.host.imports import import_lean
+from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 
 
 class PeerError(TrainingError):
@@ -148,9 +148,17 @@ class Worker:
         set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
         return Joined(os.getpid(), own_folder)
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Import modules in advance, but not their slow optional packages such as scikit-learn."""
-        import_lean(modules)
+    def preload(self, modules: Sequence[str], complete: bool) -> None:
+        """Import modules in advance.
+
+        Args:
+            modules: Modules to import.
+            complete: Whether to import also slow optional packages such as scikit-learn. If this process has imported
+                the libraries without these packages, it imports the libraries again.
+        """
+        if complete:
+            forget_lean()
+        import_lean(modules, absent=() if complete else NOT_NEEDED)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
         """Call a function and return its result as a `Success`, or its error as a `Failure`.

@@ -15,6 +15,8 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
+_LIBRARIES = ("xgboost", "lightgbm")
+
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
     "OPENBLAS_NUM_THREADS": "1",
@@ -62,8 +64,12 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
 
 def forget_lean() -> None:
     """Remove from this process the libraries that `import_lean` has imported, so that the next import of such a library
-    also imports its optional packages."""
-    for module in [name for name in sys.modules if name.split(".")[0] in _lean]:
+    also imports its optional packages. Modules of shoal that contain parts of the libraries are removed, too."""
+    if not _lean:
+        return
+    libraries = {*_LIBRARIES, *(name.split(".")[0] for name in _lean)} - {"shoal"}
+    shoal = tuple(f"shoal.training.{library}." for library in _LIBRARIES)
+    for module in [name for name in sys.modules if name.split(".")[0] in libraries or name.startswith(shoal)]:
         del sys.modules[module]
     _lean.clear()
 

@@ -44,6 +44,7 @@ _NAMES = Names(
 # the first checkpoint) uses the user's value. If each segment needs its own seeds (see `begins_anew`), segment N uses
 # the user's value plus N.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
+_TRUTH = {"true": True, "+": True, "false": False, "-": False}
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
 _LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
@@ -71,7 +72,12 @@ def merge_params(
 ) -> dict[str, Any]:
     """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
     merged = merge(params, objective, n_estimators, _NAMES)
-    return {_NAMES.canonical(name): value for name, value in merged.items()}
+    return {_NAMES.canonical(name): _truth(value) for name, value in merged.items()}
+
+
+def _truth(value: Any) -> Any:
+    """Convert a text that LightGBM reads as a truth value, such as "false", to this value."""
+    return _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def objective_of(params: Mapping[str, Any]) -> str:

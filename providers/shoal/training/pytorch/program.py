@@ -116,7 +116,7 @@ class Program:
         Raises:
             InvalidArgumentError: The program contains an object that cannot be pickled, or is too large.
         """
-        content = pickled(self, [self.target, *self.args, *self.kwargs.values()], name_of(self.target))
+        content = pickled(self, name_of(self.target))
         if len(content) > MAX_BYTES:
             raise InvalidArgumentError(
                 f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables "

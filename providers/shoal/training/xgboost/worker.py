@@ -208,7 +208,7 @@ class _Session:
         # gets it here.
         settings = {
             "ref": ref,
-            "max_bin": params.get("max_bin", 256),
+            "max_bin": int(params.get("max_bin", 256)),
             "nthread": params["nthread"],
             "enable_categorical": bool(self.task.columns.categories),
         }
