@@ -9,7 +9,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.context import say
 from shoal.training.lightgbm.bin_sample import shares
 from shoal.training.lightgbm.messages import Agreed, Offer, Opening
 from shoal.training.lightgbm.params import (
@@ -103,6 +105,8 @@ class LightGBM:
                 'them, or use boosting="gbdt"'
             )
         check_params(params, request.input_cols, grouped=request.group_col is not None)
+        if advice := inexact_leaves("lightgbm", objective_of(params), size.num_workers):
+            say(advice)
         # LightGBM writes the number of rounds into the model's text, but does not use it here.
         params = {**params, "num_iterations": request.n_estimators}
         return params, seed_of(merged, request.run_config.seed)

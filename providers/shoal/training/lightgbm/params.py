@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
@@ -47,7 +48,6 @@ _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "o
 _TRUTH = {"true": True, "+": True, "false": False, "-": False}
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
-_LEARNERS = ("data", "data_parallel", "voting", "voting_parallel")
 # Parameters that shoal refuses in `params`, because they belong to other interfaces of LightGBM. Each value is a text
 # that tells the user what to do instead.
 _GANG = "remove this parameter, because shoal connects the workers itself"
@@ -127,22 +127,13 @@ def worker_params(
             f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
             f"remove num_threads and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
         )
+    refuse_unsupported("lightgbm", given, workers)
     learner = str(given.get("tree_learner", "data"))
-    if learner not in _LEARNERS and not (learner == "serial" and workers == 1):
-        raise InvalidArgumentError(
-            f'tree_learner="{learner}" cannot train on rows that are divided among workers: remove tree_learner, '
-            'or set it to "data" or "voting"'
-        )
     device = given.get("device_type", "cuda") if gpus else "cpu"
     if device == "cuda" and workers > 1:
         raise InvalidArgumentError(
             f"LightGBM can use CUDA only in a single worker, but there are {workers} workers: set num_workers=1, or "
             'train with OpenCL (params={"device": "gpu"})'
-        )
-    if given.get("linear_tree"):
-        raise InvalidArgumentError(
-            "shoal does not support linear_tree, because LightGBM trains linear trees only in one process and with all "
-            "rows in memory: remove linear_tree from params"
         )
     if custom_objective:
         given["objective"] = "none"

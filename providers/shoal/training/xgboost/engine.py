@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.context import say
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
@@ -65,9 +67,11 @@ class XGBoost:
             raise InvalidArgumentError(
                 f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
             )
-        params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker)
+        params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
         seed = seed_of(merged, request.run_config.seed)
         check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
+        if advice := inexact_leaves("xgboost", objective, size.num_workers):
+            say(advice)
         return params, seed
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
 from shoal.training.xgboost.categories import feature_types
 
@@ -74,17 +75,18 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
     )
 
 
-def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict[str, Any]:
+def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers: int = 1) -> dict[str, Any]:
     """Return the parameters that every worker passes to XGBoost, without the seed, which each worker adds.
 
     Args:
         params: Merged parameters.
         threads: Number of threads per worker.
         gpus: Number of GPUs per worker.
+        workers: Number of workers.
 
     Raises:
-        InvalidArgumentError: `params` contain another number of threads, or a tree method or booster that cannot train
-            on streamed data.
+        InvalidArgumentError: `params` contain another number of threads, or a parameter with which the workers cannot
+            train.
     """
     for name in ("nthread", "n_jobs"):
         if params.get(name) not in (None, threads):
@@ -92,17 +94,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int) -> dict
                 f"params contain {name}={params[name]!r}, but each worker has {threads} CPUs: "
                 f"remove {name} and set XGBScalingConfig(num_cpu_per_worker={params[name]!r})"
             )
-    tree_method = params.get("tree_method", "hist")
-    if tree_method not in ("hist", "auto"):
-        raise InvalidArgumentError(
-            f'tree_method="{tree_method}" cannot train on quantised data (histogram bins), which shoal uses: remove '
-            'tree_method, or set it to "hist"'
-        )
-    if params.get("booster") == "gblinear":
-        raise InvalidArgumentError(
-            'booster="gblinear" cannot train on quantised data (histogram bins), which shoal uses: use "gbtree" or '
-            '"dart"'
-        )
+    refuse_unsupported("xgboost", params, workers)
     rest = {name: value for name, value in params.items() if name not in _SET_BY_SHOAL}
     return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 

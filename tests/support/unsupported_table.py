@@ -1,0 +1,37 @@
+"""Write the table of unsupported parameters in docs/training.md.
+
+Run ``python -m tests.support.unsupported_table`` after a change of `shoal.training.boosting.unsupported`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.training.boosting.unsupported import UNSUPPORTED, Unsupported
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+_BEGIN = "<!-- written by python -m tests.support.unsupported_table -->\n"
+_END = "<!-- end of the written table -->\n"
+_LIBRARIES = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
+
+
+def page() -> str:
+    """Return the text of the page, with the table of the code."""
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    rows = "".join(f"| {' | '.join(_cells(entry))} |\n" for entry in UNSUPPORTED)
+    head = "| library | parameter | workers | reason | instead |\n| --- | --- | --- | --- | --- |\n"
+    return f"{before}{_BEGIN}\n{head}{rows}\n{_END}{after}"
+
+
+def _cells(entry: Unsupported) -> tuple[str, ...]:
+    values = ", ".join(f"`{value}`" for value in entry.values)
+    name = f"`{entry.name}`" + (f": {values}" if values else "")
+    if entry.allowed:
+        name += f" other than {', '.join(f'`{value}`' for value in entry.allowed)}"
+    workers = "several" if entry.several_workers else "any number"
+    return _LIBRARIES[entry.library], name, workers, entry.reason, entry.remedy
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,81 @@
+"""What a library cannot train, or not in several workers, is refused by name before a worker starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.unsupported import UNSUPPORTED, Unsupported, inexact_leaves
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.scaling import GangSize
+from shoal.training.xgboost.engine import XGBoost
+from tests.support import unsupported_table
+
+ENGINES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
+GIVEN: dict[str, Any] = {
+    "updater": "grow_colmaker,prune",
+    "lambdarank_unbiased": True,
+    "linear_tree": True,
+    "interaction_constraints": [[0], [0, 1]],
+    "forcedsplits_filename": "",
+    "cegb_penalty_feature_lazy": [1.0, 2.0],
+    "cegb_penalty_feature_coupled": [1.0, 2.0],
+}
+"""Values of the parameters of which every value is refused."""
+
+
+def params(library: str, given: dict[str, Any], workers: int) -> dict[str, Any]:
+    request = TrainRequest(
+        framework=library,
+        dataset={"paths": ("/none",)},
+        input_cols=("a", "b"),
+        label_col="y",
+        group_col="q",
+        params=given,
+    )
+    return ENGINES[library].params(request, GangSize(workers, 1, 1, 0), UserCode())[0]
+
+
+@pytest.mark.parametrize("entry", UNSUPPORTED, ids=lambda entry: f"{entry.library}-{entry.name}")
+def test_each_entry_is_refused_by_name_with_its_remedy(entry: Unsupported, tmp_path: Any) -> None:
+    file = tmp_path / "splits.json"
+    file.write_text("{}")
+    values = [value.replace("ams", "ams@0.15") for value in entry.values]
+    rank = {"objective": "rank:ndcg"} if entry.name == "lambdarank_unbiased" else {}
+    for value in values or (GIVEN[entry.name] or str(file),):
+        for workers in (1, 2):
+            if workers == 1 and entry.several_workers:
+                assert params(entry.library, {**rank, entry.name: value}, 1)[entry.name] == value
+                continue
+            with pytest.raises(InvalidArgumentError) as caught:
+                params(entry.library, {**rank, entry.name: value}, workers)
+            assert all(part in str(caught.value) for part in (f"{entry.name}=", entry.reason, entry.remedy))
+
+
+def test_other_values_and_other_names_of_a_parameter() -> None:
+    assert params("xgboost", {"updater": "grow_quantile_histmaker", "tree_method": "auto"}, 2)
+    assert params("lightgbm", {"monotone_constraints": [1, 0], "monotone_constraints_method": "basic"}, 2)
+    assert params("lightgbm", {"interaction_constraints": [], "linear_tree": False, "tree_learner": "voting"}, 2)
+    with pytest.raises(InvalidArgumentError, match=r'monotone_constraints_method="advanced" is not .* with 3 workers'):
+        params("lightgbm", {"mc_method": "advanced"}, 3)
+    with pytest.raises(InvalidArgumentError, match=r'eval_metric="ams@0\.15" is not supported with 2 workers'):
+        params("xgboost", {"objective": "binary:logistic", "eval_metric": ["auc", "ams@0.15"]}, 2)
+
+
+def test_leaves_that_are_means_of_the_workers_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert inexact_leaves("xgboost", "reg:squarederror", 2) is None
+    assert inexact_leaves("lightgbm", "quantile", 1) is None
+    assert params("xgboost", {"objective": "reg:absoluteerror"}, 2)
+    assert params("lightgbm", {"objective": "mae"}, 2)
+    printed = capsys.readouterr().out
+    assert 'objective "reg:absoluteerror" with 2 workers: the value of a leaf is the mean' in printed
+    assert 'objective "regression_l1" with 2 workers' in printed
+
+
+def test_the_guide_contains_the_table() -> None:
+    written = unsupported_table.PAGE.read_text()
+    assert written == unsupported_table.page(), "run `python -m tests.support.unsupported_table`"
