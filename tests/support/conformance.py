@@ -361,7 +361,7 @@ _SKIPPED = (
     "In one process, LightGBM tries no feature below a node at which the feature had no good split; several workers do."
 )
 # Limits of the leaves that act in the same way in one process and in several workers (see `_COUNTS`).
-_LEAVES = {"min_data_in_leaf": 0, "min_sum_hessian_in_leaf": 5}
+_LEAVES = {"min_data_in_leaf": 1, "min_sum_hessian_in_leaf": 5}
 _DEFAULT_LEAVES = {"min_data_in_leaf": 20, "min_sum_hessian_in_leaf": 1e-3}
 _WEIGHT, _MARGIN, _GROUP = {"weight_col": "w"}, {"base_margin_col": "m"}, {"group_col": "q"}
 _CATEGORICAL = {"categorical_cols": ("k",)}
