@@ -139,6 +139,13 @@ UNSUPPORTED = (
     ),
     Unsupported(
         library="lightgbm",
+        name="min_data_in_leaf",
+        values=("0",),
+        reason="LightGBM then estimates the rows of a leaf, and fails if an estimate is 0",
+        remedy="set it to 1 or more",
+    ),
+    Unsupported(
+        library="lightgbm",
         name="cegb_penalty_feature_lazy",
         reason="LightGBM keeps account of the rows for which a feature was used per worker, and trains another model",
     ),
