@@ -26,7 +26,8 @@ FEATURES = ["a", "n", "yes"]
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    rows = pd.DataFrame({"a": rng.integers(-99, 99, 400) / 64, "n": rng.integers(0, 9, 400), "yes": rng.normal(size=400) > 0})
+    rows = pd.DataFrame({"a": rng.integers(-99, 99, 400) / 64, "n": rng.integers(0, 9, 400)})
+    rows["yes"] = rng.normal(size=400) > 0
     rows["y"] = rows["a"] - rows["n"] / 5
     rows["k"] = pd.qcut(rows["y"], 3, labels=False)
     rows["noise"] = rng.normal(size=400)
