@@ -16,7 +16,9 @@ Worker().preload([name], complete=False)
 assert "sklearn" not in sys.modules and not sys.modules[f"{library}.compat"].SKLEARN_INSTALLED
 Worker().preload([name], complete=True)
 compat = sys.modules[f"{library}.compat"]
-assert getattr(sys.modules[name], library) is sys.modules[library]
+own = [module for module in list(sys.modules) if module.startswith(f"shoal.training.{library}.")]
+used = [vars(sys.modules[module])[library] for module in own if library in vars(sys.modules[module])]
+assert used and all(module is sys.modules[library] for module in used)
 getattr(sys.modules[library], estimator)(n_estimators=3).fit([[0.0], [1.0], [2.0]], [0, 1, 2])
 print(sorted(name for name, value in vars(compat).items() if value is True))
 print(sorted(name for name in vars(sys.modules[library])))

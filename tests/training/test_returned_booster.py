@@ -26,9 +26,8 @@ FEATURES = ["a", "n", "yes"]
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    rows = pd.DataFrame(
-        {"a": rng.integers(-99, 99, 400) / 64, "n": rng.integers(0, 9, 400), "yes": rng.normal(size=400) > 0}
-    )
+    rows = pd.DataFrame({"a": rng.integers(-99, 99, 400) / 64, "n": rng.integers(0, 9, 400)})
+    rows["yes"] = rng.normal(size=400) > 0
     rows["y"] = rows["a"] - rows["n"] / 5
     rows["k"] = pd.qcut(rows["y"], 3, labels=False)
     rows["noise"] = rng.normal(size=400)
@@ -125,7 +124,7 @@ def test_lightgbm_has_the_parameters_and_the_file_of_plain_lightgbm(
     rows = lightgbm.Dataset(features, table["y"], feature_name=FEATURES, free_raw_data=False)
     # shoal sets these parameters, so that a training is reproducible and does not depend on the sample of the rows.
     set_by_shoal = {"deterministic": True, "force_col_wise": True, "feature_pre_filter": False}
-    set_by_shoal |= {"num_threads": 1, "seed": 0}
+    set_by_shoal |= {"num_threads": 1, "seed": 0, "bin_construct_sample_cnt": len(table)}
     plain = lightgbm.train(
         {**params, **set_by_shoal},
         rows,
@@ -201,9 +200,9 @@ def test_mlflow_keeps_of_the_model_what_it_keeps_of_the_plain_librarys(
         matrix = xgboost.QuantileDMatrix(table[FEATURES], table["y"], nthread=1)
         plain = xgboost.train({**params, "nthread": 1}, matrix, 5)
         for name, booster in (("ours", ours), ("plain", plain)):
-            mlflow.xgboost.save_model(booster, tmp_path / name, model_format="ubj")
+            mlflow.xgboost.save_model(booster, tmp_path / name, model_format="ubj", pip_requirements=[])
         loaded = [mlflow.xgboost.load_model(tmp_path / name) for name in ("ours", "plain")]
         assert config(loaded[0]) == config(loaded[1])
     else:
-        mlflow.lightgbm.save_model(ours, tmp_path / "ours")
+        mlflow.lightgbm.save_model(ours, tmp_path / "ours", pip_requirements=[])
         assert mlflow.lightgbm.load_model(tmp_path / "ours").model_to_string() == ours.model_to_string()

@@ -60,7 +60,7 @@ def test_metrics_and_what_is_no_value() -> None:
     assert json_params({"eval_metric": ("rmse", "mae")}) == {"eval_metric": ["rmse", "mae"]}
     assert json_params({"eval_metric": {"rmse", "mae"}}) == {"eval_metric": ["mae", "rmse"]}
     assert merge_params({"monotone_constraints": (1, 0)}, None, 1) == {"monotone_constraints": (1, 0)}
-    assert merge_params({"max_depth": None, "objective": None}, "binary:logistic", 1) == {"objective": "binary:logistic"}
+    assert merge_params({"max_depth": None, "objective": None}, "rank:ndcg", 1) == {"objective": "rank:ndcg"}
     with pytest.raises(InvalidArgumentError, match=r"params must be a dict, not \[.*as a list, such as"):
         merge_params([("eval_metric", "rmse"), ("eval_metric", "mae")], None, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"params\['monotone_constraints'\] must have names as keys, not 0"):

@@ -43,8 +43,8 @@ def begin(spec: JobSpec) -> None:
         # `import_lean` imports the library without scikit-learn, which saves seconds.
         import_lean([spec.framework])
     else:
-        # The comparison with the champion and the user's code may need scikit-learn. The process from which this driver was forked may have
-        # imported the library without scikit-learn.
+        # The comparison with the champion and the user's code may need scikit-learn. The process from which this driver
+        # was forked may have imported the library without scikit-learn.
         forget_lean()
 
 
