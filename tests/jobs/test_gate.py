@@ -19,13 +19,14 @@ import pytest
 from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
-from shoal.errors import DataError
+from shoal.errors import DataError, JobError, RegistryError
 from shoal.jobs import Register, Tracking, describe_model, model_history
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.state import Store
 from tests.support.job_store import POOL
@@ -88,6 +89,7 @@ class Gate:
         run: Run | None = None,
         label_col: str = "y",
         tags: Mapping[str, str] | None = None,
+        loaded: Predictor | None = None,
         **options: Any,
     ) -> Outcome:
         dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
@@ -100,7 +102,7 @@ class Gate:
             is_current=lambda: attempts.is_current(self.store, KEY),
             tags=tags or {},
             model_uri=self.uris[model],
-            model=model_loading.load(self.uris[model]),
+            model=loaded or model_loading.load(self.uris[model]),
             label_col=label_col,
             group_col="query",
             trained_on=rows,
@@ -160,6 +162,35 @@ def gate(
     run = Run.begin(Tracking(uri=mlflow_uri, experiment="rules"), name="job-1", tags={})
     yield Gate(store, run, data, uris, re.sub(r"\W+", "-", request.node.name))
     mlflow.end_run()
+
+
+def test_a_champion_that_cannot_be_read_is_never_replaced(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    promotion.try_champion(gate.run, gate.register())  # there is no such model yet
+    gate.enter("fair")
+    promotion.try_champion(gate.run, gate.register())
+    with pytest.raises(JobError, match=r"champion models:/.*/1 cannot be evaluated .*logloss needs probabilities"):
+        promotion.try_champion(gate.run, gate.register(metric="logloss"))
+
+    def fail(error: Exception) -> None:
+        def load(uri: str, *_: Any, **__: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(promotion.model_loading, "load", load)
+
+    exact = model_loading.load(gate.uris["exact"])
+    fail(ImportError("no module named catboost"))
+    with pytest.raises(JobError, match="cannot be evaluated on the holdout: no module named catboost"):
+        promotion.try_champion(gate.run, gate.register())
+    outcome = gate.enter("exact", loaded=exact)
+    assert (outcome.decision.reason, outcome.challenger.version, gate.champion()) == ("champion_unread", "2", "1")
+    assert "no module named catboost" in outcome.decision.sentence
+    fail(RegistryError("MLflow cannot be reached"))
+    for call in (
+        lambda: promotion.try_champion(gate.run, gate.register()),
+        lambda: gate.enter("exact", loaded=exact),
+    ):
+        with pytest.raises(RegistryError, match="MLflow cannot be reached"):
+            call()
 
 
 def one_after_the_other(*models: str, **last: Any) -> Callable[[Gate], Outcome]:

@@ -24,6 +24,7 @@ def predict(
     keep_cols: Sequence[str] | None = None,
     prediction_col: str = "prediction",
     input_cols: Sequence[str] = (),
+    category_codes: bool = False,
     overwrite: bool = False,
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
@@ -37,14 +38,17 @@ def predict(
 
     Args:
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
-            XGBoost and LightGBM models are called directly, all other models through MLflow's pyfunc.
+            XGBoost and LightGBM models are called directly, all other models through MLflow's pyfunc. Classifiers of
+            XGBoost, LightGBM and scikit-learn predict probabilities.
         dataset: Dataset with the rows to predict.
         output_path: Directory or URI for the Parquet files, which all nodes of the pool must be able to reach.
         keep_cols: Columns of the dataset that are copied into the output beside the predictions; by default all.
         prediction_col: Name of the output column with the predictions. If the model returns several values per row,
             the columns are ``NAME_0``, ``NAME_1`` and so on.
-        input_cols: Names of the input columns, in order. Needed only for a model whose signature is a tensor, because
-            such a signature has no column names.
+        input_cols: Names of the input columns, in order. Needed only for a model that does not name its columns, such
+            as a model whose signature is a tensor.
+        category_codes: Whether the dataset contains the integer codes on which the model was trained, for categorical
+            columns whose categories the model does not contain.
         overwrite: Whether to replace other predictions that shoal has written to `output_path` before. If False, the
             call fails if `output_path` contains other predictions.
         scaling_config: Number of the workers and CPUs of each worker; by default one worker per node.
@@ -66,7 +70,16 @@ def predict(
         27034
     """
     spec = _spec(
-        model, dataset, output_path, keep_cols, prediction_col, input_cols, overwrite, scaling_config, run_config
+        model,
+        dataset,
+        output_path,
+        keep_cols,
+        prediction_col,
+        input_cols,
+        category_codes,
+        overwrite,
+        scaling_config,
+        run_config,
     )
     return dispatch.prediction(spec).run()
 
@@ -79,6 +92,7 @@ def submit_predict(
     keep_cols: Sequence[str] | None = None,
     prediction_col: str = "prediction",
     input_cols: Sequence[str] = (),
+    category_codes: bool = False,
     overwrite: bool = False,
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
@@ -95,7 +109,16 @@ def submit_predict(
             do not run as jobs.
     """
     spec = _spec(
-        model, dataset, output_path, keep_cols, prediction_col, input_cols, overwrite, scaling_config, run_config
+        model,
+        dataset,
+        output_path,
+        keep_cols,
+        prediction_col,
+        input_cols,
+        category_codes,
+        overwrite,
+        scaling_config,
+        run_config,
     )
     return dispatch.prediction(spec).submit()
 
@@ -107,6 +130,7 @@ def _spec(
     keep_cols: Sequence[str] | None,
     prediction_col: str,
     input_cols: Sequence[str],
+    category_codes: bool,
     overwrite: bool,
     scaling_config: ScalingConfig | None,
     run_config: RunConfig | None,
@@ -118,6 +142,7 @@ def _spec(
         keep_cols=None if keep_cols is None else tuple(keep_cols),
         prediction_col=prediction_col,
         input_cols=tuple(input_cols),
+        category_codes=category_codes,
         overwrite=overwrite,
         scaling_config=scaling_config or ScalingConfig(),
         run_config=run_config or RunConfig(),

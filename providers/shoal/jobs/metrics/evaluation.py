@@ -197,8 +197,8 @@ def metric_value(
             if how.takes is Takes.RANKS:
                 return _over_groups(metric, labels, _one_column(metric, predictions), groups, function, how.options)
             if takes_classes(metric, predictions, gives_classes):
-                true = class_numbers(metric, labels, None)
-                return float(function(true, _one_column(metric, predictions).astype(np.intp), **how.options))
+                numbers = class_numbers(metric, labels, None)
+                return float(function(numbers, _one_column(metric, predictions).astype(np.intp), **how.options))
             true, predicted, options = _suited(metric, how.takes, labels, predictions)
             return float(function(true, predicted, **how.options, **options))
         except ValueError as error:

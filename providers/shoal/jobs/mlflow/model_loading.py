@@ -82,9 +82,9 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     codes = getattr(predictor, "code_cols", ())
     if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
         raise DataError(
-            f"the model {model_uri} has categorical columns, but does not contain their categories: {', '.join(codes)}. "
-            "If these columns of the dataset contain the integer codes on which the model was trained, set "
-            "category_codes=true; else use a model that contains its categories"
+            f"the model {model_uri} has categorical columns, but does not contain their categories: "
+            f"{', '.join(codes)}. If these columns of the dataset contain the integer codes on which the model was "
+            "trained, set category_codes=true; else use a model that contains its categories"
         )
     return predictor
 

@@ -74,7 +74,7 @@ def run(
     output.prepare()
     try:
         work = worker.Assignment(
-            uri, connector.source, spec.input_cols, spec.category_codes, keep, spec.prediction_col, output.staging
+            uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging, spec.category_codes
         )
         restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), on_progress, began).run()
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)

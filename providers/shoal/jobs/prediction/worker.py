@@ -31,19 +31,19 @@ class Assignment:
         model_uri: MLflow URI of the model, with its version.
         source: Rows to predict.
         input_cols: Input columns of a model that names no columns.
-        category_codes: Whether the rows contain the integer codes of categories that the model does not contain.
         keep_cols: Columns of the dataset that are copied into the output.
         prediction_col: Column of the predictions.
         folder: Directory or URI to write to.
+        category_codes: Whether the rows contain the integer codes of categories that the model does not contain.
     """
 
     model_uri: str
     source: ParquetSource
     input_cols: tuple[str, ...]
-    category_codes: bool
     keep_cols: tuple[str, ...]
     prediction_col: str
     folder: str
+    category_codes: bool = False
 
 
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:

@@ -83,8 +83,8 @@ def _stored(booster: xgboost.Booster) -> dict[str, pa.Array]:
         # XGBoost 3.2 cuts texts that are not ASCII: it stores the first two of the four bytes of "öö".
         if any(byte >= 0x80 for byte in _text_bytes(values)):
             raise DataError(
-                f'the model\'s categories of column "{name}" are not ASCII, and XGBoost stores such categories wrongly, '
-                "so that they cannot be known: train the model with shoal (categorical_cols), or on categories of "
+                f'the model\'s categories of column "{name}" are not ASCII. XGBoost stores such categories wrongly, '
+                "so that they are not known: train the model with shoal (categorical_cols), or on categories of "
                 "ASCII characters"
             )
         lists[str(name)] = values.to_pylist()

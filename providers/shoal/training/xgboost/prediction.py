@@ -51,8 +51,8 @@ def predictor(
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster or with an estimator such as ``XGBClassifier``.
 
-    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other arguments
-    are those of :func:`predict_booster`.
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other
+    arguments are those of :func:`predict_booster`.
 
     Raises:
         DataError: The model's categories are not known.
