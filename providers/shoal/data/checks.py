@@ -203,6 +203,27 @@ def check_label(source: ParquetSource, label_col: str) -> None:
             )
 
 
+def check_weight(source: ParquetSource, weight_col: str) -> None:
+    """Check with the statistics in the footers that not all weights are zero.
+
+    Args:
+        source: The dataset.
+        weight_col: Column of weights.
+
+    Raises:
+        DataError: If the weight of every row is zero, so that no model can be trained.
+    """
+    for footer in source.used_footers():
+        bounds = list(source.bounds(footer.path, weight_col))
+        groups = sum(1 for rows, _ in footer.groups if rows)
+        if len(bounds) < groups or any(low or high for low, high in bounds):
+            return
+    raise DataError(
+        f'the weight "{weight_col}" is 0 in every row of {source.reference().path} and all other files, so no row '
+        "counts: correct the weights, or leave out weight_col"
+    )
+
+
 def check_group(source: ParquetSource, group_col: str) -> None:
     """Check that the group column exists in every file that has rows, with the same type.
 
@@ -384,6 +405,11 @@ def _check_any_row(source: ParquetSource) -> None:
             raise DataError(
                 f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
                 "filters, and check whether the files with these rows have been written yet"
+            )
+        if source.staged:
+            raise DataError(
+                "the dataset has no rows: the query or DataFrame that it was made from is empty; check the conditions of "
+                "the query, and the program that makes the DataFrame"
             )
         raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
 
