@@ -408,8 +408,8 @@ def _check_any_row(source: ParquetSource) -> None:
             )
         if source.staged:
             raise DataError(
-                "the dataset has no rows: the query or DataFrame that it was made from is empty; check the conditions of "
-                "the query, and the program that makes the DataFrame"
+                "the dataset has no rows: the query or DataFrame that it was made from is empty; check the query's "
+                "conditions, and the program that makes the DataFrame"
             )
         raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
 

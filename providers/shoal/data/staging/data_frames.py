@@ -70,8 +70,8 @@ def _converted(frame: Any) -> Any:
         if _is_pandas(result):
             return _pandas_reader(result)
         raise InvalidArgumentError(
-            f"the method to_arrow() of the {type(frame).__name__} returned a {type(table).__name__} instead of a pyarrow "
-            "Table: convert the data to a pandas DataFrame or a pyarrow Table first"
+            f"the method to_arrow() of the {type(frame).__name__} returned a {type(table).__name__} instead of a "
+            "pyarrow Table: convert the data to a pandas DataFrame or a pyarrow Table first"
         )
     with _converting():
         return pa.table(table)
@@ -142,7 +142,7 @@ def _dense(frame: Any, sparse: Mapping[str, Any]) -> Any:
 
 def _dense_bytes(frame: Any, sparse: Mapping[str, Any]) -> int:
     dense = frame.drop(columns=list(sparse)) if sparse else frame
-    row_bytes = sum(subtype.itemsize for subtype in sparse.values())
+    row_bytes: int = sum(subtype.itemsize for subtype in sparse.values())
     return int(dense.memory_usage(index=False).sum()) + len(frame) * row_bytes
 
 
@@ -150,7 +150,7 @@ def _check_pandas_type(column: str, dtype: Any) -> None:
     """Raise DataError if Parquet has no type for a pandas type. Arrow would raise an error without the column's name,
     or write a type that only a process with pandas can read."""
     advice = {
-        "IntervalDtype": "replace it by its bounds (.cat.categories or the values' .left and .right), or by numbers or text",
+        "IntervalDtype": "replace it by its bounds (.left and .right of its values), or by numbers or text",
         "PeriodDtype": "convert it to timestamps (.dt.to_timestamp()), numbers or text",
     }
     categories = getattr(dtype, "categories", None)
