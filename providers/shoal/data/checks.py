@@ -5,8 +5,7 @@ Every error message contains the file and the column.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
-
-log = logging.getLogger(__name__)
 
 
 def validate_columns(
@@ -53,8 +50,6 @@ def validate_columns(
         DataError: If a file lacks a column or stores it in a type that has no common type with the other files, a type
             cannot be trained on, a column is entirely null, or the dataset has no rows.
     """
-    import pyarrow as pa
-
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
     names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
@@ -75,8 +70,6 @@ def validate_columns(
     check_same_schema(source, names)
     for footer in distinct(source.used_footers()):
         check_types(footer)
-    if decimals := [name for name in names if pa.types.is_decimal(schema.field(name).type)]:
-        log.info("the decimal columns %s are read as float64", ", ".join(decimals))
     if not allow_all_null:
         for name in names:
             _check_any_value(source, name)
@@ -201,6 +194,14 @@ def check_label(source: ParquetSource, label_col: str) -> None:
                 f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
                 "leave these rows out, or give each of them a label, before training"
             )
+
+
+def decimals_of(source: ParquetSource, columns: Iterable[str]) -> list[str]:
+    """Return the columns of decimals, which the boosting libraries read as float64."""
+    import pyarrow as pa
+
+    schema = source.schema()
+    return [name for name in columns if pa.types.is_decimal(schema.field(name).type)]
 
 
 def check_weight(source: ParquetSource, weight_col: str) -> None:
