@@ -5,8 +5,7 @@ Every error message contains the file and the column.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
-
-log = logging.getLogger(__name__)
 
 
 def validate_columns(
@@ -53,8 +50,6 @@ def validate_columns(
         DataError: If a file lacks a column or stores it in a type that has no common type with the other files, a type
             cannot be trained on, a column is entirely null, or the dataset has no rows.
     """
-    import pyarrow as pa
-
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
     names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
@@ -75,8 +70,6 @@ def validate_columns(
     check_same_schema(source, names)
     for footer in distinct(source.used_footers()):
         check_types(footer)
-    if decimals := [name for name in names if pa.types.is_decimal(schema.field(name).type)]:
-        log.info("the decimal columns %s are read as float64", ", ".join(decimals))
     if not allow_all_null:
         for name in names:
             _check_any_value(source, name)
@@ -223,6 +216,35 @@ def check_label(source: ParquetSource, label_col: str) -> None:
                 f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
                 "leave these rows out, or give each of them a label, before training"
             )
+
+
+def decimals_of(source: ParquetSource, columns: Iterable[str]) -> list[str]:
+    """Return the columns of decimals, which the boosting libraries read as float64."""
+    import pyarrow as pa
+
+    schema = source.schema()
+    return [name for name in columns if pa.types.is_decimal(schema.field(name).type)]
+
+
+def check_weight(source: ParquetSource, weight_col: str) -> None:
+    """Check with the statistics in the footers that not all weights are zero.
+
+    Args:
+        source: The dataset.
+        weight_col: Column of weights.
+
+    Raises:
+        DataError: If the weight of every row is zero, so that no model can be trained.
+    """
+    for footer in source.used_footers():
+        bounds = list(source.bounds(footer.path, weight_col))
+        groups = sum(1 for rows, _ in footer.groups if rows)
+        if len(bounds) < groups or any(low or high for low, high in bounds):
+            return
+    raise DataError(
+        f'the weight "{weight_col}" is 0 in every row of {source.reference().path} and all other files, so no row '
+        "counts: correct the weights, or leave out weight_col"
+    )
 
 
 def check_group(source: ParquetSource, group_col: str) -> None:
@@ -406,6 +428,11 @@ def _check_any_row(source: ParquetSource) -> None:
             raise DataError(
                 f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
                 "filters, and check whether the files with these rows have been written yet"
+            )
+        if source.staged:
+            raise DataError(
+                "the dataset has no rows: the query or DataFrame that it was made from is empty; check the query's "
+                "conditions, and the program that makes the DataFrame"
             )
         raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
 

@@ -61,6 +61,8 @@ class DataConnector:
         self.source = source
         self.ingestor_class = ingestor_class
         self.staging = staging
+        if staging is not None:
+            source.staged = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, ingestor_class={self.ingestor_class.__name__})"

@@ -46,6 +46,7 @@ class ParquetSource:
     Attributes:
         staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that prevents the removal of staged files
             while this source exists; None if this process does not hold staged files.
+        staged: Whether shoal itself wrote the files, from a DataFrame, a query or another dataset.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ParquetSource:
         self.splits = tuple(splits)
         self.filters = filters
         self.staged_copy: Any = None
+        self.staged = by_value
         self._by_value = by_value
         self._footers: tuple[Footer, ...] | None = None
         self._by_path: dict[str, Footer] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.libraries import need
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _TO_ARROW = ("to_arrow", "toArrow")
 """Names of the methods that convert a DataFrame to a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
 PySpark."""
+_TO_PANDAS = ("to_pandas", "toPandas")
 
 
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
@@ -46,15 +47,34 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
         elif not isinstance(frame, pa.Table):
             if not is_frame(frame):
                 raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
-            to_arrow = _method_to_arrow(frame)
-            with _converting():
-                frame = pa.table(frame if to_arrow is None else to_arrow())
+            frame = _converted(frame)
         schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
         step = group_rows(rows, size / max(rows, 1))
         with TableWriter(join(directory, "part-00000.parquet"), schema) as writer:
             for start in range(0, rows, step):
                 writer.write(slices(start, min(start + step, rows)), step)
     return directory
+
+
+def _converted(frame: Any) -> Any:
+    """Convert a DataFrame of Polars, Snowpark, PySpark or others to an Arrow table or, through pandas, to the result of
+    `_pandas_reader`."""
+    import pyarrow as pa
+
+    to_arrow = _method_to_arrow(frame)
+    table = frame if to_arrow is None else to_arrow()
+    if not isinstance(table, pa.Table | pa.RecordBatch) and not hasattr(table, "__arrow_c_stream__"):
+        # Snowpark's local testing returns a list of rows from to_arrow().
+        to_pandas = next((getattr(frame, name) for name in _TO_PANDAS if callable(getattr(frame, name, None))), None)
+        result = None if to_pandas is None else to_pandas()
+        if _is_pandas(result):
+            return _pandas_reader(result)
+        raise InvalidArgumentError(
+            f"the method to_arrow() of the {type(frame).__name__} returned a {type(table).__name__} instead of a "
+            "pyarrow Table: convert the data to a pandas DataFrame or a pyarrow Table first"
+        )
+    with _converting():
+        return pa.table(table)
 
 
 def is_frame(value: Any) -> bool:
@@ -98,17 +118,53 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
 
     def convert(start: int, stop: int) -> Any:
         with _converting():
-            return pa.Table.from_pandas(frame.iloc[start:stop], schema=schema, preserve_index=False)
+            return pa.Table.from_pandas(_dense(frame.iloc[start:stop], sparse), schema=schema, preserve_index=False)
 
     # The columns are converted one at a time, because Arrow's error message does not name the column that cannot be
     # converted.
     schema = pa.schema([])
+    dtypes = dict(frame.dtypes)
+    sparse = {name: dtype.subtype for name, dtype in dtypes.items() if type(dtype).__name__ == "SparseDtype"}
     for name in columns:
+        _check_pandas_type(name, dtypes[name])
         with _converting(name):
-            schema = schema.append(pa.Schema.from_pandas(frame[[name]], preserve_index=False).field(0))
+            schema = schema.append(pa.Schema.from_pandas(_dense(frame[[name]], sparse), preserve_index=False).field(0))
     # pandas' types, such as Int64, are stored in the file, so that `to_pandas` restores them.
     schema = convert(0, 0).schema
-    return schema, len(frame), int(frame.memory_usage(index=False).sum()), convert
+    return schema, len(frame), _dense_bytes(frame, sparse), convert
+
+
+def _dense(frame: Any, sparse: Mapping[str, Any]) -> Any:
+    """Return a pandas DataFrame whose sparse columns are dense, because Arrow cannot read sparse columns."""
+    here = [name for name in frame.columns if name in sparse]
+    return frame.assign(**{name: frame[name].sparse.to_dense() for name in here}) if here else frame
+
+
+def _dense_bytes(frame: Any, sparse: Mapping[str, Any]) -> int:
+    dense = frame.drop(columns=list(sparse)) if sparse else frame
+    row_bytes: int = sum(subtype.itemsize for subtype in sparse.values())
+    return int(dense.memory_usage(index=False).sum()) + len(frame) * row_bytes
+
+
+def _check_pandas_type(column: str, dtype: Any) -> None:
+    """Raise DataError if Parquet has no type for a pandas type. Arrow would raise an error without the column's name,
+    or write a type that only a process with pandas can read."""
+    advice = {
+        "IntervalDtype": "replace it by its bounds (.left and .right of its values), or by numbers or text",
+        "PeriodDtype": "convert it to timestamps (.dt.to_timestamp()), numbers or text",
+    }
+    categories = getattr(dtype, "categories", None)
+    for each in (dtype, getattr(categories, "dtype", None)):
+        kind = type(each).__name__
+        if getattr(each, "kind", "") == "c":
+            text = "write its real and its imaginary part into two columns"
+        elif kind in advice:
+            text = advice[kind]
+        else:
+            continue
+        raise DataError(
+            f'column "{column}" of the DataFrame is of type {dtype}, which cannot be written as Parquet: {text}'
+        )
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
+from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
@@ -235,6 +236,8 @@ class _Training:
         self._began = began
         self._restarts = Restarts(request.run_config, began)
         self._train, self._eval_sets = checked_data(request)
+        if decimals := decimals_of(self._train.source, request.columns.names):
+            say(f"decimal columns are trained as float64: {', '.join(decimals)}")
         self._size = self._resolve()
         self._params, self._seed = library.params(request, self._size, user_code)
         self._whole_metrics = library.whole_metrics(request, self._params, user_code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.data.checks import check_categories, check_group, check_label, validate_columns
+from shoal.data.checks import check_categories, check_group, check_label, check_weight, validate_columns
 from shoal.data.connector import DataConnector
 from shoal.data.planning.row_groups import Shard
 from shoal.errors import DataError
@@ -39,6 +39,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     validate_columns(train.source, *columns, categorical_cols=categorical)
     types = {name: train.schema().field(name).type for name in categorical}
     check_label(train.source, request.label_col)
+    if request.weight_col is not None:
+        check_weight(train.source, request.weight_col)
     if request.group_col is not None:
         check_group(train.source, request.group_col)
     eval_sets = {}
@@ -53,6 +55,8 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
             validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
             check_categories(connector.source, types)
             check_label(connector.source, request.label_col)
+            if request.weight_col is not None:
+                check_weight(connector.source, request.weight_col)
             if request.group_col is not None:
                 check_group(connector.source, request.group_col)
         except DataError as exc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -19,6 +19,9 @@ from shoal.training.scaling import ScalingConfig
 
 Framework = Literal["xgboost", "lightgbm"]
 """Name of the boosting library that trains the model."""
+
+_REFUSED_CHARACTERS: Mapping[Framework, str] = {"xgboost": "[]<", "lightgbm": '",:[]{}'}
+"""Characters that a library refuses in the names of features."""
 
 
 class TrainRequest(Settings):
@@ -120,6 +123,7 @@ class TrainRequest(Settings):
     def _consistent(self) -> Self:
         extra = [name for name in (self.weight_col, self.base_margin_col, self.group_col) if name]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
+        _check_feature_names(self.framework, self.input_cols)
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(
@@ -139,6 +143,27 @@ class TrainRequest(Settings):
     def extra_cols(self) -> tuple[str, ...]:
         """Names of the weight column and the margin column, if the request sets them."""
         return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
+
+
+def _check_feature_names(framework: Framework, names: Sequence[str]) -> None:
+    """Check that the library accepts the names of the features."""
+    refused = _REFUSED_CHARACTERS[framework]
+    for name in names:
+        if any(character in refused for character in name):
+            raise ValueError(
+                f'input_cols contains "{name}", but {framework} accepts no feature name with one of the characters '
+                f"{' '.join(refused)}: rename the column"
+            )
+        if framework == "lightgbm" and not name:
+            raise ValueError("input_cols contains an empty name, which lightgbm does not accept: rename the column")
+    if framework == "lightgbm":
+        written = [name.replace(" ", "_") for name in names]
+        for name, other in zip(names, written, strict=True):
+            if name != other and written.count(other) > 1:
+                raise ValueError(
+                    f'input_cols contains "{name}", which lightgbm changes to "{other}", and another column has this '
+                    "name, too: rename one of the columns"
+                )
 
 
 class WorkerStats(BaseModel):
