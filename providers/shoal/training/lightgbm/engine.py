@@ -85,7 +85,7 @@ class LightGBM:
             )
         if request.early_stopping_rounds and all(each == request.dataset for each in request.eval_set.values()):
             raise InvalidArgumentError(
-                f"early_stopping_rounds={request.early_stopping_rounds} needs an eval set that is not the training set, "
+                "early_stopping_rounds needs an eval set that is not the training set, "
                 "because LightGBM never stops on the training set: add such a dataset to eval_set, or remove "
                 "early_stopping_rounds"
             )

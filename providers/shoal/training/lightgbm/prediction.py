@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor
 from shoal.training.lightgbm.categories import categories_of
-from shoal.training.lightgbm.params import objective_of
 
 if TYPE_CHECKING:
     import lightgbm
@@ -54,12 +53,13 @@ def predictor(
     booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
+    objective = "" if base_margin_col is None else objective_line(booster)
 
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
             return predict_table(booster, features)
         score = predict_table(booster, features, raw_score=True)
-        return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), booster.params)
+        return converted(score + (margin if score.ndim == 1 else margin[:, None]), objective)
 
     return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
 
@@ -86,21 +86,37 @@ def slice_rows(rows: int, columns: int) -> int:
     return max(1, math.ceil(rows / math.ceil(rows / most))) if rows else 1
 
 
-def _predictions(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    """Convert raw scores to predictions, as LightGBM does for the objective in `params`."""
+def converted(score: np.ndarray, objective: str) -> np.ndarray:
+    """Convert raw scores to predictions, as LightGBM's objective does.
+
+    Args:
+        score: Raw scores, ``[rows]`` or ``[rows, classes]``.
+        objective: Objective as a model's text describes it, such as ``binary sigmoid:1``; it contains the parameters
+            that LightGBM really used. Empty: the objective is a function, whose predictions are raw scores.
+    """
     import numpy as np
 
+    name, *options = objective.split() or [""]
     predictions: np.ndarray = score
-    objective = objective_of(params)
-    if objective in ("poisson", "gamma", "tweedie"):
+    if name in ("poisson", "gamma", "tweedie"):
         predictions = np.exp(score)
-    if objective == "multiclass":
+    elif name == "multiclass":
         likely = np.exp(score - score.max(axis=1, keepdims=True))
         predictions = likely / likely.sum(axis=1, keepdims=True)
-    if objective in ("binary", "multiclassova", "cross_entropy"):
-        steepness = 1.0 if objective == "cross_entropy" else float(params.get("sigmoid", 1.0))
+    elif name in ("binary", "multiclassova", "cross_entropy"):
+        steepness = next((float(each.removeprefix("sigmoid:")) for each in options if each.startswith("sigmoid:")), 1.0)
         predictions = 1 / (1 + np.exp(-steepness * score))
+    elif name == "cross_entropy_lambda":
+        predictions = np.log1p(np.exp(score))
+    elif "sqrt" in options:
+        predictions = np.sign(score) * score * score
     return predictions
+
+
+def objective_line(booster: lightgbm.Booster) -> str:
+    """Return the objective as the text of a model describes it; empty if the objective was a function."""
+    lines = booster.model_to_string(num_iteration=1).splitlines()
+    return next((line.removeprefix("objective=") for line in lines if line.startswith("objective=")), "")
 
 
 def features_of(booster: lightgbm.Booster) -> list[str]:
