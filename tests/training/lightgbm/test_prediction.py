@@ -42,7 +42,11 @@ def test_what_the_link_makes_of_scores_is_what_lightgbm_makes_of_them(rows: Path
         "multiclass": lambda: plain,
         "multiclassova": lambda: 1 / (1 + np.exp(-(raw + 5))),
     }[params["objective"]]()
-    np.testing.assert_allclose(predict_booster(booster, connector, COLUMNS, base_margin_col="m"), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        predict_booster(booster, connector, COLUMNS, base_margin_cols=["m"] * params.get("num_class", 1)),
+        expected,
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(

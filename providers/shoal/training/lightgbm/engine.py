@@ -93,11 +93,12 @@ class LightGBM:
             raise InvalidArgumentError(
                 "early_stopping_rounds needs a metric: set the parameter metric in params, or pass a custom_metric"
             )
-        if is_forest(params) and (custom or request.base_margin_col is not None):
+        if is_forest(params) and (custom or request.margin_cols):
             raise InvalidArgumentError(
-                'boosting="rf" (random forest) supports neither an objective function nor base_margin_col: remove '
+                'boosting="rf" (random forest) supports neither an objective function nor margins: remove '
                 'them, or use boosting="gbdt"'
             )
+        request.check_margins(int(params.get("num_class", 1)))
         check_params(params, request.input_cols, grouped=request.group_col is not None)
         return params, seed_of(merged, request.run_config.seed)
 

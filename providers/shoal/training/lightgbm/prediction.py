@@ -28,7 +28,7 @@ def predict_booster(
     connector: DataConnector,
     input_cols: Sequence[str],
     *,
-    base_margin_col: str | None = None,
+    base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with a LightGBM model.
 
@@ -36,8 +36,8 @@ def predict_booster(
         booster: Model.
         connector: Dataset to predict; a category that the model does not know counts as a missing value.
         input_cols: Feature columns, in the order of the training.
-        base_margin_col: Column of margins, if the model was trained with one. LightGBM's own `predict` does not
-            support margins.
+        base_margin_cols: Columns of margins, one per output, if the model was trained with them. LightGBM's own
+            `predict` does not support margins.
 
     Returns:
         Predictions in row order: float64 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
@@ -46,22 +46,22 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
-    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
 
 
 def predictor(
-    booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    booster: lightgbm.Booster, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
-    objective = "" if base_margin_col is None else objective_line(booster)
+    objective = objective_line(booster) if base_margin_cols else ""
 
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
             return predict_table(booster, features)
         score = predict_table(booster, features, raw_score=True)
-        return converted(score + (margin if score.ndim == 1 else margin[:, None]), objective)
+        return converted(score + margin, objective)
 
-    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
+    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), tuple(base_margin_cols))
 
 
 def predict_table(booster: lightgbm.Booster, features: pa.Table, **options: Any) -> np.ndarray:

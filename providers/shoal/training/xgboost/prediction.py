@@ -22,7 +22,7 @@ def predict_booster(
     connector: DataConnector,
     input_cols: Sequence[str],
     *,
-    base_margin_col: str | None = None,
+    base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with an XGBoost model.
 
@@ -30,7 +30,7 @@ def predict_booster(
         booster: Model.
         connector: Dataset to predict; a category that the model does not know counts as a missing value.
         input_cols: Feature columns, in the order of the training.
-        base_margin_col: Column of margins, if the model was trained with one.
+        base_margin_cols: Columns of margins, one per output, if the model was trained with them.
 
     Returns:
         Predictions in row order: float32 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
@@ -39,11 +39,11 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
-    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
 
 
 def predictor(
-    booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    booster: xgboost.Booster, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster; arguments: see :func:`predict_booster`."""
     best = booster.attr("best_iteration")
@@ -54,7 +54,7 @@ def predictor(
         predicted: np.ndarray = booster.inplace_predict(matrix, iteration_range=rounds, base_margin=margin)
         return predicted
 
-    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), base_margin_col)
+    return BoosterPredictor(predict, tuple(input_cols), categories_of(booster), tuple(base_margin_cols))
 
 
 def features_of(booster: xgboost.Booster) -> list[str]:
