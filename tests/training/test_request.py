@@ -1,8 +1,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from shoal.training.boosting.request import TrainResult
+import pytest
+
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.scaling import GangSize
+from shoal.training.xgboost.engine import XGBoost
 
 
 def test_a_metric_that_is_no_number_survives_json() -> None:
@@ -22,3 +30,26 @@ def test_a_metric_that_is_no_number_survives_json() -> None:
     assert values[0] == 0.5
     assert math.isnan(values[1])
     assert values[2] == math.inf
+
+
+def margined(framework: str, params: dict[str, Any], **margins: Any) -> TrainRequest:
+    return TrainRequest(
+        framework=framework, dataset={"paths": ("rows",)}, input_cols=("a",), label_col="y", params=params, **margins
+    )
+
+
+@pytest.mark.parametrize(
+    ("library", "framework", "objective"),
+    [(XGBoost(), "xgboost", "multi:softprob"), (LightGBM(), "lightgbm", "multiclassova")],
+)
+def test_there_is_one_column_of_margins_per_output(library: Any, framework: str, objective: str) -> None:
+    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    classes = {"objective": objective, "num_class": 3}
+    library.params(margined(framework, classes, base_margin_cols=("m0", "m1", "m2")), size, UserCode())
+    library.params(margined(framework, {}, base_margin_cols=("m0",)), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match=r"3 outputs per row, but there is 1 column of margins \(m\)"):
+        library.params(margined(framework, classes, base_margin_col="m"), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match=r"1 output per row, but there are 2 columns.*set base_margin_col"):
+        library.params(margined(framework, {}, base_margin_cols=("m0", "m1")), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match="base_margin_col and base_margin_cols are both set"):
+        margined(framework, classes, base_margin_col="m", base_margin_cols=("m0", "m1", "m2"))

@@ -64,7 +64,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         self._result: TrainResult | None = None
         self._booster: BoosterT | None = None
         self._input_cols: tuple[str, ...] = ()
-        self._base_margin_col: str | None = None
+        self._base_margin_cols: tuple[str, ...] = ()
 
     def fit(
         self,
@@ -77,6 +77,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         weight_col: str | None = None,
         group_col: str | None = None,
         base_margin_col: str | None = None,
+        base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
@@ -98,6 +99,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             group_col: Name of the column that assigns rows to groups, such as queries, for ranking. The rows of a group
                 must be adjacent in the dataset; all rows of a group go to the same worker.
             base_margin_col: Name of the column with the margin (raw score) of each row from which boosting starts.
+            base_margin_cols: Names of the columns with the margins, one per class, for a model with several classes.
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
                 metric of the last eval set counts; a `custom_metric` comes after the library's own metrics. LightGBM
                 skips the training set if it is one of the eval sets.
@@ -130,6 +132,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 weight_col=weight_col,
                 group_col=group_col,
                 base_margin_col=base_margin_col,
+                base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
@@ -150,6 +153,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         weight_col: str | None = None,
         group_col: str | None = None,
         base_margin_col: str | None = None,
+        base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
@@ -181,6 +185,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 weight_col=weight_col,
                 group_col=group_col,
                 base_margin_col=base_margin_col,
+                base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
@@ -222,7 +227,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
         Args:
             dataset: Rows to predict, with the columns that the model was trained on, and with the column of the margins
-                if `fit` had a `base_margin_col`.
+                if `fit` had `base_margin_col` or `base_margin_cols`.
 
         Returns:
             Predictions in the order of the rows: ``[rows]``, or ``[rows, classes]`` if the objective gives several
@@ -233,7 +238,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector] = []
         try:
             connector = _connector("dataset", dataset, own)
-            return self._predict(booster, connector, self._input_cols, self._base_margin_col)
+            return self._predict(booster, connector, self._input_cols, self._base_margin_cols)
         finally:
             for staged in own:
                 staged.discard_staging()
@@ -245,7 +250,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     @abstractmethod
     def _predict(
-        self, booster: BoosterT, connector: DataConnector, input_cols: Sequence[str], base_margin_col: str | None
+        self, booster: BoosterT, connector: DataConnector, input_cols: Sequence[str], base_margin_cols: Sequence[str]
     ) -> np.ndarray:
         """Return a model's predictions for the rows of a dataset.
 
@@ -253,8 +258,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             booster: The model.
             connector: Dataset with the rows.
             input_cols: Names of the feature columns that the model was trained on.
-            base_margin_col: Name of the column with the margins that the training used. None: the training used no
-                margins.
+            base_margin_cols: Names of the columns with the margins that the training used; empty without margins.
         """
 
     def _call(
@@ -285,13 +289,13 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             **options,
         )
         return dispatch.training(
-            request, self.user_code, partial(self._trained, request.input_cols, request.base_margin_col)
+            request, self.user_code, partial(self._trained, request.input_cols, request.margin_cols)
         )
 
-    def _trained(self, input_cols: tuple[str, ...], base_margin_col: str | None, result: TrainResult) -> BoosterT:
+    def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""
         self._result, self._booster = result, None
-        self._input_cols, self._base_margin_col = input_cols, base_margin_col
+        self._input_cols, self._base_margin_cols = input_cols, base_margin_cols
         return self.get_booster()
 
     def _require(self) -> None:

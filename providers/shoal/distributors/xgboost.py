@@ -87,8 +87,8 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
         booster: xgboost.Booster,
         connector: DataConnector,
         input_cols: Sequence[str],
-        base_margin_col: str | None,
+        base_margin_cols: Sequence[str],
     ) -> np.ndarray:
         from shoal.training.xgboost.prediction import predict_booster
 
-        return predict_booster(booster, connector, input_cols, base_margin_col=base_margin_col)
+        return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

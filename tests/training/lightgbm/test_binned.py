@@ -56,7 +56,7 @@ def test_the_sampled_rows_are_those_that_were_chosen(rows: Path) -> None:
 
 
 def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
-    shard = shard_rows(rows, weight="w", base_margin="m")
+    shard = shard_rows(rows, weight="w", base_margin=("m",))
     binned = Binned(shard, reference(shard))
     binned.start_from(None, 1)
     table = DataConnector.from_parquet(rows).to_pandas()

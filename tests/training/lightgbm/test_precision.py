@@ -47,10 +47,12 @@ def write(folder: Path) -> pd.DataFrame:
     return table.to_pandas()
 
 
-def train(connector: DataConnector, columns: Columns, stops: Sequence[int] = (ROUNDS,)) -> lightgbm.Booster:
+def train(
+    connector: DataConnector, columns: Columns, stops: Sequence[int] = (ROUNDS,), **more: Any
+) -> lightgbm.Booster:
     """Train in this process, with the functions of the driver and of one worker."""
     params = worker_params(
-        merge_params(PARAMS, None, ROUNDS), columns.features, threads=1, gpus=0, workers=1
+        merge_params({**PARAMS, **more}, None, ROUNDS), columns.features, threads=1, gpus=0, workers=1
     )  # fmt: skip
     part = Part(connector, connector.plan(1, 0)[0])
     library = LightGBM()
@@ -67,10 +69,10 @@ def train(connector: DataConnector, columns: Columns, stops: Sequence[int] = (RO
     return lightgbm.Booster(model_str=state.model.decode())
 
 
-def alone(frame: pd.DataFrame, features: Sequence[str], margin: str | None = None) -> lightgbm.Booster:
+def alone(frame: pd.DataFrame, features: Sequence[str], margin: Any = None, **more: Any) -> lightgbm.Booster:
     fixed = {"deterministic": True, "force_col_wise": True, "num_threads": 1, "verbosity": -1}
     data = lightgbm.Dataset(frame[[*features]], frame["y"], init_score=None if margin is None else frame[margin])
-    return lightgbm.train({**PARAMS, **fixed, "feature_pre_filter": False}, data, ROUNDS)
+    return lightgbm.train({**PARAMS, **more, **fixed, "feature_pre_filter": False}, data, ROUNDS)
 
 
 @pytest.mark.parametrize("budget", [0, 2**30])
@@ -93,7 +95,9 @@ def test_bins_training_and_predictions_are_those_of_plain_lightgbm(
 def test_a_continued_training_predicts_and_adds_margins_in_float64(tmp_path: Path) -> None:
     frame = write(tmp_path)
     # With margins each segment begins with the scores of the checkpoint's model.
-    booster = train(DataConnector.from_parquet(tmp_path), Columns(tuple(FEATURES), "y", base_margin="m"), (3, ROUNDS))
+    booster = train(
+        DataConnector.from_parquet(tmp_path), Columns(tuple(FEATURES), "y", base_margin=("m",)), (3, ROUNDS)
+    )
     expected = alone(frame, FEATURES, "m").predict(frame[FEATURES])
     np.testing.assert_allclose(booster.predict(frame[FEATURES]), expected, rtol=1e-9)
 
@@ -116,3 +120,23 @@ def test_slices_are_of_about_equal_size() -> None:
     assert prediction.slice_rows(50_000, 28) == 16_667
     assert prediction.slice_rows(1_400, 1_000) == 700
     assert prediction.slice_rows(0, 3) == 1
+
+
+def test_margins_per_class_train_and_predict_as_in_lightgbm(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    names = ("m0", "m1", "m2")
+    frame = pd.DataFrame({"a": rng.normal(size=900), **{name: rng.normal(size=900) for name in names}})
+    frame["y"] = np.digitize(frame["a"] + frame["m0"], [-0.5, 0.5])
+    frame.to_parquet(tmp_path / "rows.parquet", row_group_size=300)
+    connector = DataConnector.from_parquet(tmp_path)
+    classes = {"objective": "multiclass", "num_class": 3}
+    booster = train(connector, Columns(("a",), "y", base_margin=names), (3, ROUNDS), **classes)
+    plain = alone(frame, ["a"], list(names), **classes)
+    score = plain.predict(frame[["a"]], raw_score=True)
+    np.testing.assert_allclose(booster.predict(frame[["a"]], raw_score=True), score, rtol=1e-9)
+    likely = np.exp(score + frame[[*names]].to_numpy())
+    np.testing.assert_allclose(
+        predict_booster(booster, connector, ["a"], base_margin_cols=names),
+        likely / likely.sum(axis=1, keepdims=True),
+        rtol=1e-9,
+    )

@@ -52,7 +52,7 @@ def test_the_best_round_is_what_predicts(connector: DataConnector) -> None:
 def test_margins(connector: DataConnector) -> None:
     booster = trained(connector, "y")
     without = plain(booster, connector, output_margin=True) - float(booster.get_dump is None)
-    with_margin = predict_booster(booster, connector, COLUMNS, base_margin_col="m")
+    with_margin = predict_booster(booster, connector, COLUMNS, base_margin_cols=["m"])
     assert np.ptp((with_margin - without).round(3)) == 0
     assert not np.allclose(with_margin, without)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost
 
@@ -13,6 +14,7 @@ from shoal.data import DataConnector
 from shoal.data.planning.row_groups import Shard
 from shoal.errors import DataError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.xgboost.prediction import predict_booster
 from shoal.training.xgboost.worker import ShardIter
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
@@ -47,7 +49,7 @@ def test_the_model_does_not_depend_on_streaming_at_all(rows: Path) -> None:
 
 def test_every_row_with_its_label_weight_and_margin(rows: Path) -> None:
     connector = DataConnector.from_parquet(rows)
-    matrix = xgboost.QuantileDMatrix(ShardIter(shard_rows(connector, weight="w", base_margin="m")))
+    matrix = xgboost.QuantileDMatrix(ShardIter(shard_rows(connector, weight="w", base_margin=("m",))))
     table = connector.to_pandas()
     assert matrix.num_row() == ROWS
     assert matrix.feature_names == COLUMNS
@@ -77,3 +79,21 @@ def test_a_worker_that_reads_too_few_rows_says_so(rows: Path, monkeypatch: pytes
     monkeypatch.setattr(connector.source, "read", lambda *args: (table.slice(1) for table in read(*args)))
     with pytest.raises(DataError, match="999 rows were read instead of 1000"):
         xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))
+
+
+def test_margins_per_class_train_and_predict_as_in_xgboost(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    names = ("m0", "m1", "m2")
+    frame = pd.DataFrame({name: rng.normal(size=900).astype("float32") for name in ("a", *names)})
+    frame["y"] = np.digitize(frame["a"] + frame["m0"], [-0.5, 0.5])
+    frame.to_parquet(tmp_path / "rows.parquet", row_group_size=300)
+    connector = DataConnector.from_parquet(tmp_path)
+    part = Part(connector, connector.plan(1, 0)[0])
+    rows = ShardRows(part, Columns(("a",), "y", base_margin=names), 0)
+    params = {"objective": "multi:softprob", "num_class": 3, "nthread": 1}
+    booster = xgboost.train(params, xgboost.QuantileDMatrix(ShardIter(rows), nthread=1), 5)
+    whole = xgboost.QuantileDMatrix(frame[["a"]], frame["y"], base_margin=frame[[*names]].to_numpy(), nthread=1)
+    expected = xgboost.train(params, whole, 5).predict(whole)
+    predicted = predict_booster(booster, connector, ["a"], base_margin_cols=names)
+    np.testing.assert_allclose(predicted, expected, rtol=0.05, atol=0.05)
+    np.testing.assert_allclose(booster.predict(whole), predicted, rtol=1e-6)

@@ -113,7 +113,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
         booster = trained.booster()
-        uri = run.log_model(trained.framework, booster, sample, base_margin_col=spec.base_margin_col)
+        uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
         if spec.register_as:
             with place.stopwatch.scoring():
                 outcome = promotion.enter(
@@ -124,7 +124,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                     is_current=place.is_current,
                     tags={**place.tags, **data.tags()},
                     model_uri=uri,
-                    model=model_loading.predictor_of(booster, base_margin_col=spec.base_margin_col),
+                    model=model_loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
                     label_col=spec.label_col,
                     group_col=spec.group_col,
                     trained_on=trained_on,

@@ -33,7 +33,7 @@ call for every boosting round would take longer than the rounds themselves."""
 
 MARK = "shoal"
 """Name of the entry in a model's MLflow metadata that marks the models that shoal has trained. The entry contains the
-column of margins, if the model was trained with one."""
+columns of margins, if the model was trained with them."""
 
 _PARAMS_PER_CALL = 100
 """Largest number of parameters that MLflow accepts in one call of `log_batch`."""
@@ -222,7 +222,7 @@ class Run:
         return newest and str(newest.model_uri)
 
     def log_model(
-        self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_col: str | None = None
+        self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_cols: Sequence[str] = ()
     ) -> str:
         """Log a model with its signature (the names and types of its columns), and return the model's URI.
 
@@ -230,7 +230,7 @@ class Run:
             framework: Framework that trained the model; MLflow's module for this framework has the same name.
             booster: The model.
             sample: Some rows of the model's input.
-            base_margin_col: Column of margins, if the model was trained with one.
+            base_margin_cols: Columns of margins, if the model was trained with them.
         """
         import warnings
 
@@ -254,7 +254,7 @@ class Run:
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
         # out which packages the model needs, and `log_model` takes 5.8 s.
         requirements = [f"{framework}=={library.__version__}"]
-        mark = {} if base_margin_col is None else {"base_margin_col": base_margin_col}
+        mark = {"base_margin_cols": list(base_margin_cols)} if base_margin_cols else {}
         info = flavour.log_model(
             booster, name="model", signature=signature, pip_requirements=requirements, metadata={MARK: mark}
         )

@@ -78,7 +78,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
     mark = (info.metadata or {}).get(MARK)
-    predictor = predictor_of(model, input_cols, base_margin_col=_margin(mark))
+    predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
     codes = getattr(predictor, "code_cols", ())
     if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
         raise DataError(
@@ -89,13 +89,13 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     return predictor
 
 
-def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_col: str | None = None) -> Predictor:
+def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols: Sequence[str] = ()) -> Predictor:
     """Return an object that predicts tables with a loaded model.
 
     Args:
         model: Booster or estimator of XGBoost or LightGBM, or an ``mlflow.pyfunc.PyFuncModel``.
         input_cols: Names of the input columns; used only if the model does not name its columns.
-        base_margin_col: Column of margins, if shoal trained the model with one.
+        base_margin_cols: Columns of margins, if shoal trained the model with them.
 
     Raises:
         DataError: The model's input columns or the categories of a column are not known.
@@ -111,7 +111,7 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_col:
             "columns, in the model's order, in input_cols; for a champion, in the tag shoal.input_cols of its version "
             '(a JSON list, such as ["a", "b"])'
         )
-    predictor: Predictor = module.predictor(model, names, base_margin_col=base_margin_col)
+    predictor: Predictor = module.predictor(model, names, base_margin_cols=base_margin_cols)
     return predictor
 
 
@@ -161,8 +161,8 @@ def _complete(library: str) -> None:
             setattr(package, name, getattr(estimators, name))
 
 
-def _margin(mark: Mapping[str, Any] | None) -> str | None:
-    return None if mark is None else mark.get("base_margin_col")
+def _margins(mark: Mapping[str, Any] | None) -> tuple[str, ...]:
+    return () if mark is None else tuple(mark.get("base_margin_cols", ()))
 
 
 def _registered_by_shoal(model_uri: str) -> bool:

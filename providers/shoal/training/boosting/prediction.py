@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
+from shoal.training.boosting.rows import margins_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Predict = Callable[["pa.Table", "np.ndarray | None"], "np.ndarray"]
 """Function that predicts a batch. Its arguments are the features (a table in the types of the dataset) and the margins
-(float64 ``[rows]`` or None); it returns predictions (``[rows]`` or ``[rows, classes]``)."""
+(float64 ``[rows]`` or ``[rows, outputs]``, or None); it returns predictions (``[rows]`` or ``[rows, classes]``)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class BoosterPredictor:
         predict: Function that predicts a batch.
         input_cols: Feature columns, in the order of the training.
         categories: Categories of the training set, by column; any other value counts as missing.
-        base_margin_col: Column of margins, if the model was trained with one.
+        base_margin_cols: Columns of margins, if the model was trained with them.
         code_cols: Categorical columns whose categories the model does not contain; their values are the integer codes
             of the training.
         classes: Classes of a classifier that another program trained, in the order of its probabilities; None if the
@@ -39,7 +40,7 @@ class BoosterPredictor:
     predict: Predict
     input_cols: tuple[str, ...]
     categories: Categories
-    base_margin_col: str | None = None
+    base_margin_cols: tuple[str, ...] = ()
     code_cols: tuple[str, ...] = ()
     classes: tuple[Any, ...] | None = None
     gives_classes: bool = False
@@ -47,8 +48,7 @@ class BoosterPredictor:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that a table for :meth:`predict_table` must contain; each name occurs once."""
-        margin = () if self.base_margin_col is None else (self.base_margin_col,)
-        return tuple(dict.fromkeys((*self.input_cols, *margin)))
+        return tuple(dict.fromkeys((*self.input_cols, *self.base_margin_cols)))
 
     def check(self, source: ParquetSource) -> None:
         """Check, using only Parquet footers, that a dataset has all columns of the model, with suitable types.
@@ -65,7 +65,7 @@ class BoosterPredictor:
         validate_columns(
             source,
             self.input_cols,
-            extra_cols=() if self.base_margin_col is None else (self.base_margin_col,),
+            extra_cols=self.base_margin_cols,
             categorical_cols=tuple(types),
             allow_all_null=True,
         )
@@ -74,9 +74,7 @@ class BoosterPredictor:
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``."""
-        from shoal.data.matrix import to_vector
-
-        margin = None if self.base_margin_col is None else to_vector(table, self.base_margin_col)
+        margin = margins_of(table, self.base_margin_cols, "float64")
         return self.predict(encoded(table, self.categories).select(self.input_cols), margin)
 
     def predict_dataset(self, connector: DataConnector) -> np.ndarray:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.training.boosting.checkpoints import History
 from shoal.training.boosting.params import json_params
@@ -63,6 +64,12 @@ class TrainRequest(Settings):
         default=None,
         description="Name of the column that contains the score (margin) of each row from which boosting starts. "
         "None: all rows start from the same score.",
+    )
+    base_margin_cols: tuple[str, ...] = Field(
+        default=(),
+        description="Names of the columns that contain the scores (margins) of each row from which boosting starts, "
+        "for a model with several outputs: one column per class, in the order of the classes. The default is no such "
+        "column.",
     )
     group_col: str | None = Field(
         default=None,
@@ -121,7 +128,9 @@ class TrainRequest(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        extra = [name for name in (self.weight_col, self.base_margin_col, self.group_col) if name]
+        if self.base_margin_col is not None and self.base_margin_cols:
+            raise ValueError("base_margin_col and base_margin_cols are both set: name all columns in base_margin_cols")
+        extra = [name for name in (self.weight_col, *self.margin_cols, self.group_col) if name]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         _check_feature_names(self.framework, self.input_cols)
         roles = [*self.input_cols, self.label_col, *extra]
@@ -137,12 +146,35 @@ class TrainRequest(Settings):
     @property
     def columns(self) -> Columns:
         """Names of the columns that the training uses, by role: feature, label, weight, margin or group."""
-        return Columns(self.input_cols, self.label_col, self.weight_col, self.base_margin_col, self.group_col)
+        return Columns(self.input_cols, self.label_col, self.weight_col, self.margin_cols, self.group_col)
+
+    @property
+    def margin_cols(self) -> tuple[str, ...]:
+        """Names of the columns of margins, from `base_margin_col` or `base_margin_cols`."""
+        return self.base_margin_cols if self.base_margin_col is None else (self.base_margin_col,)
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """Names of the weight column and the margin column, if the request sets them."""
-        return tuple(column for column in (self.weight_col, self.base_margin_col) if column is not None)
+        """Names of the weight column and the margin columns, if the request sets them."""
+        return (*([] if self.weight_col is None else [self.weight_col]), *self.margin_cols)
+
+    def check_margins(self, outputs: int) -> None:
+        """Check that there is one column of margins per output of the model, if there are margins.
+
+        Raises:
+            InvalidArgumentError: The number of columns is wrong.
+        """
+        if self.margin_cols and len(self.margin_cols) != outputs:
+            raise InvalidArgumentError(
+                f"the model has {outputs} output{'s' * (outputs > 1)} per row, but there "
+                f"{'is 1 column' if len(self.margin_cols) == 1 else f'are {len(self.margin_cols)} columns'} of margins "
+                f"({', '.join(self.margin_cols)}): "
+                + (
+                    "set base_margin_col to one column"
+                    if outputs == 1
+                    else "name one column per class in base_margin_cols"
+                )
+            )
 
 
 def _check_feature_names(framework: Framework, names: Sequence[str]) -> None:

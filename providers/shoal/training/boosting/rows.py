@@ -51,7 +51,7 @@ class Columns:
         features: Feature columns, in the model's order.
         label: Label column.
         weight: Column of row weights, or None.
-        base_margin: Column of the scores (margins) from which boosting starts, or None.
+        base_margin: Columns of the scores (margins) from which boosting starts, one per output of the model.
         group: Column of groups, or None.
         categories: Categorical feature column -> its categories.
         types: Feature column -> name of its Arrow type, such as "int64".
@@ -60,7 +60,7 @@ class Columns:
     features: tuple[str, ...]
     label: str
     weight: str | None = None
-    base_margin: str | None = None
+    base_margin: tuple[str, ...] = ()
     group: str | None = None
     categories: Categories = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Columns:
         """Names of all columns to read, without duplicates: features, label, weight, margin, group."""
         return [
             name
-            for name in dict.fromkeys((*self.features, self.label, self.weight, self.base_margin, self.group))
+            for name in dict.fromkeys((*self.features, self.label, self.weight, *self.base_margin, self.group))
             if name is not None
         ]
 
@@ -83,7 +83,8 @@ class Batch:
         data: Features, float32 ``[rows, columns]``; or an Arrow table in the types of the files.
         label: Labels, float32 ``[rows]``.
         weight: Weights, float32 ``[rows]``, or None.
-        base_margin: Margins ``[rows]``, or None: float64 if `data` keeps the types of the files, else float32.
+        base_margin: Margins ``[rows]`` or ``[rows, outputs]``, or None: float64 if `data` keeps the types of the files,
+            else float32.
         group: Number of each row's group within the shard, int64 ``[rows]``, or None.
     """
 
@@ -253,13 +254,27 @@ class ShardRows:
             self._features(features),
             label,
             _finite(table, "weight", columns.weight, rows),
-            _finite(table, "base_margin", columns.base_margin, rows, "float64" if self._keep_types else "float32"),
+            self._margins(rows, table),
         )
+
+    def _margins(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
+        dtype = "float64" if self._keep_types else "float32"
+        for name in self.columns.base_margin:
+            _finite(table, "base_margin", name, rows, dtype)
+        return margins_of(table, self.columns.base_margin, dtype)
 
     def _features(self, table: pa.Table) -> np.ndarray | pa.Table:
         if self._keep_types:
             return table if self._kept is None else _copied(table)
         return table if self._as_tables and _needs_no_copy(table) else to_matrix(table, self.columns.features)
+
+
+def margins_of(table: pa.Table, columns: tuple[str, ...], dtype: str) -> np.ndarray | None:
+    """Return the margins of a table's rows: ``[rows]``, or ``[rows, outputs]`` if there are several columns of margins;
+    None without such columns."""
+    if not columns:
+        return None
+    return to_vector(table, columns[0], dtype) if len(columns) == 1 else to_matrix(table, columns, dtype)
 
 
 def _finite(

@@ -71,7 +71,8 @@ class Binned:
         # reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
-        self._margin = None if columns.base_margin is None else np.empty(count, np.float64)
+        outputs = columns.base_margin
+        self._margin = np.empty(count if len(outputs) == 1 else (count, len(outputs))) if outputs else None
         self._group = None if columns.group is None else np.empty(count, np.int64)
         batches = self._noted()
         self.dataset = lightgbm.Dataset(
@@ -101,7 +102,7 @@ class Binned:
             parts = [predict_table(model.predict, batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
             score = np.concatenate(parts)
             if self._margin is not None:
-                score += self._margin if score.ndim == 1 else self._margin[:, None]
+                score += self._margin
         if score is not None:
             self.dataset.set_init_score(score)
 

@@ -91,7 +91,7 @@ class LightGBM:
             )
         if request.early_stopping_rounds and all(each == request.dataset for each in request.eval_set.values()):
             raise InvalidArgumentError(
-                f"early_stopping_rounds={request.early_stopping_rounds} needs an eval set that is not the training set, "
+                "early_stopping_rounds needs an eval set that is not the training set, "
                 "because LightGBM never stops on the training set: add such a dataset to eval_set, or remove "
                 "early_stopping_rounds"
             )
@@ -99,11 +99,12 @@ class LightGBM:
             raise InvalidArgumentError(
                 "early_stopping_rounds needs a metric: set the parameter metric in params, or pass a custom_metric"
             )
-        if is_forest(params) and (custom or request.base_margin_col is not None):
+        if is_forest(params) and (custom or request.margin_cols):
             raise InvalidArgumentError(
-                'boosting="rf" (random forest) supports neither an objective function nor base_margin_col: remove '
+                'boosting="rf" (random forest) supports neither an objective function nor margins: remove '
                 'them, or use boosting="gbdt"'
             )
+        request.check_margins(int(params.get("num_class", 1)))
         check_params(params, request.input_cols, grouped=request.group_col is not None)
         if advice := inexact_leaves("lightgbm", objective_of(params), size.num_workers):
             say(advice)

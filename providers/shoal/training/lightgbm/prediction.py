@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
 from shoal.training.lightgbm.categories import categories_of, columns_of_codes
-from shoal.training.lightgbm.model import stored_params
-from shoal.training.lightgbm.params import objective_of
 
 if TYPE_CHECKING:
     import lightgbm
@@ -31,7 +29,7 @@ def predict_booster(
     connector: DataConnector,
     input_cols: Sequence[str],
     *,
-    base_margin_col: str | None = None,
+    base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with a LightGBM model.
 
@@ -39,8 +37,8 @@ def predict_booster(
         booster: Model.
         connector: Dataset to predict; a category that the model does not know counts as a missing value.
         input_cols: Feature columns, in the order of the training.
-        base_margin_col: Column of margins, if the model was trained with one. LightGBM's own `predict` does not
-            support margins.
+        base_margin_cols: Columns of margins, one per output, if the model was trained with them. LightGBM's own
+            `predict` does not support margins.
 
     Returns:
         Predictions in row order: float64 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
@@ -49,11 +47,11 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
-    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
 
 
 def predictor(
-    model: lightgbm.Booster | lightgbm.LGBMModel, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    model: lightgbm.Booster | lightgbm.LGBMModel, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster or with an estimator such as ``LGBMClassifier``.
 
@@ -69,7 +67,7 @@ def predictor(
         _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
         tuple(input_cols),
         categories_of(booster),
-        base_margin_col,
+        tuple(base_margin_cols),
         code_cols=columns_of_codes(booster, input_cols),
         classes=None if classes is None else tuple(classes.tolist()),
     )
@@ -97,7 +95,7 @@ def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
         if margin is None:
             return predict_table(booster.predict, features)
         score = predict_table(booster.predict, features, raw_score=True)
-        return _predictions(score + (margin if score.ndim == 1 else margin[:, None]), stored_params(booster))
+        return converted(score + margin, objective_line(booster))
 
     return predict
 
@@ -124,21 +122,37 @@ def slice_rows(rows: int, columns: int) -> int:
     return max(1, math.ceil(rows / math.ceil(rows / most))) if rows else 1
 
 
-def _predictions(score: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
-    """Convert raw scores to predictions, as LightGBM does for the objective in `params`."""
+def converted(score: np.ndarray, objective: str) -> np.ndarray:
+    """Convert raw scores to predictions, as LightGBM's objective does.
+
+    Args:
+        score: Raw scores, ``[rows]`` or ``[rows, classes]``.
+        objective: Objective as a model's text describes it, such as ``binary sigmoid:1``; it contains the parameters
+            that LightGBM really used. Empty: the objective is a function, whose predictions are raw scores.
+    """
     import numpy as np
 
+    name, *options = objective.split() or [""]
     predictions: np.ndarray = score
-    objective = objective_of(params)
-    if objective in ("poisson", "gamma", "tweedie"):
+    if name in ("poisson", "gamma", "tweedie"):
         predictions = np.exp(score)
-    if objective == "multiclass":
+    elif name == "multiclass":
         likely = np.exp(score - score.max(axis=1, keepdims=True))
         predictions = likely / likely.sum(axis=1, keepdims=True)
-    if objective in ("binary", "multiclassova", "cross_entropy"):
-        steepness = 1.0 if objective == "cross_entropy" else float(params.get("sigmoid", 1.0))
+    elif name in ("binary", "multiclassova", "cross_entropy"):
+        steepness = next((float(each.removeprefix("sigmoid:")) for each in options if each.startswith("sigmoid:")), 1.0)
         predictions = 1 / (1 + np.exp(-steepness * score))
+    elif name == "cross_entropy_lambda":
+        predictions = np.log1p(np.exp(score))
+    elif "sqrt" in options:
+        predictions = np.sign(score) * score * score
     return predictions
+
+
+def objective_line(booster: lightgbm.Booster) -> str:
+    """Return the objective as the text of a model describes it; empty if the objective was a function."""
+    lines = booster.model_to_string(num_iteration=1).splitlines()
+    return next((line.removeprefix("objective=") for line in lines if line.startswith("objective=")), "")
 
 
 def features_of(model: lightgbm.Booster | lightgbm.LGBMModel) -> list[str]:

@@ -203,7 +203,7 @@ class Trainer:
 def begins_anew_with(task: Task) -> bool:
     """Return whether this training must reload the booster for each segment of rounds, and therefore read all rows
     again."""
-    return begins_anew(task.params) or task.columns.base_margin is not None
+    return begins_anew(task.params) or bool(task.columns.base_margin)
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:

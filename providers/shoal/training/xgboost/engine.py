@@ -68,6 +68,10 @@ class XGBoost:
                 f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
             )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
+        quantiles = params.get("quantile_alpha")
+        request.check_margins(
+            len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
+        )
         seed = seed_of(merged, request.run_config.seed)
         check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
         if advice := inexact_leaves("xgboost", objective, size.num_workers):

@@ -26,7 +26,7 @@ def predict_booster(
     connector: DataConnector,
     input_cols: Sequence[str],
     *,
-    base_margin_col: str | None = None,
+    base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with an XGBoost model.
 
@@ -34,7 +34,7 @@ def predict_booster(
         booster: Model.
         connector: Dataset to predict; a category that the model does not know counts as a missing value.
         input_cols: Feature columns, in the order of the training.
-        base_margin_col: Column of margins, if the model was trained with one.
+        base_margin_cols: Columns of margins, one per output, if the model was trained with them.
 
     Returns:
         Predictions in row order: float32 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
@@ -43,11 +43,11 @@ def predict_booster(
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
     """
-    return predictor(booster, input_cols, base_margin_col=base_margin_col).predict_dataset(connector)
+    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
 
 
 def predictor(
-    model: xgboost.Booster | xgboost.XGBModel, input_cols: Sequence[str], *, base_margin_col: str | None = None
+    model: xgboost.Booster | xgboost.XGBModel, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster or with an estimator such as ``XGBClassifier``.
 
@@ -64,7 +64,7 @@ def predictor(
         _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
         tuple(input_cols),
         categories_of(booster),
-        base_margin_col,
+        tuple(base_margin_cols),
         code_cols=columns_of_codes(booster, input_cols),
         classes=tuple(model.classes_.tolist()) if is_classifier else None,
         # XGBClassifier computes probabilities with multi:softmax, too.
