@@ -133,7 +133,7 @@ def test_two_workers_know_the_categories_of_both(
 def plain_xgboost(features: np.ndarray, label: np.ndarray) -> Any:
     import xgboost
 
-    types = ["c", "q", "c", "c"]
+    types = ["c", "float", "c", "c"]
     rows = xgboost.QuantileDMatrix(
         features, label, feature_names=FEATURES, feature_types=types, enable_categorical=True, nthread=1
     )
@@ -222,7 +222,7 @@ def session(path: Path, **changes: Any) -> worker._Session:
 
 def test_from_disk_as_from_memory(flights: Path, tmp_path: Path) -> None:
     on_disk = session(flights, external_memory=True)
-    assert on_disk.matrix.feature_types == ["c", "q", "c", "c"]
+    assert on_disk.matrix.feature_types == ["c", "float", "c", "c"]
     models = []
     for of in (session(flights), on_disk):
         checkpoint = of.boost(Segment(0, 5, True, None)).checkpoint
