@@ -67,6 +67,8 @@ class TrainRequest(Settings):
     )
     base_margin_cols: tuple[str, ...] = Field(
         default=(),
+        # Not stored if it is empty, so that specs without it keep the fingerprint of earlier versions.
+        exclude_if=lambda value: not value,
         description="Names of the columns that contain the scores (margins) of each row from which boosting starts, "
         "for a model with several outputs: one column per class, in the order of the classes. The default is no such "
         "column.",
