@@ -249,10 +249,11 @@ RANKING = {"metric": "ndcg@4", "metrics": ["ndcg"], "label_col": "relevance"}
         ),
         pytest.param(
             champion_trained_on_the_holdouts_days,
-            "champion_not_comparable",
-            "2",
-            r"replaces champion version 1 \(rmse=0\), which was trained on rows of the holdout's time "
-            r"\(day from 2024-02-01 to 2024-02-28\) and is not compared, better than the baseline \(rmse=\S+\)",
+            "champion_newer",
+            "1",
+            r"is not promoted: champion version 1 \(rmse=0\) was trained on newer rows \(day until 2024-02-28, this "
+            r"version until 2024-01-28\) and stays, because a comparison needs 100 rows that neither was trained on, "
+            "and the holdout has 0",
             id="the champion has seen the holdout's days",
         ),
         pytest.param(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError
 from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import model_loading, pyfunc
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
-from shoal.jobs.mlflow.promotion_decision import Evaluation, Slice
+from shoal.jobs.mlflow.promotion_decision import Evaluation, Slice, UnseenRows
 from shoal.jobs.mlflow.training_rows import Overlap
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 
 def evaluate(
@@ -39,6 +41,44 @@ def evaluate(
             that decides.
     """
     predicted = _predict(model, holdout, input_cols)
+    evaluation = replace(_measure(predicted, holdout, names), predictions=predicted)
+    if overlap is None:
+        return evaluation
+    period = None if overlap.training is None else str(overlap.training)
+    return replace(evaluation, overlap=overlap.rows, period=period)
+
+
+def on_unseen_rows(
+    challenger: Evaluation, champion: Evaluation, holdout: Holdout, names: Sequence[str], seen: NDArray[np.bool_]
+) -> UnseenRows:
+    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on.
+
+    Args:
+        challenger: Result of :func:`evaluate` for the challenger.
+        champion: Result of :func:`evaluate` for the champion.
+        holdout: The holdout on which both were evaluated.
+        names: Names of the metrics; see :func:`evaluate`.
+        seen: Whether champion or challenger was trained on the row, ``[rows]``. For a ranking metric, all rows of the
+            row's group are left out.
+    """
+    import numpy as np
+
+    if holdout.groups is not None:
+        seen = np.bincount(holdout.groups, weights=seen)[holdout.groups] > 0
+    part = holdout.part(~seen)
+
+    def measured(evaluation: Evaluation) -> Evaluation:
+        assert evaluation.predictions is not None
+        try:
+            return _measure(evaluation.predictions[~seen], part, names)
+        except DataError:  # the metric is not defined on these rows
+            return Evaluation(float("nan"))
+
+    return UnseenRows(len(part.labels), len(seen), measured(challenger), measured(champion))
+
+
+def _measure(predicted: np.ndarray, holdout: Holdout, names: Sequence[str]) -> Evaluation:
+    """Compute the metrics of predictions; see :func:`evaluate`."""
     values = {}
     for name in names:
         try:
@@ -56,10 +96,7 @@ def evaluate(
         except DataError:  # the metric is not defined on this slice; the AUC, for example, needs rows of both classes
             value = float("nan")
         slices[name] = Slice(len(rows), value)
-    if overlap is None:
-        return Evaluation(values[names[0]], values, slices)
-    period = None if overlap.training is None else str(overlap.training)
-    return Evaluation(values[names[0]], values, slices, overlap.rows, period)
+    return Evaluation(values[names[0]], values, slices)
 
 
 def _predict(model: Any, holdout: Holdout, input_cols: Sequence[str]) -> np.ndarray:
