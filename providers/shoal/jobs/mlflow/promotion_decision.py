@@ -283,7 +283,9 @@ def decide(
         baseline: Constant prediction to beat; None if the rules ask for no baseline.
     """
     name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
-    note = _overlap_note(challenger, "it was trained on")
+    note = ""
+    if challenger.evaluation.overlaps:
+        note = f", although it was trained on {_overlap_text(challenger.evaluation)}"
 
     def refused(reason: Reason, why: str) -> Decision:
         return Decision(False, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
@@ -330,7 +332,8 @@ def decide(
         allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
         worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
         return refused("slice_worse", f"does not replace {against}: {worse}, {allowed}")
-    return promoted("better", f"replaces {against}{_overlap_note(champion, 'which was trained on')}")
+    known = f", which was trained on {_overlap_text(champion.evaluation)}" if champion.evaluation.overlaps else ""
+    return promoted("better", f"replaces {against}{known}")
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
@@ -422,7 +425,3 @@ def _overlap_text(evaluation: Evaluation) -> str:
     if not evaluation.overlap:
         return f"rows of the holdout's time ({evaluation.period})"
     return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"
-
-
-def _overlap_note(candidate: Candidate, begin: str) -> str:
-    return f", although {begin} {_overlap_text(candidate.evaluation)}" if candidate.evaluation.overlaps else ""
