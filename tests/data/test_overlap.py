@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.parquet.overlap import RecordedFile, record, shared_rows
+from shoal.data.parquet.overlap import RecordedFile, record, shared_mask, shared_rows
 
 ROWS = 100
 
@@ -53,6 +53,10 @@ def test_filters_of_one_file_share_the_rows_that_match_both(tmp_path: Path):
     train, holdout = before.random_split([0.7, 0.3], seed=1)
     assert shared(train, holdout) == {}
     assert shared(train, before) == {str(path): train.num_rows()}
+    for other in (before, holdout, last, months(("month", ">=", 4), ("a", "<", 77))):
+        mine = set(train.to_pandas()["a"])
+        mask = shared_mask(record(train.source), other.source)
+        assert mask.tolist() == [a in mine for a in other.to_pandas()["a"]]
 
 
 def test_filters_that_do_not_fit_the_holdout_s_partitions_count_every_row(tmp_path: Path):

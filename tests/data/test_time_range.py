@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from shoal.data import DataConnector
-from shoal.data.time_range import TimeRange
+from shoal.data.time_range import TimeRange, within
 
 
 def between(first: Any, last: Any, column: str = "day") -> TimeRange:
@@ -60,6 +60,47 @@ BERLIN = timezone(timedelta(hours=2))
 def test_overlap(one: TimeRange, other: TimeRange, overlap: bool):
     assert one.overlaps(other) is overlap
     assert other.overlaps(one) is overlap
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "order"),
+    [
+        pytest.param(MARCH, between(date(2024, 1, 1), date(2024, 3, 30)), 1, id="a day later"),
+        pytest.param(MARCH, between(date(2024, 3, 31), date(2024, 3, 31)), 0, id="the same day"),
+        pytest.param(MARCH, between(NOON, NOON), 0, id="a timestamp of the last day"),
+        pytest.param(between(NOON, NOON), between(NOON, NOON + timedelta(seconds=1)), -1, id="a second earlier"),
+        pytest.param(between(9, 10), between(1, 9), 1, id="numbers"),
+        pytest.param(MARCH, between(1, 9), None, id="a number and a date"),
+        pytest.param(MARCH, between(date(2024, 3, 1), date(2024, 3, 31), "at"), None, id="another column"),
+    ],
+)
+def test_the_later_end(one: TimeRange, other: TimeRange, order: int | None):
+    assert one.compare_ends(other) == order
+    assert other.compare_ends(one) == (None if order is None else -order)
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "inside"),
+    [
+        (pa.date32(), [date(2024, 3, 31), None, date(2024, 4, 1), date(2024, 3, 1)], [True, True, False, True]),
+        (pa.timestamp("us"), [NOON, NOON + timedelta(hours=12), NOON - timedelta(days=60)], [True, False, False]),
+        (pa.timestamp("us", "UTC"), [NOON, None], [True, True]),
+        (pa.string(), ["2024-03-31 23:59", "2024-04-01", "March", None], [True, False, False, True]),
+        (pa.int64(), [20240301, 3], [False, False]),
+        (pa.float64(), [float("nan"), None], [False, True]),
+    ],
+)
+def test_values_in_a_range(type_: pa.DataType, values: list[Any], inside: list[bool]):
+    column = pa.chunked_array([pa.array(values, type_)])
+
+    assert within(column, [MARCH]).to_pylist() == inside
+    assert within(column, [between(1, 2), MARCH]).to_pylist() == inside
+
+
+def test_numbers_in_one_of_two_ranges():
+    column = pa.chunked_array([pa.array([4.0, 1.5, 9.0, 10.0, 2.0], pa.float64())])
+
+    assert within(column, [between(1.5, 3), between(9, 9)]).to_pylist() == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize(

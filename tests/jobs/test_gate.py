@@ -84,7 +84,7 @@ class Gate:
         self,
         model: str,
         *,
-        trained_on: str = "train",
+        trained_on: str | DataConnector = "train",
         time_col: str | None = None,
         run: Run | None = None,
         label_col: str = "y",
@@ -92,7 +92,9 @@ class Gate:
         loaded: Predictor | None = None,
         **options: Any,
     ) -> Outcome:
-        dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
+        dataset = trained_on
+        if isinstance(dataset, str):
+            dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
         rows = training_rows.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
         return promotion.enter(
             self.store,
@@ -280,10 +282,11 @@ RANKING = {"metric": "ndcg@4", "metrics": ["ndcg"], "label_col": "relevance"}
         ),
         pytest.param(
             champion_trained_on_the_holdouts_days,
-            "champion_not_comparable",
-            "2",
-            r"replaces champion version 1 \(rmse=0\), which was trained on rows of the holdout's time "
-            r"\(day from 2024-02-01 to 2024-02-28\) and is not compared, better than the baseline \(rmse=\S+\)",
+            "champion_newer",
+            "1",
+            r"is not promoted: champion version 1 \(rmse=0\) was trained on newer rows \(day until 2024-02-28, this "
+            r"version until 2024-01-28\) and stays, because a comparison needs 100 rows that neither was trained on, "
+            "and the holdout has 0",
             id="the champion has seen the holdout's days",
         ),
         pytest.param(
@@ -335,6 +338,117 @@ def test_decision_and_sentence(gate: Gate, monkeypatch, capsys, play, reason, ch
     begin = rf"{gate.name} version {outcome.challenger.version} \(\S+=\S+\) "
     assert re.fullmatch(begin + sentence, outcome.decision.sentence), outcome.decision.sentence
     assert outcome.decision.sentence in capsys.readouterr().out
+
+
+class TestRowsThatTheChampionHasSeen:
+    """The models are compared on the other rows of the holdout, as plain XGBoost, NumPy and scikit-learn compute it."""
+
+    @pytest.fixture(scope="class")
+    def flights(self) -> pd.DataFrame:
+        """Twenty rows for each of 80 days; the label is noisy, so a model is better on rows that it was trained on."""
+        random = np.random.default_rng(0)
+        day = np.repeat(pd.date_range("2013-03-01", periods=80).date, 20)
+        a = random.random(len(day))
+        rows = pd.DataFrame({"a": a, "late": random.random(len(day)), "day": day, "y": 3 * a + random.random(len(day))})
+        return rows.assign(when=np.where(np.arange(len(day)) % 4, "on time", "late"))
+
+    def window(self, flights: pd.DataFrame, folder: Path, first: int, end: int) -> DataConnector:
+        """Rows of some days in a file of their own, as they are staged from a database."""
+        rows = flights[first * 20 : end * 20]
+        rows.to_parquet(folder / f"{first}-{end}.parquet", row_group_size=70)
+        spec = DataConnector.from_parquet(folder / f"{first}-{end}.parquet").to_spec()
+        return DataConnector.from_spec(spec.model_copy(update={"time_col": "day"}))
+
+    def enter(self, gate: Gate, rows: DataConnector, rounds: int, **options: Any) -> tuple[Outcome, Any]:
+        import xgboost
+
+        frame = rows.to_pandas()
+        model = xgboost.train({"nthread": 1}, xgboost.DMatrix(frame[INPUTS], frame["y"]), rounds)
+        signature = infer_signature(frame[INPUTS], frame["y"])
+        logged = mlflow.xgboost.log_model(model, name="model", signature=signature, pip_requirements=[])
+        gate = dataclasses.replace(gate, uris={"model": logged.model_uri})
+        return gate.enter("model", trained_on=rows, time_col="day", metrics=["mae"], **options), model
+
+    @pytest.mark.parametrize(
+        ("first", "rounds", "reason", "rows"),
+        [
+            pytest.param(1, 1, "champion_not_beaten", 120, id="a day later, worse"),
+            pytest.param(1, 6, "better", 120, id="a day later, better"),
+            pytest.param(7, 6, "champion_newer", 0, id="a week later"),
+            pytest.param(19, 6, "champion_newer", 0, id="much later"),
+        ],
+    )
+    def test_a_late_run_is_compared_on_the_other_days(self, gate, flights, tmp_path, first, rounds, reason, rows):
+        import xgboost
+
+        # A champion of 60 rounds overfits, so that it loses on new rows.
+        holdout = self.window(flights, tmp_path, 60, 67).to_spec().model_copy(update={"time_col": "day"})
+        later = self.window(flights, tmp_path, first, first + 60)
+        _, champion = self.enter(gate, later, 4 if rounds == 1 else 60, holdout=holdout, overlap="flag")
+        options = {"by": "when", "slice_tolerance": 5.0, "min_slice_rows": 1}
+        outcome, challenger = self.enter(
+            gate, self.window(flights, tmp_path, 0, 60), rounds, holdout=holdout, **options
+        )
+
+        assert outcome.decision.reason == reason
+        assert gate.champion() == ("2" if reason == "better" else "1")
+        report = json.loads(mlflow.artifacts.load_text(f"runs:/{gate.run.run_id}/shoal/promotion.json"))
+        unseen = report["unseen"]
+        assert (report["decision"]["reason"], unseen["rows"]) == (reason, rows)
+        newer = flights[67 * 20 - rows : 67 * 20]
+        for name, model in (("champion", champion), ("challenger", challenger)) if rows else ():
+            errors = newer["y"] - model.predict(xgboost.DMatrix(newer[INPUTS]))
+            right = {"rmse": float(np.sqrt((errors**2).mean())), "mae": float(errors.abs().mean())}
+            assert unseen[name] == pytest.approx(right, rel=1e-6)
+            assert f"rmse={unseen[name]['rmse']:.6g}" in outcome.decision.sentence
+            late = float(np.sqrt((errors[newer["when"] == "late"] ** 2).mean()))
+            [found] = [each for each in unseen["slices"] if each["slice"] == "late"]
+            assert (found["rows"], found[name]) == (30, pytest.approx(late, rel=1e-6))
+        table = mlflow.artifacts.load_text(f"runs:/{gate.run.run_id}/shoal/promotion.md")
+        assert f"challenger on {rows} of 140 rows" in table
+        # The recorded metric is that of all rows, which the digest of the holdout stands for.
+        whole = flights[60 * 20 : 67 * 20]
+        errors = whole["y"] - challenger.predict(xgboost.DMatrix(whole[INPUTS]))
+        assert outcome.challenger.value == pytest.approx(float(np.sqrt((errors**2).mean())), rel=1e-6)
+
+    def test_without_times_rows_of_the_same_file_are_left_out_by_group(self, gate, data, uris):
+        import sklearn.metrics
+        import xgboost
+
+        seen = [[("query", "<", 10)], [("query", "=", 10), ("late", "=", 1)]]
+        rows = DataConnector.from_parquet(data / "holdout.parquet", filters=seen)
+        gate.enter("ranker", trained_on=rows, overlap="flag", **RANKING)
+
+        outcome = gate.enter("ranker", **RANKING)
+
+        assert (outcome.decision.reason, outcome.champion.unseen.rows) == ("champion_not_beaten", 112)
+        rest = frame(1)[88:]
+        scores = mlflow.xgboost.load_model(uris["ranker"]).predict(xgboost.DMatrix(rest[INPUTS]))
+        right = np.mean(
+            [
+                sklearn.metrics.ndcg_score([rest["relevance"][of]], [scores[of]], k=4)
+                for of in (rest["query"] == query for query in rest["query"].unique())
+            ]
+        )
+        assert outcome.champion.unseen.champion.value == pytest.approx(right)
+
+    def test_rows_of_the_challenger_are_left_out_too(self, gate, data):
+        """The rest is enough for the second version. For the third it is not, so all rows are compared."""
+        parts = DataConnector.from_parquet(data / "holdout.parquet").random_split([0.2, 0.2, 0.6])
+        gate.enter("fair", trained_on=parts[0], overlap="flag")
+
+        second = gate.enter("good", trained_on=parts[1], overlap="flag")
+        third = gate.enter("exact", trained_on=parts[2], overlap="flag")
+
+        assert second.decision.sentence.endswith(", on 120 of the holdout's 200 rows, which neither was trained on")
+        left = parts[2].to_pandas()
+        assert second.champion.unseen.champion.value == pytest.approx(
+            float(np.sqrt((((2 * left["a"] + 0.5) - left["y"]) ** 2).mean()))
+        )
+        assert (third.champion.unseen.rows, third.decision.reason) == (40, "better")
+        assert third.decision.sentence.endswith(
+            ", which was trained on 40 rows of the holdout, although it was trained on 120 rows of the holdout"
+        )
 
 
 def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):

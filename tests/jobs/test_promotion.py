@@ -20,7 +20,7 @@ from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import promotion
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.mlflow.promotion_decision import Evaluation
+from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
@@ -81,7 +81,7 @@ class Registry:
             baseline=None,
             holdout_digest="d" * 32,
             tags={},
-            score_champion=lambda version: Evaluation(self.loss(version)),
+            score_champion=lambda version: Candidate(version, Evaluation(self.loss(version))),
         )
 
     def loss(self, version: str) -> float:

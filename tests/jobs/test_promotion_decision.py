@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
     Evaluation,
+    Recency,
     Slice,
+    UnseenRows,
     alias_moved,
+    compared,
     decide,
     is_better,
     strongest,
@@ -52,7 +56,27 @@ def test_only_a_strictly_better_metric_is_better(challenger, champion, mode, win
 
 
 BY_CARRIER = {"by": "carrier", "slice_tolerance": 1.0}
-SEEN = candidate("1", 0.1, overlap=200)
+
+
+def seen_partly(
+    champion: Candidate,
+    value: float,
+    mine: float = 1.0,
+    *,
+    rows: int,
+    of: int = 200,
+    order: int | None = None,
+    **slices: Any,
+) -> Candidate:
+    """Return a champion with its own and the challenger's metric on the rows that neither was trained on."""
+    days = {-1: "2024-01-01", 0: "2024-01-02", 1: "2024-01-03"}
+    recency = None if order is None else Recency("day", days[order], "2024-01-02", order)
+    theirs = candidate(champion.version, value).evaluation
+    unseen = UnseenRows(rows, of, candidate("2", mine, **slices).evaluation, theirs)
+    return replace(champion, unseen=unseen, recency=recency)
+
+
+SEEN = seen_partly(candidate("1", 0.1, overlap=200), NAN, NAN, rows=0)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +167,122 @@ SEEN = candidate("1", 0.1, overlap=200)
         ({}, 5.0, candidate("1", 6.0, overlap=None), 9.0, "better", "replaces champion version 1 (rmse=6)"),
         (
             {},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=100), 7.0, 6.0, rows=100, order=1),
+            9.0,
+            "better",
+            "replaces champion version 1 (rmse=7), on 100 of the holdout's 200 rows, which neither was trained on",
+        ),
+        (
+            {},
+            candidate("2", 5.0, overlap=30),
+            seen_partly(candidate("1", 6.0, overlap=100), 6.5, 7.0, rows=100, order=1),
+            9.0,
+            "champion_not_beaten",
+            "does not beat champion version 1 (rmse=6.5), on 100 of the holdout's 200 rows, which neither was trained "
+            "on",
+        ),
+        (
+            {"min_improvement": 2.0},
+            4.0,
+            seen_partly(candidate("1", 6.0, overlap=100), 6.5, 6.0, rows=100),
+            9.0,
+            "champion_not_beaten",
+            "does not replace champion version 1 (rmse=6.5): an improvement of 0.5 is less than min_improvement=2, on "
+            "100 of the holdout's 200 rows, which neither was trained on",
+        ),
+        (
+            BY_CARRIER,
+            candidate("2", 5.0),
+            seen_partly(candidate("1", 6.0, overlap=100), 7.0, 6.0, rows=100, AA=11.5),
+            9.0,
+            "slice_worse",
+            "does not replace champion version 1 (rmse=7): rmse is 11.5 instead of 10 where carrier is AA, more than "
+            "slice_tolerance=1 allows, on 100 of the holdout's 200 rows, which neither was trained on",
+        ),
+        (  # the bound holds for all rows
+            {"must_reach": 4.5},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=100), 7.0, 4.0, rows=100),
+            9.0,
+            "bound_missed",
+            "is not promoted: its rmse has to be at most must_reach=4.5",
+        ),
+        (  # the challenger is older
+            {},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=101), 7.0, 6.0, rows=99, order=1),
+            9.0,
+            "champion_newer",
+            "is not promoted: champion version 1 (rmse=0.1) was trained on newer rows (day until 2024-01-03, this "
+            "version until 2024-01-02) and stays, because a comparison needs 100 rows that neither was trained on, and "
+            "the holdout has 99",
+        ),
+        (  # as new
+            {},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=200), NAN, NAN, rows=0, order=0),
+            9.0,
+            "champion_newer",
+            "is not promoted: champion version 1 (rmse=0.1) was trained on rows that are as new (day until 2024-01-02, "
+            "this version until 2024-01-02) and stays, because a comparison needs 100 rows that neither was trained "
+            "on, and the holdout has 0",
+        ),
+        (  # the champion is older
+            {},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=101), 7.0, 6.0, rows=99, order=-1),
+            9.0,
+            "champion_not_comparable",
+            "replaces champion version 1 (rmse=0.1), which was trained on 101 rows of the holdout and is not compared, "
+            "better than the baseline (rmse=9)",
+        ),
+        (  # half of a small holdout is enough
+            {},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=3), 7.0, 6.0, rows=4, of=7, order=1),
+            9.0,
+            "better",
+            "replaces champion version 1 (rmse=7), on 4 of the holdout's 7 rows, which neither was trained on",
+        ),
+        (  # such as the AUC, if these rows are all of one class
+            {"metric": "auc"},
+            0.9,
+            seen_partly(candidate("1", 0.8, overlap=50), NAN, NAN, rows=150, order=1),
+            0.5,
+            "champion_newer",
+            "is not promoted: champion version 1 (auc=0.8) was trained on newer rows (day until 2024-01-03, this "
+            "version until 2024-01-02) and stays, because auc is not defined on 150 of the holdout's 200 rows, which "
+            "neither was trained on",
+        ),
+        (
+            {"late_run": "replace"},
+            5.0,
+            seen_partly(candidate("1", 0.1, overlap=200), NAN, NAN, rows=0, order=1),
+            9.0,
+            "champion_not_comparable",
+            "replaces champion version 1 (rmse=0.1), which was trained on 200 rows of the holdout and is not compared, "
+            "better than the baseline (rmse=9)",
+        ),
+        (
+            {"late_run": "keep"},
+            5.0,
+            seen_partly(candidate("1", 6.0), 6.0, 5.0, rows=200, order=1),
+            9.0,
+            "champion_newer",
+            "is not promoted: champion version 1 (rmse=6) was trained on newer rows (day until 2024-01-03, this "
+            'version until 2024-01-02) and stays, because late_run is "keep"',
+        ),
+        (
+            {"late_run": "keep"},
+            5.0,
+            seen_partly(candidate("1", 6.0), 6.0, 5.0, rows=200, order=0),
+            9.0,
+            "better",
+            "replaces champion version 1 (rmse=6), on 200 of the holdout's 200 rows, which neither was trained on",
+        ),
+        (
+            {},
             candidate("2", 0.2, overlap=1),
             SEEN,
             9.0,
@@ -211,17 +351,25 @@ def test_decisions_and_their_sentences(options, challenger, champion, baseline, 
         reason,
         reason in ("first", "better", "champion_not_comparable"),
     )
-    assert decision.sentence == f"m version 2 ({register.metric}={mine.value:.6g}) {sentence}"
+    decided = mine if champion is None else Candidate("2", compared(mine, champion)[0])
+    if decision.reason in ("bound_missed", "champion_newer", "champion_not_comparable", "baseline_not_beaten"):
+        decided = mine
+    assert decision.sentence == f"m version 2 ({register.metric}={decided.value:.6g}) {sentence}"
 
 
 def test_a_comparable_rival_counts_before_a_better_one_that_has_seen_the_holdout():
     honest, better = candidate("3", 0.5), candidate("4", 0.4)
+    newer = seen_partly(candidate("6", 0.5, overlap=200), NAN, rows=0, order=1)
 
-    assert strongest([SEEN, honest, better], candidate("2", 1.0), "min") == better
-    assert strongest([honest, SEEN], candidate("2", 1.0), "min") == honest
-    assert strongest([SEEN], candidate("2", 1.0), "min") == SEEN
-    assert strongest([SEEN, honest], candidate("2", 1.0, overlap=5), "min") == SEEN
-    assert strongest([], candidate("2", 1.0), "min") is None
+    assert strongest([SEEN, honest, better], candidate("2", 1.0), rules()) == better
+    assert strongest([honest, SEEN], candidate("2", 1.0), rules()) == honest
+    assert strongest([SEEN], candidate("2", 1.0), rules()) == SEEN
+    assert strongest([SEEN, honest], candidate("2", 1.0, overlap=5), rules()) == SEEN
+    assert strongest([newer, SEEN, honest], candidate("2", 1.0), rules()) == newer
+    # The lead of 0.9 on the rows that neither was trained on counts, and not the champion's metric on all rows.
+    partly = seen_partly(candidate("5", 0.6, overlap=100), 0.1, rows=100)
+    assert strongest([better, partly], candidate("2", 1.0), rules()) == partly
+    assert strongest([], candidate("2", 1.0), rules()) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -34,7 +35,7 @@ class TimeRange:
     @classmethod
     def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
         """Create a time range from the smallest and the largest value of a column. The values are Python objects."""
-        first, last = (end.isoformat() if isinstance(end, date) else str(end) for end in ends)
+        first, last = map(_text, ends)
         return cls(column, first, last)
 
     def __str__(self) -> str:
@@ -54,6 +55,19 @@ class TimeRange:
             return False
         return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
 
+    def compare_ends(self, other: TimeRange) -> int | None:
+        """Return 1 if this range ends later than the other range, -1 if it ends earlier, and 0 if both ends are equal.
+
+        Times are compared as in :meth:`overlaps`; a date and a timestamp of the same day are equal.
+
+        Returns:
+            The order; None if the columns have different names, or if the times cannot be compared.
+        """
+        mine, theirs = _parse(self.last), _parse(other.last)
+        if self.column != other.column or mine[0] != theirs[0]:
+            return None
+        return int(mine[1] > theirs[2]) - int(mine[2] < theirs[1])
+
 
 def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
     """Return the only date or timestamp column among some columns of a dataset; None if there are none or several.
@@ -67,6 +81,47 @@ def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
     kinds = ((name, schema.field(name).type) for name in candidates)
     times = [name for name, kind in kinds if pa.types.is_date(kind) or pa.types.is_timestamp(kind)]
     return times[0] if len(times) == 1 else None
+
+
+def within(values: pa.ChunkedArray, ranges: Iterable[TimeRange]) -> pa.ChunkedArray:
+    """Return for each value of a time column whether the value is in one of the given ranges.
+
+    A null counts as a value in the ranges, because its time is not known.
+
+    Args:
+        values: The column.
+        ranges: Ranges of the column. A range whose times cannot be compared with the values contains none of them.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = pc.unique(values).drop_null()
+    if pa.types.is_floating(known.type):
+        known = known.filter(pc.is_finite(known))
+    known = known.take(pc.sort_indices(known))
+
+    def parsed(index: int) -> tuple[str, Any, Any]:
+        return _parse(_text(known[index].as_py()))
+
+    found = pc.is_null(values)
+    for each in ranges:
+        kind, start, end = _parse(each.first)[0], _parse(each.first)[1], _parse(each.last)[2]
+        if pa.types.is_string(known.type) or pa.types.is_large_string(known.type):
+            # The order of texts may differ from the order of the times that they stand for.
+            texts = [text for text in known.to_pylist() if each.overlaps(TimeRange.of(each.column, (text, text)))]
+            found = pc.or_(found, pc.is_in(values, pa.array(texts, known.type)))
+        elif len(known) and parsed(0)[0] == kind == _parse(each.last)[0]:
+            # Only a few of the values are parsed, because that takes microseconds for each.
+            first = bisect_left(range(len(known)), start, key=lambda index: parsed(index)[2])
+            after = bisect_right(range(len(known)), end, key=lambda index: parsed(index)[1])
+            if first < after:
+                inside = pc.and_(pc.greater_equal(values, known[first]), pc.less_equal(values, known[after - 1]))
+                found = pc.or_(found, pc.fill_null(inside, False))
+    return found
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def _parse(text: str) -> tuple[str, Any, Any]:

@@ -19,6 +19,7 @@ Reason = Literal[
     "baseline_not_beaten",
     "champion_not_beaten",
     "slice_worse",
+    "champion_newer",
     "alias_moved",
     "champion_unread",
 ]

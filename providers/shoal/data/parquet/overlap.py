@@ -118,25 +118,50 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
     found = []
     for mine in record(source) if known else ():
         theirs = known.get(mine.digest, [])
-        rows = sum(_count_shared(source, mine, theirs, index) for index in range(len(mine.groups))) if theirs else 0
+        rows = sum(
+            int(_shared(source, mine, theirs, index).sum()) for index in range(len(mine.groups) if theirs else 0)
+        )
         if rows:
             found.append(SharedFile(mine.path, theirs[0].path, rows))
     return found
 
 
-def _count_shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> int:
-    """Count the rows of a row group that are recorded in `mine` and also in at least one record of `theirs`."""
+def shared_mask(recorded: Iterable[RecordedFile], source: ParquetSource) -> np.ndarray:
+    """Return for each row of `source`, in the order in which the rows are read, whether the row also belongs to other
+    datasets.
+
+    Args:
+        recorded: Records of the other datasets, from :func:`record`.
+        source: The source to check.
+
+    Returns:
+        Booleans ``[rows]``.
+    """
     import numpy as np
 
+    known = list(recorded)
+    parts = []
+    for mine in record(source):
+        theirs = [file for file in known if file.digest == mine.digest]
+        parts += [_shared(source, mine, theirs, index) for index in range(len(mine.groups))]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
+
+
+def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> np.ndarray:
+    """Return for each row of a row group that is recorded in `mine` whether it is also recorded in `theirs`."""
+    import numpy as np
+
+    selected = mine.groups[index].selected
     theirs = [file for file in theirs if file.groups[index].selected]
-    if not theirs or not mine.groups[index].selected:
-        return 0
+    if not theirs or not selected:
+        return np.zeros(selected, dtype=bool)
     if any(file.filters is None and not file.groups[index].steps for file in theirs):
-        return mine.groups[index].selected
+        return np.ones(selected, dtype=bool)
     taken = np.zeros(source.footer(mine.path).groups[index][0], dtype=bool)
     for file in theirs:
         taken[_positions(source, mine.path, file, index)] = True
-    return int(taken[_positions(source, mine.path, mine, index)].sum())
+    shared: np.ndarray = taken[_positions(source, mine.path, mine, index)]
+    return shared
 
 
 def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int) -> np.ndarray:

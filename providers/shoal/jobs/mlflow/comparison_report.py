@@ -10,7 +10,15 @@ from typing import Any
 
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.promotion_decision import Baseline, Candidate, Decision, worse_slices
+from shoal.jobs.mlflow.promotion_decision import (
+    Baseline,
+    Candidate,
+    Decision,
+    Evaluation,
+    UnseenRows,
+    compared,
+    worse_slices,
+)
 from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 
@@ -38,7 +46,19 @@ def build(
         holdout: The rows on which the versions were evaluated.
         promotions: The latest promotions of the alias, the newest first.
     """
-    rules = ("metric", "must_reach", "min_improvement", "by", "slice_tolerance", "min_slice_rows", "overlap")
+    rules = (
+        "metric",
+        "must_reach",
+        "min_improvement",
+        "by",
+        "slice_tolerance",
+        "min_slice_rows",
+        "overlap",
+        "late_run",
+    )
+    unseen = champion and champion.unseen
+    theirs = None if champion is None else champion.evaluation
+    decided = champion is not None and compared(challenger, champion)[0] is challenger.evaluation
     return {
         "model": register.model,
         "alias": register.alias,
@@ -48,7 +68,8 @@ def build(
         "challenger": _candidate(challenger),
         "champion": None if champion is None else _candidate(champion),
         "baseline": None if baseline is None else {"kind": baseline.kind, register.metric: baseline.value},
-        "slices": _slices(register, challenger, champion),
+        "slices": _slices(register, challenger.evaluation, theirs, decided),
+        "unseen": unseen and _unseen(register, unseen),
         "promotions": [
             {
                 "version": each.version,
@@ -82,17 +103,32 @@ def markdown(report: dict[str, Any]) -> str:
         rows.append(
             [f"baseline ({report['baseline']['kind']})", "-", _figure(report["baseline"][metric]), *others, "-"]
         )
+    unseen = report["unseen"]
+    if unseen:
+        rows += [
+            [f"{role} on {unseen['rows']} of {report['holdout']['rows']} rows", each["version"]]
+            + [_figure(unseen[role].get(name)) for name in challenger["metrics"]]
+            + ["0"]
+            for role, each in versions
+        ]
     parts = [report["decision"]["sentence"], _table(header, rows)]
-    if report["slices"]:
-        parts.append(
-            _table(
-                [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", ""],
-                [
-                    [each["slice"], each["rows"], _figure(each["challenger"]), _figure(each["champion"]), each["note"]]
-                    for each in report["slices"]
-                ],
+    for slices, note in ((report["slices"], ""), (unseen and unseen["slices"], "on rows that neither was trained on")):
+        if slices:
+            parts.append(
+                _table(
+                    [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note],
+                    [
+                        [
+                            each["slice"],
+                            each["rows"],
+                            _figure(each["challenger"]),
+                            _figure(each["champion"]),
+                            each["note"],
+                        ]
+                        for each in slices
+                    ],
+                )
             )
-        )
     if report["promotions"]:
         parts.append(
             _table(
@@ -128,11 +164,24 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _slices(register: Register, challenger: Candidate, champion: Candidate | None) -> list[dict[str, Any]]:
-    theirs = {} if champion is None else champion.evaluation.slices
-    fallen = () if champion is None else worse_slices(register, challenger.evaluation, champion.evaluation)
+def _unseen(register: Register, unseen: UnseenRows) -> dict[str, Any]:
+    return {
+        "rows": unseen.rows,
+        "needed": unseen.needed,
+        "challenger": dict(unseen.challenger.metrics),
+        "champion": dict(unseen.champion.metrics),
+        "slices": _slices(register, unseen.challenger, unseen.champion, unseen.enough),
+    }
+
+
+def _slices(
+    register: Register, challenger: Evaluation, champion: Evaluation | None, decided: bool
+) -> list[dict[str, Any]]:
+    """Return the metrics by slice; `decided` says whether the slices of these rows affected the decision."""
+    theirs = {} if champion is None else champion.slices
+    fallen = worse_slices(register, challenger, champion) if champion is not None and decided else ()
     found = []
-    for name, mine in challenger.evaluation.slices.items():
+    for name, mine in challenger.slices.items():
         few = register.slice_tolerance is not None and mine.rows < register.min_slice_rows
         note = "worse" if name in fallen else "too few rows to decide" if few else ""
         value = theirs[name].value if name in theirs else None

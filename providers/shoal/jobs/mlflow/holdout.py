@@ -6,7 +6,7 @@ The check comes before the training, so that a wrong holdout does not cost hours
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.errors import DataError
@@ -124,6 +124,23 @@ class Holdout:
             return None
         kind = best_constant(register.metric) if register.baseline == "auto" else register.baseline
         return Baseline(kind, self._of_constant(kind, register.metric))
+
+    def part(self, rows: NDArray[np.bool_]) -> Holdout:
+        """Return a holdout with the labels, groups and slices of some rows only. Its connector still has all rows.
+
+        Args:
+            rows: Whether to keep each row, ``[rows]``.
+        """
+        import numpy as np
+
+        positions = np.cumsum(rows) - 1
+        slices = {name: positions[each[rows[each]]] for name, each in self.slices.items()}
+        return replace(
+            self,
+            labels=self.labels[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            slices={name: each for name, each in slices.items() if len(each)},
+        )
 
     def check_metrics(self, register: Register) -> None:
         """Check that every metric can be computed with the holdout's labels and groups. The check uses constant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
@@ -10,12 +11,13 @@ from shoal.errors import DataError
 from shoal.jobs.metrics.evaluation import check_predictions, metric_value, takes_classes
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
 from shoal.jobs.mlflow.model_loading import Predictor
-from shoal.jobs.mlflow.promotion_decision import Evaluation, Slice
+from shoal.jobs.mlflow.promotion_decision import Evaluation, Predictions, Slice, UnseenRows
 from shoal.jobs.mlflow.training_rows import Overlap
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 _TRIED_ROWS = 1_000
 """Number of rows that a trial predicts at most. With one row, it would not be clear whether a model that predicts 1.0
@@ -68,31 +70,79 @@ def evaluate(
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric
             that decides.
     """
-    predicted = _predict(model, holdout.connector)
+    predictions = Predictions(_predict(model, holdout.connector), model.gives_classes)
+    evaluation = replace(_measure(predictions, holdout, names), predictions=predictions)
+    if overlap is None:
+        return evaluation
+    period = None if overlap.training is None else str(overlap.training)
+    return replace(evaluation, overlap=overlap.rows, period=period)
+
+
+def on_unseen_rows(
+    challenger: Evaluation, champion: Evaluation, holdout: Holdout, names: Sequence[str], seen: NDArray[np.bool_]
+) -> UnseenRows:
+    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on.
+
+    Args:
+        challenger: Result of :func:`evaluate` for the challenger.
+        champion: Result of :func:`evaluate` for the champion.
+        holdout: The holdout on which both were evaluated.
+        names: Names of the metrics; see :func:`evaluate`.
+        seen: Whether champion or challenger was trained on the row, ``[rows]``. For a ranking metric, all rows of the
+            row's group are left out.
+    """
+    import numpy as np
+
+    if holdout.groups is not None:
+        seen = np.bincount(holdout.groups, weights=seen)[holdout.groups] > 0
+    part = holdout.part(~seen)
+
+    def measured(evaluation: Evaluation) -> Evaluation:
+        assert evaluation.predictions is not None
+        try:
+            return _measure(evaluation.predictions, part, names, ~seen)
+        except DataError:  # the metric is not defined on these rows
+            return Evaluation(float("nan"))
+
+    return UnseenRows(len(part.labels), len(seen), measured(challenger), measured(champion))
+
+
+def _measure(
+    predictions: Predictions, holdout: Holdout, names: Sequence[str], rows: NDArray[np.bool_] | None = None
+) -> Evaluation:
+    """Compute the metrics of predictions; see :func:`evaluate`.
+
+    Args:
+        predictions: Predictions for all rows of the holdout.
+        holdout: The rows to measure.
+        names: Names of the metrics.
+        rows: Which of the predictions belong to `holdout`; None: all.
+    """
+    predicted = predictions.values if rows is None else predictions.values[rows]
+
+    def value(name: str, part: Any = slice(None)) -> float:
+        # All predictions show whether they are classes or probabilities; a few of them may not.
+        is_class = takes_classes(name, predictions.values, predictions.gives_classes)
+        groups = None if holdout.groups is None else holdout.groups[part]
+        return metric_value(name, holdout.labels[part], predicted[part], groups, gives_classes=is_class)
+
     values = {}
     for name in names:
         try:
-            values[name] = metric_value(
-                name, holdout.labels, predicted, holdout.groups, gives_classes=model.gives_classes
-            )
+            values[name] = value(name)
         except DataError as error:
             if name == names[0]:
                 raise
             print(f"{name} is NaN: {error}", flush=True)
             values[name] = float("nan")
     slices = {}
-    gives_classes = takes_classes(names[0], predicted, model.gives_classes)
-    for name, rows in holdout.slices.items():
-        groups = None if holdout.groups is None else holdout.groups[rows]
+    for name, part in holdout.slices.items():
         try:
-            value = metric_value(names[0], holdout.labels[rows], predicted[rows], groups, gives_classes=gives_classes)
+            measured = value(names[0], part)
         except DataError:  # the metric is not defined on this slice; the AUC, for example, needs rows of both classes
-            value = float("nan")
-        slices[name] = Slice(len(rows), value)
-    if overlap is None:
-        return Evaluation(values[names[0]], values, slices)
-    period = None if overlap.training is None else str(overlap.training)
-    return Evaluation(values[names[0]], values, slices, overlap.rows, period)
+            measured = float("nan")
+        slices[name] = Slice(len(part), measured)
+    return Evaluation(values[names[0]], values, slices)
 
 
 def _predict(model: Predictor, holdout: DataConnector) -> np.ndarray:

@@ -5,8 +5,10 @@ The champion is the registered version that has the alias.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -208,12 +210,14 @@ def enter(
         )
     holdout = Holdout.read(register, label_col, group_col)
 
-    def score_champion(version: str) -> Evaluation:
+    def score_champion(version: str) -> Candidate:
         columns = _columns_of(run.client, register, version, input_cols)
-        overlap = _overlap(training_rows.load(run, register.model, version), holdout)
+        rows = training_rows.load(run, register.model, version)
+        seen = _overlap(rows, holdout)
         with _reading(register, version):
             champion = _load(register, version, columns)
-            return holdout_evaluation.evaluate(champion, holdout, register.all_metrics, overlap=overlap)
+            measured = holdout_evaluation.evaluate(champion, holdout, register.all_metrics, overlap=seen)
+        return _rival(version, measured, [(rows, seen), (trained_on, overlap)], evaluation, holdout, register)
 
     trained_on = trained_on or TrainingRows()
     overlap = _overlap(trained_on if trained_on.files else None, holdout)
@@ -268,7 +272,7 @@ def challenge(
     baseline: Baseline | None,
     holdout_digest: str,
     tags: Mapping[str, str],
-    score_champion: Callable[[str], Evaluation],
+    score_champion: Callable[[str], Candidate],
 ) -> Outcome:
     """Register an evaluated model as a new version, and promote the version if it is better than the champion.
 
@@ -283,7 +287,8 @@ def challenge(
         baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
         holdout_digest: Digest of the holdout's rows.
         tags: Tags for the registered version.
-        score_champion: Function that evaluates a registered version, given its number, on the same holdout.
+        score_champion: Function that evaluates a registered version, given its number, on the same holdout, and
+            compares it with the challenger on the rows that neither was trained on.
     """
     import mlflow
 
@@ -338,6 +343,36 @@ def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | Non
     return training_rows.compare(trained_on, holdout.connector, holdout.time_col)
 
 
+def _rival(
+    version: str,
+    measured: Evaluation,
+    known: Sequence[tuple[TrainingRows | None, Overlap | None]],
+    challenger: Evaluation,
+    holdout: Holdout,
+    register: Register,
+) -> Candidate:
+    """Return a registered version with its comparison with the challenger on the rows that neither was trained on.
+
+    Args:
+        version: Number of the version.
+        measured: The version's metrics on the holdout.
+        known: Training rows, and their overlap with the holdout: of the version, then of the challenger.
+        challenger: The challenger's metrics on the holdout.
+        holdout: The holdout.
+        register: The rules.
+    """
+    seen = [training_rows.seen_rows(rows, holdout.connector, found) for rows, found in known if rows and found]
+    rows, mine = (rows or TrainingRows() for rows, _ in known)
+    if not seen and register.late_run != "keep":
+        return Candidate(version, measured)
+    unseen = None
+    if seen:
+        either = functools.reduce(operator.or_, seen)
+        unseen = holdout_evaluation.on_unseen_rows(challenger, measured, holdout, register.all_metrics, either)
+    recency = training_rows.recency(rows, mine, holdout.connector, holdout.time_col)
+    return Candidate(version, measured, unseen, recency)
+
+
 @dataclass(frozen=True)
 class _Standing:
     """State of the champion's alias at the start of a comparison. If the state changes meanwhile, the comparison is
@@ -380,7 +415,7 @@ class _Contest:
     baseline: Baseline | None
     holdout_digest: str
     key: Key
-    score_champion: Callable[[str], Evaluation]
+    score_champion: Callable[[str], Candidate]
     rivals: dict[str, Candidate] = field(default_factory=dict)
     against: Candidate | None = None
     decision: Decision | None = None
@@ -399,7 +434,7 @@ class _Contest:
         for version in standing.rivals:
             if version not in self.rivals:
                 try:
-                    self.rivals[version] = Candidate(version, self.score_champion(version))
+                    self.rivals[version] = self.score_champion(version)
                 except _UnreadError as error:
                     # The training is complete. A champion that cannot be read is never replaced.
                     unread = Candidate(version, Evaluation(math.nan))
@@ -444,7 +479,7 @@ class _Contest:
         if self.decision is not None and self.since is not None and not rivals:
             return self.decision
         candidates = [self.rivals[version] for version in rivals]
-        self.against = strongest(candidates, self.challenger, self.register.best)
+        self.against = strongest(candidates, self.challenger, self.register)
         return decide(self.register, self.challenger, self.against, self.baseline)
 
     def _winner(self, decision: Decision) -> str | None:

@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from shoal.jobs.metrics.evaluation import Mode
 from shoal.jobs.results import Reason
 from shoal.jobs.specs.register import Register
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MIN_UNSEEN_ROWS = 100
+"""Number of rows, which neither model was trained on, that are enough to compare two models. With 100 rows, the
+standard error of an RMSE is about 7 % (1 / sqrt(2 n), for normally distributed errors)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,19 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """Predictions of a model for the rows of the holdout.
+
+    Attributes:
+        values: Predictions ``[rows]`` or ``[rows, outputs]``, in the order of the rows.
+        gives_classes: Whether they are class numbers; None if that is not known.
+    """
+
+    values: np.ndarray
+    gives_classes: bool | None
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Metrics of one model on the holdout (the rows that are kept for the comparison).
 
@@ -40,6 +61,7 @@ class Evaluation:
         overlap: Number of the holdout's rows that the model was trained on; None if that is not known.
         period: Time range of training rows that overlaps with the holdout's time range, as text; None if no time ranges
             overlap.
+        predictions: The model's predictions for the holdout's rows, in their order; None if they are not known.
     """
 
     value: float
@@ -47,6 +69,7 @@ class Evaluation:
     slices: Mapping[str, Slice] = field(default_factory=dict)
     overlap: int | None = None
     period: str | None = None
+    predictions: Predictions | None = field(default=None, repr=False, compare=False)
 
     @property
     def overlaps(self) -> bool:
@@ -55,11 +78,75 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class UnseenRows:
+    """Metrics of champion and challenger on the rows of the holdout that neither of them was trained on.
+
+    Attributes:
+        rows: Number of these rows.
+        holdout_rows: Number of all rows of the holdout.
+        challenger: The challenger's metrics on these rows; NaN if they are not defined.
+        champion: The champion's metrics on these rows.
+    """
+
+    rows: int
+    holdout_rows: int
+    challenger: Evaluation
+    champion: Evaluation
+
+    @property
+    def needed(self) -> int:
+        """Return the number of rows that a comparison needs: :data:`MIN_UNSEEN_ROWS`, but at most half of the holdout's
+        rows, because a small holdout decides, too."""
+        return min(MIN_UNSEEN_ROWS, -(-self.holdout_rows // 2))
+
+    @property
+    def enough(self) -> bool:
+        """Return whether the models can be compared on these rows."""
+        values = (self.challenger.value, self.champion.value)
+        return self.rows >= self.needed and all(map(math.isfinite, values))
+
+
+@dataclass(frozen=True)
+class Recency:
+    """Comparison of the latest times in the training rows of champion and challenger.
+
+    Attributes:
+        column: Name of the time column.
+        champion: Latest time in the champion's training rows, as text.
+        challenger: Latest time in the challenger's training rows; the latest time in the holdout if they have no time
+            column.
+        order: 1 if the champion's training rows end later, -1 if they end earlier, 0 if both ends are equal.
+        of_holdout: Whether `challenger` is the latest time in the holdout.
+    """
+
+    column: str
+    champion: str
+    challenger: str
+    order: int
+    of_holdout: bool = False
+
+    def __str__(self) -> str:
+        other = "the holdout" if self.of_holdout else "this version"
+        rows = "newer rows" if self.order > 0 else "rows that are as new"
+        return f"{rows} ({self.column} until {self.champion}, {other} until {self.challenger})"
+
+
+@dataclass(frozen=True)
 class Candidate:
-    """A registered version of a model, with the metrics that the version reaches on the holdout."""
+    """A registered version of a model, with the metrics that the version reaches on the holdout.
+
+    Attributes:
+        version: Version number.
+        evaluation: Metrics on all rows of the holdout.
+        unseen: For a champion: comparison with the challenger on the rows that neither was trained on; None if neither
+            is known to be trained on rows of the holdout.
+        recency: For a champion: whether its training rows are newer than the challenger's; None if that is not known.
+    """
 
     version: str
     evaluation: Evaluation
+    unseen: UnseenRows | None = None
+    recency: Recency | None = None
 
     @property
     def value(self) -> float:
@@ -118,37 +205,78 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
     return champion - challenger if mode == "min" else challenger - champion
 
 
-def comparable(champion: Candidate, challenger: Candidate) -> bool:
-    """Return whether the metrics of champion and challenger can be compared fairly.
+Rule = Literal["compare", "keep", "baseline"]
+"""Rule for a challenger and a champion. compare: the better metric wins. keep: the champion stays. baseline: the
+challenger must beat the baseline."""
 
-    The comparison is not fair if the champion's metric is not finite. The comparison is also not fair if the champion
-    was trained on rows of the holdout or from the same period, and the challenger was not: such a champion has a better
-    metric on the holdout than on new rows.
+
+def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule:
+    """Return the rule that decides between a challenger and a champion.
+
+    The metrics of a model are better on rows that it was trained on than on new rows. So the models are compared on the
+    rows of the holdout that neither was trained on. If these rows are too few, the champion stays if its training rows
+    are at least as new as the challenger's: such a challenger comes from a late run, for example of an older interval.
+    An older champion, or one whose training rows have no time column, loses to a challenger that beats the baseline,
+    because otherwise no challenger could ever replace it.
+
+    A challenger that may be trained on rows of the holdout (``overlap="flag"``) is compared on all rows if the unseen
+    rows are too few.
+
+    Args:
+        register: The rules; `late_run` may name another rule.
+        challenger: The new version.
+        champion: Version that has the alias.
     """
     if not math.isfinite(champion.value):
-        return False
-    return not champion.evaluation.overlaps or challenger.evaluation.overlaps
+        return "baseline"
+    order = -1 if champion.recency is None else champion.recency.order
+    if register.late_run == "keep" and order > 0:
+        return "keep"
+    if champion.unseen is None or champion.unseen.enough or challenger.evaluation.overlaps:
+        return "compare"
+    return "keep" if order >= 0 and register.late_run != "replace" else "baseline"
 
 
-def strongest(rivals: Iterable[Candidate], challenger: Candidate, mode: Mode) -> Candidate | None:
-    """Return the best of the registered versions that a challenger has to beat; None if there is no such version.
+def compared(challenger: Candidate, champion: Candidate) -> tuple[Evaluation, Evaluation]:
+    """Return the metrics of challenger and champion on the rows that decide a comparison: on the rows that neither was
+    trained on if these are enough, otherwise on all rows."""
+    if champion.unseen is not None and champion.unseen.enough:
+        return champion.unseen.challenger, champion.unseen.champion
+    return challenger.evaluation, champion.evaluation
 
-    A version whose metric can be compared (see `comparable`) is preferred to a version whose metric cannot be compared.
+
+def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Register) -> Candidate | None:
+    """Return the registered version that a challenger has to beat; None if there is no such version.
+
+    A version that stays without a comparison (see `rule`) comes first, then the versions that can be compared, then all
+    others. Of several versions, the one with the best metric is returned. Compared versions are measured by the
+    difference to the challenger's metric, because each of them may be compared on other rows.
 
     Args:
         rivals: The versions.
         challenger: The new version.
-        mode: "min" if a lower metric is better, "max" if a higher one is.
+        register: The rules.
     """
+
+    def stronger(rival: Candidate, best: Candidate) -> bool:
+        rules = [rule(register, challenger, each) for each in (rival, best)]
+        if rules[0] != rules[1]:
+            return _STRENGTH.index(rules[0]) < _STRENGTH.index(rules[1])
+        if rules[0] != "compare":
+            return is_better(rival.value, best.value, register.best)
+        leads = [_lead(challenger, each, register.best) for each in (rival, best)]
+        return leads[0] > leads[1]
+
     best: Candidate | None = None
     for rival in rivals:
-        if best is None:
-            best = rival
-        elif comparable(rival, challenger) != comparable(best, challenger):
-            best = rival if comparable(rival, challenger) else best
-        elif is_better(rival.value, best.value, mode):
+        if best is None or stronger(rival, best):
             best = rival
     return best
+
+
+def _lead(challenger: Candidate, champion: Candidate, mode: Mode) -> float:
+    mine, theirs = compared(challenger, champion)
+    return improvement(theirs.value, mine.value, mode)
 
 
 def decide(
@@ -156,10 +284,10 @@ def decide(
 ) -> Decision:
     """Decide whether a challenger replaces the champion, by the rules in `register`.
 
-    The challenger's metric must be finite and must reach `must_reach`. If the champion's metric can be compared (see
-    `comparable`), the challenger must be strictly better than the champion, by `min_improvement` or more, and on no
-    slice worse by more than `slice_tolerance`. If the champion's metric cannot be compared, or there is no champion,
-    the challenger must beat the baseline.
+    The challenger's metric on all rows of the holdout must be finite and must reach `must_reach`. If the two can be
+    compared (see `rule`), the challenger must be strictly better than the champion, by `min_improvement` or more, and
+    on no slice worse by more than `slice_tolerance`, all of this on the compared rows. If they cannot be compared, a
+    champion that is at least as new stays. In all other cases the challenger must beat the baseline on all rows.
 
     Args:
         register: The rules.
@@ -168,21 +296,25 @@ def decide(
         baseline: Constant prediction to beat; None if the rules ask for no baseline.
     """
     name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
-    mine = f"{metric}={_figure(challenger.value)}"
-    flagged = _overlap_note(challenger, "it was trained on")
+    note = ""
+    if challenger.evaluation.overlaps:
+        note = f", although it was trained on {_overlap_text(challenger.evaluation)}"
 
     def refused(reason: Reason, why: str) -> Decision:
-        return Decision(False, reason, f"{name} ({mine}) {why}{flagged}")
+        return Decision(False, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
 
     def promoted(reason: Reason, why: str) -> Decision:
-        return Decision(True, reason, f"{name} ({mine}) {why}{flagged}")
+        return Decision(True, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
 
     if not math.isfinite(challenger.value):
         return refused("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
     if register.must_reach is not None and is_better(register.must_reach, challenger.value, mode):
         bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"
         return refused("bound_missed", f"is not promoted: its {metric} has to be {bound}")
-    if champion is None or not comparable(champion, challenger):
+    applied = "baseline" if champion is None else rule(register, challenger, champion)
+    if champion is not None and applied == "keep":
+        return refused("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
+    if champion is None or applied == "baseline":
         if baseline is not None and not is_better(challenger.value, baseline.value, mode):
             constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={_figure(baseline.value)})"
             return refused("baseline_not_beaten", f"is not promoted: it does not beat the baseline, which {constant}")
@@ -194,6 +326,10 @@ def decide(
         if math.isfinite(champion.value):
             why = f"which was trained on {_overlap_text(champion.evaluation)} and is not compared"
         return promoted("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
+    if champion.unseen is not None and champion.unseen.enough:
+        mine, theirs = compared(challenger, champion)
+        note = f", on {_rows(champion.unseen)}"
+        challenger, champion = replace(challenger, evaluation=mine), replace(champion, evaluation=theirs)
     against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
     if gain <= 0:
@@ -209,7 +345,8 @@ def decide(
         allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
         worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
         return refused("slice_worse", f"does not replace {against}: {worse}, {allowed}")
-    return promoted("better", f"replaces {against}{_overlap_note(champion, 'which was trained on')}")
+    known = f", which was trained on {_overlap_text(champion.evaluation)}" if champion.evaluation.overlaps else ""
+    return promoted("better", f"replaces {against}{known}")
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
@@ -283,6 +420,9 @@ _ROUNDING = 4 * sys.float_info.epsilon
 """Largest rounding error of the difference of two metrics, relative to one of the metrics. The bound includes the
 rounding errors of the metrics themselves."""
 
+_STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
+"""The rules, in the order in which :func:`strongest` prefers them."""
+
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
 
@@ -290,12 +430,25 @@ def _figure(value: float) -> str:
     return f"{value:.6g}"
 
 
+def _rows(unseen: UnseenRows) -> str:
+    return f"{unseen.rows} of the holdout's {unseen.holdout_rows} rows, which neither was trained on"
+
+
+def _why_kept(register: Register, champion: Candidate) -> str:
+    """Return why a champion stays without a comparison."""
+    version = f"{register.alias} version {champion.version} ({register.metric}={_figure(champion.value)})"
+    stays = f"{version} was trained on {champion.recency} and stays"
+    unseen = champion.unseen
+    if unseen is None or (register.late_run == "keep" and champion.recency is not None and champion.recency.order > 0):
+        return f'{stays}, because late_run is "keep"'
+    if unseen.rows >= unseen.needed:
+        return f"{stays}, because {register.metric} is not defined on {_rows(unseen)}"
+    new = f"{unseen.needed} rows that neither was trained on"
+    return f"{stays}, because a comparison needs {new}, and the holdout has {unseen.rows}"
+
+
 def _overlap_text(evaluation: Evaluation) -> str:
     """Describe the overlap of training rows and holdout: the number of shared rows, or the shared period."""
     if not evaluation.overlap:
         return f"rows of the holdout's time ({evaluation.period})"
     return f"{evaluation.overlap} row{'' if evaluation.overlap == 1 else 's'} of the holdout"
-
-
-def _overlap_note(candidate: Candidate, begin: str) -> str:
-    return f", although {begin} {_overlap_text(candidate.evaluation)}" if candidate.evaluation.overlaps else ""

@@ -8,11 +8,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.overlap import RecordedFile, SharedFile, record, shared_rows
-from shoal.data.time_range import TimeRange
+from shoal.data.parquet.overlap import RecordedFile, SharedFile, record, shared_mask, shared_rows
+from shoal.data.time_range import TimeRange, within
 from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow.promotion_decision import Recency
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shoal.data.connector import DataConnector
 
 TAG = "shoal.training_rows"
@@ -95,6 +99,68 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
         if times is not None and training.overlaps(times):
             return Overlap(shared, training, times)
     return Overlap(shared)
+
+
+def seen_rows(rows: TrainingRows, holdout: DataConnector, overlap: Overlap) -> NDArray[np.bool_]:
+    """Return for each row of a holdout whether a model was trained on it, or may be trained on it.
+
+    Rows of files that both datasets have are compared one by one. A row of another file counts as a training row if its
+    time is in the range of the training rows' times.
+
+    Args:
+        rows: Record of the model's training rows.
+        holdout: The holdout.
+        overlap: Result of :func:`compare` for the same rows and holdout.
+
+    Returns:
+        Booleans ``[rows]``, in the order in which the holdout is read.
+    """
+    import numpy as np
+
+    source = holdout.source
+    seen: NDArray[np.bool_] = shared_mask(rows.files if overlap.files else (), source)
+    if overlap.training is not None:
+        column, known = overlap.training.column, {file.digest for file in rows.files}
+        ranges = [each for each in rows.times if each.column == column]
+        by_time = [within(table.column(column), ranges).to_numpy() for table in holdout.iter_batches([column])]
+        parts = source.ranges()
+        by_row = np.repeat([source.file_digest(part.path) in known for part in parts], [part.rows for part in parts])
+        seen |= np.concatenate(by_time) & ~by_row
+    return seen
+
+
+def recency(
+    champion: TrainingRows, challenger: TrainingRows, holdout: DataConnector, time_col: str | None
+) -> Recency | None:
+    """Compare the latest times in the training rows of a champion and of a challenger.
+
+    Args:
+        champion: Record of the champion's training rows.
+        challenger: Record of the challenger's training rows. If it has no times, the holdout's times are used instead.
+        holdout: The holdout of the challenger.
+        time_col: Name of the holdout's time column. None: the only time column in the holdout's filters.
+
+    Returns:
+        The comparison; None if the times are not known or cannot be compared.
+    """
+    if not champion.times:
+        return None
+    others = challenger.times or tuple(filter(None, [holdout.time_range(time_col)]))
+    mine, theirs = _latest(champion.times), _latest(others)
+    for column in mine.keys() & theirs.keys():
+        order = mine[column].compare_ends(theirs[column])
+        if order is not None:
+            return Recency(column, mine[column].last, theirs[column].last, order, of_holdout=not challenger.times)
+    return None
+
+
+def _latest(times: Iterable[TimeRange]) -> dict[str, TimeRange]:
+    """Return for each time column the range that ends last."""
+    latest: dict[str, TimeRange] = {}
+    for each in times:
+        if each.column not in latest or each.compare_ends(latest[each.column]) == 1:
+            latest[each.column] = each
+    return latest
 
 
 def is_training_data(name: str) -> bool:

@@ -28,6 +28,7 @@ _LATER_OPTIONS = frozenset(
         "slice_tolerance",
         "min_slice_rows",
         "overlap",
+        "late_run",
         "skip_if_unchanged",
         "category_codes",
         "group_col",
@@ -110,6 +111,14 @@ class Register(Settings):
         default="refuse",
         description="Reaction if rows of the holdout are also in the training data, or if both have the same time "
         "column and their time ranges overlap. refuse: the job fails. flag: the job goes on and reports the overlap.",
+    )
+    late_run: Literal["compare", "keep", "replace"] = Field(
+        default="compare",
+        description="Rule for a champion that was trained on newer rows than the challenger, for example because an "
+        "older interval is run again; both datasets need a time column. compare: the models are compared on the rows "
+        "of the holdout that neither was trained on, and if these are too few, the champion stays. keep: the champion "
+        "stays without a comparison. replace: as compare, but if the rows are too few, a challenger that beats the "
+        "baseline replaces the champion.",
     )
     skip_if_unchanged: bool | None = Field(
         default=None,
