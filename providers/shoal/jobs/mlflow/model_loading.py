@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -14,6 +13,7 @@ from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.registry import is_missing, is_ours
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
+from shoal.training.host.imports import add_estimators
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
         if framework is None:
             model = mlflow.pyfunc.load_model(folder)
         else:
-            _complete(framework)
+            add_estimators(framework)
             model = importlib.import_module(f"mlflow.{framework}").load_model(folder)
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
@@ -142,23 +142,6 @@ def _unreadable(model_uri: str, error: Exception) -> JobError:
         f"the model {model_uri} cannot be loaded: {str(error).strip() or type(error).__name__}. "
         "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
     )
-
-
-def _complete(library: str) -> None:
-    """Import the scikit-learn estimators of XGBoost or LightGBM, if this process has imported the library without.
-
-    `shoal.training.host.imports` hides scikit-learn from the library, because its import takes seconds. Only the
-    modules of the estimators are imported again, so that boosters of before keep their classes.
-    """
-    compat = importlib.import_module(f"{library}.compat")
-    if compat.SKLEARN_INSTALLED or importlib.util.find_spec("sklearn") is None:
-        return
-    importlib.reload(compat)
-    estimators = importlib.reload(importlib.import_module(f"{library}.sklearn"))
-    package = importlib.import_module(library)
-    for name in set(package.__all__) & set(vars(estimators)):
-        if getattr(estimators, name).__module__ == estimators.__name__:
-            setattr(package, name, getattr(estimators, name))
 
 
 def _margins(mark: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -72,6 +73,25 @@ def forget_lean() -> None:
     for module in [name for name in sys.modules if name.split(".")[0] in libraries or name.startswith(shoal)]:
         del sys.modules[module]
     _lean.clear()
+
+
+def add_estimators(library: str) -> None:
+    """Import the scikit-learn estimators of a library that `import_lean` has imported without them.
+
+    Only the modules of the estimators are imported again, so that existing boosters keep their classes.
+
+    Args:
+        library: "xgboost" or "lightgbm".
+    """
+    compat = importlib.import_module(f"{library}.compat")
+    if compat.SKLEARN_INSTALLED or importlib.util.find_spec("sklearn") is None:
+        return
+    importlib.reload(compat)
+    estimators = importlib.reload(importlib.import_module(f"{library}.sklearn"))
+    package = importlib.import_module(library)
+    for name in set(package.__all__) & set(vars(estimators)):
+        if getattr(estimators, name).__module__ == estimators.__name__:
+            setattr(package, name, getattr(estimators, name))
 
 
 @contextlib.contextmanager
