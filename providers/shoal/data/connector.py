@@ -392,7 +392,7 @@ class DataConnector:
         return counts
 
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
-        """Assign the rows to the workers of a boosting training: compute one shard (list of row ranges) for each worker.
+        """Assign the rows to the workers of a boosting training: compute one shard (list of row ranges) per worker.
 
         Each worker gets a fair sample of the dataset in its order; see :func:`shoal.data.planning.dealing.deal_rows`.
 
@@ -557,7 +557,7 @@ class ShardedDataConnector(DataConnector):
             The shard of this process's rank. All ranks compute the same plan, because they use the same footers.
         """
         here = current_position()
-        # The torch dataset of a shard saves its position in checkpoints, so this plan must not change. All methods of the
-        # shard use the same plan, so that `to_arrow` returns the rows of `to_torch_dataset` in the same order.
+        # The torch dataset of a shard saves its position in checkpoints, so this plan must not change. All methods of
+        # the shard use the same plan, so that `to_arrow` returns the rows of `to_torch_dataset` in the same order.
         plan = plan_shards(self.source.row_groups(), here.world_size, here.seed)
         return DataShard(self.ingester(), plan[here.rank], here, max(shard.rows for shard in plan))

@@ -23,7 +23,8 @@ class Ingester(Protocol):
     def __init__(self, source: ParquetSource) -> None: ...
 
     def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row group)."""
+        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row
+        group)."""
         ...
 
 

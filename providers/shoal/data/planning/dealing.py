@@ -2,9 +2,9 @@
 
 Each worker must get a fair sample of the dataset, even if the dataset is sorted by time, label or group: some results,
 such as the leaves of quantile objectives and the metric auc, are means of the workers' own results. If each worker gets
-:data:`FAIR_GROUPS` row groups or more, whole row groups are dealt, and no row group is read twice. Otherwise workers form
-teams. Whole row groups are dealt to the teams, and all workers of a team read each row group of the team and keep their
-share of its rows, in short runs; see :class:`shoal.data.planning.row_groups.Deal`.
+:data:`FAIR_GROUPS` row groups or more, whole row groups are dealt, and no row group is read twice. Otherwise, workers
+form teams. Whole row groups are dealt to the teams, and all workers of a team read each row group of the team and keep
+their share of its rows, in short runs; see :class:`shoal.data.planning.row_groups.Deal`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
 
     Returns:
         One shard per worker, by rank, with at most one row range per row group. Every row is in exactly one shard, and
-        no shard is empty. The sizes differ by at most one row, or each size is within 1 % of the mean. If the row groups
-        have equal sizes, a worker reads less than eight times its share of the row groups, or fewer than eight row
-        groups (or nine, if one of them had to be divided between teams), whichever is more.
+        no shard is empty. The sizes differ by at most one row, or each size is within 1 % of the mean. If the row
+        groups have equal sizes, a worker reads at most eight row groups, or less than eight times its share of the row
+        groups, whichever is more.
 
     Raises:
         InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
