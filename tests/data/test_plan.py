@@ -1,4 +1,4 @@
-"""The row-group planner: every row once, evenly, the same plan every time."""
+"""The row-group planners: every row once, evenly, the same plan every time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_without_ray_it_says_what_to_do(write: Write) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 3])  # of three workers, each gets a share of every row group
 def test_same_tables_as_arrow(write: Write, tmp_path: Path, workers: int) -> None:
     for i in range(3):
         write(f"d/m={i}/a.parquet", 70, x=list(range(i * 200, i * 200 + 200)), y=[1.0] * 200)

@@ -86,8 +86,8 @@ def test_a_training_moves_at_the_next_checkpoint_if_there_is_room_and_is_the_sam
 def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNodes, tmp_path: Path) -> None:
     def saves_when_told(begun: str) -> bool:
         context = get_context()
-        assert not context.should_checkpoint()
-        if context.get_rank() == 0:
+        if context.get_rank() == 0:  # the other rank may begin after the announcement
+            assert not context.should_checkpoint()
             Path(begun).touch()
             wait_until(context.should_checkpoint, "the node's announced end")
             context.save_checkpoint({"step": 1})

@@ -52,7 +52,9 @@ def is_connected() -> bool:
 
 
 def _ray() -> Any:
-    """Return the module of Ray if this process is connected to a Ray cluster, else None."""
+    """Return the module of Ray if this process starts its workers on a Ray cluster, else None."""
+    if _this_machine is not None:
+        return None
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
