@@ -18,7 +18,7 @@ from shoal.jobs.mlflow import holdout_evaluation, model_loading, promotion
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.job_run import Run, metric_name
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.mlflow.promotion_decision import Evaluation
+from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
 from shoal.state.schema import JobState
@@ -172,10 +172,10 @@ class TestGate:
         framework: str = "xgboost",
         meanwhile=None,
     ) -> Outcome:
-        def score_champion(version: str) -> Evaluation:
+        def score_champion(version: str) -> Candidate:
             if meanwhile is not None:
                 meanwhile(version)
-            return evaluated(model_loading.load(f"models:/{name}/{version}"), holdout)
+            return Candidate(version, evaluated(model_loading.load(f"models:/{name}/{version}"), holdout))
 
         register = Register(model=name, metric="rmse", holdout=holdout)
         return promotion.challenge(

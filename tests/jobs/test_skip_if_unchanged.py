@@ -130,7 +130,7 @@ def nights(
     request: pytest.FixtureRequest,
 ) -> Nights:
     monkeypatch.setattr("shoal.training.boosting.engine.train", plain_xgboost)
-    monkeypatch.setattr(Run, "log_model", lambda *_: logged)
+    monkeypatch.setattr(Run, "log_model", lambda *_, **__: logged)
     flights(40).to_parquet(tmp_path / "flights.parquet", row_group_size=50)
     flights(62)[-80:].to_parquet(tmp_path / "holdout.parquet")
     spec = JobSpec(

@@ -125,7 +125,8 @@ def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, mo
         asked = request(framework, rows, params={"objective": "binary"})
         with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):
             train(asked, user_code=UserCode(objective=squared_error))
-    asked = request("lightgbm", rows, eval_set={"eval": spec(rows)}, early_stopping_rounds=2)
+    other = spec(rows) | {"filters": [["a", ">", 0]]}
+    asked = request("lightgbm", rows, eval_set={"eval": other}, early_stopping_rounds=2)
     with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: set the parameter"):
         train(asked, user_code=UserCode(objective=squared_error))
     forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}

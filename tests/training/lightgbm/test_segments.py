@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,13 @@ def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: 
     connector = DataConnector.from_parquet(rows)
     meant = Columns(tuple(COLUMNS), columns.pop("label", "y"), **columns)
     part = Part(connector, connector.plan(1, 0, meant.group)[0])
-    shard, evaluated = (ShardRows(part, meant, budget, keep_types=True) for budget in (0, 2**30))
+    others = replace(part, connector=DataConnector.from_parquet(rows))  # the training set stops no training
+    shard, evaluated = (
+        ShardRows(each, meant, budget, keep_types=True) for each, budget in ((part, 0), (others, 2**30))
+    )
     (share,) = shares([part.shard.rows])
     reference = find_bins(sample(shard, share, given, 0), COLUMNS, given, threads=1).reference({})
-    task = Task(part, {"eval": part}, meant, given, seed=3, user_code=user_code)
+    task = Task(part, {"eval": others}, meant, given, seed=3, user_code=user_code)
     return Trainer(task, gang_context(), Binned(shard, reference), {"eval": Binned(evaluated, reference)})
 
 

@@ -9,6 +9,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.reading import take_rows
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import job_run, model_loading, promotion, skip_if_unchanged, training_rows
@@ -111,7 +112,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     if run:
         run.log_rounds(trained.eval_results)
         run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
-        sample = dataset.to_pandas(limit=100)[list(spec.input_cols)]
+        # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
+        sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
         booster = trained.booster()
         uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
         if spec.register_as:
