@@ -138,15 +138,7 @@ def cache_budget(part: Part, local_world_size: int, *, reads: float) -> int:
     connector = part.connector
     is_local_arrow = connector.ingestor_class is ArrowIngester and all(map(is_local, connector.source.paths))
     is_cheap = is_local_arrow and reads < math.inf and (_has_long_groups(part.shard) or reads <= 2)
-    if not is_cheap:
-        return budget
-    # If row groups were dealt to several workers, each of them decodes the rows of the others, too. Keeping rows in
-    # memory then saves more time, so more are kept.
-    return min(budget, int(_CHEAP_BYTES * _decoded_rows(part.shard) / max(1, part.shard.rows)))
-
-
-def _decoded_rows(shard: Shard) -> int:
-    return sum(part.stop - part.start for part in shard.ranges)
+    return min(budget, _CHEAP_BYTES) if is_cheap else budget
 
 
 def _has_long_groups(shard: Shard) -> bool:
