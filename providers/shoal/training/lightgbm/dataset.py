@@ -99,7 +99,9 @@ class Binned:
         """
         score = self._margin
         if model is not None:
-            parts = [predict_table(model.predict, batch.data, raw_score=True, num_threads=threads) for batch in self._rows]
+            parts = [
+                predict_table(model.predict, batch.data, raw_score=True, num_threads=threads) for batch in self._rows
+            ]
             score = np.concatenate(parts)
             if self._margin is not None:
                 score += self._margin
