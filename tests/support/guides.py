@@ -72,6 +72,9 @@ def run(folder, *command, timeout=480):
         "PREFECT_HOME": str(folder / "prefect"),
         # A flow's temporary server is given 20 s, which is little on a busy machine.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        # With SQLite, this service and a request that creates an automation wait for each other if both come at once.
+        # No example needs an automation to fire.
+        "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
     }
     ran = subprocess.run(
         [sys.executable, *command],
