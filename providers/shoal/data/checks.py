@@ -88,10 +88,9 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
     Raises:
         InvalidArgumentError: If `columns` is not a list of distinct names, or is empty.
-        DataError: If a file lacks a column or stores it in another type than the other files, torch does not support a
-            type, or the dataset has no rows.
+        DataError: If a file lacks a column or stores it in a type that has no common type with the other files, torch
+            does not support a type, or the dataset has no rows.
     """
-
     if columns is not None:
         _check_listed(columns)
     _check_any_row(source)

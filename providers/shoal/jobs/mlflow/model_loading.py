@@ -39,6 +39,10 @@ class Predictor(Protocol):
         """Return the classes that the model's probabilities belong to, in their order; None: 0, 1 and so on."""
 
     @property
+    def code_cols(self) -> tuple[str, ...]:
+        """Return the categorical columns whose categories the model does not contain."""
+
+    @property
     def gives_classes(self) -> bool | None:
         """Return whether the predictions are classes and not values or probabilities; None: that is not known."""
 
@@ -79,7 +83,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
         raise _unreadable(model_uri, error) from error
     mark = (info.metadata or {}).get(MARK)
     predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
-    codes = getattr(predictor, "code_cols", ())
+    codes = predictor.code_cols
     if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
         raise DataError(
             f"the model {model_uri} has categorical columns, but does not contain their categories: "
@@ -149,7 +153,8 @@ def _margins(mark: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _registered_by_shoal(model_uri: str) -> bool:
-    """Return whether a job of shoal registered a version. Models of earlier versions of shoal have no `MARK`."""
+    """Return whether a job of shoal registered a version. The models that a training function has logged have no
+    `MARK`."""
     import mlflow
 
     named = _VERSION.fullmatch(model_uri)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError
+from shoal.training.boosting.prediction import class_probabilities
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ class PyfuncPredictor:
         self.classes: tuple[Any, ...] | None = None
         if self._classifier is not None:
             self.classes = tuple(self._classifier.classes_.tolist())
+        self.code_cols: tuple[str, ...] = ()
         self.gives_classes = None if self._classifier is None else False
 
     def check(self, source: ParquetSource) -> None:
@@ -58,8 +60,7 @@ class PyfuncPredictor:
         try:
             rows = suited(table.select(self.columns), schema)
             if self._classifier is not None:
-                probabilities: np.ndarray = self._classifier.predict_proba(rows)
-                return probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities
+                return class_probabilities(self._classifier.predict_proba(rows))
             predicted = np.asarray(self._model.predict(rows))
         except Exception as error:
             raise DataError(

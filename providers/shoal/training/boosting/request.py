@@ -158,7 +158,7 @@ class TrainRequest(Settings):
     @property
     def extra_cols(self) -> tuple[str, ...]:
         """Names of the weight column and the margin columns, if the request sets them."""
-        return (*([] if self.weight_col is None else [self.weight_col]), *self.margin_cols)
+        return tuple(name for name in (self.weight_col, *self.margin_cols) if name is not None)
 
     def check_margins(self, outputs: int) -> None:
         """Check that there is one column of margins per output of the model, if there are margins.

@@ -107,9 +107,9 @@ UNSUPPORTED = (
     Unsupported(
         library="lightgbm",
         name="tree_learner",
-        values=("feature", "feature_parallel"),
+        allowed=("data", "data_parallel", "voting", "voting_parallel", "serial"),
         several_workers=False,
-        reason="it needs all rows in each worker",
+        reason="other learners need all rows in each worker",
         remedy='remove tree_learner, or set it to "data" or "voting"',
     ),
     Unsupported(

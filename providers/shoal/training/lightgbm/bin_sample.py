@@ -95,4 +95,4 @@ def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) 
         indices = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
         parts.append(batch.data.take(indices))
         start = stop
-    return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+    return pa.concat_tables(parts).combine_chunks()

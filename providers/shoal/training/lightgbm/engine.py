@@ -127,7 +127,7 @@ class LightGBM:
         sample_shares = shares([task.train.shard.rows for task in tasks])
         offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
         machines = tuple(offer.address for offer in offers)
-        sample = cluster.share(pa.concat_tables([offer.sample for offer in offers], promote_options="permissive"))
+        sample = cluster.share(pa.concat_tables([offer.sample for offer in offers]))
         bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
         del offers, sample

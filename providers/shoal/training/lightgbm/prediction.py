@@ -91,11 +91,13 @@ def _predict_of_estimator(model: Any) -> Predict:
 
 
 def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
+    objective = objective_line(booster)
+
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         if margin is None:
             return predict_table(booster.predict, features)
         score = predict_table(booster.predict, features, raw_score=True)
-        return converted(score + margin, objective_line(booster))
+        return converted(score + margin, objective)
 
     return predict
 

@@ -64,6 +64,7 @@ class Trainer:
         unprinted = ""
         reporter = RoundReporter(self._context)
         asked: EarlyStopException | None = None
+        decisive: Any = None
         while rounds < segment.stop and not stopped:
             place = (booster, self._params, rounds, self._first_round, end)
             self._call_back(CallbackEnv(*place, None), before=True)
@@ -89,9 +90,8 @@ class Trainer:
             # last checkpoint, but with another text, because the text of a model contains the seed of the segment.
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
         best, score = _best(stopping, asked)
-        if stopping is not None and stopped and score is not None:
-            name, metric = self._decisive(self._evaluate(booster))[:2]
-            check_best_score(name, metric, score)
+        if decisive is not None and stopped and score is not None:
+            check_best_score(decisive[0], decisive[1], score)
         return Boosted(
             stopped=stopped,
             checkpoint=self._state if self._context.rank == 0 else None,
