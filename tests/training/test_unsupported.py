@@ -20,6 +20,7 @@ GIVEN: dict[str, Any] = {
     "updater": "grow_colmaker,prune",
     "lambdarank_unbiased": True,
     "linear_tree": True,
+    "tree_learner": "feature",
     "interaction_constraints": [[0], [0, 1]],
     "forcedsplits_filename": "",
     "cegb_penalty_feature_lazy": [1.0, 2.0],
@@ -60,6 +61,9 @@ def test_other_values_and_other_names_of_a_parameter() -> None:
     assert params("xgboost", {"updater": "grow_quantile_histmaker", "tree_method": "auto"}, 2)
     assert params("lightgbm", {"monotone_constraints": [1, 0], "monotone_constraints_method": "basic"}, 2)
     assert params("lightgbm", {"interaction_constraints": [], "linear_tree": False, "tree_learner": "voting"}, 2)
+    for workers in (1, 2):
+        with pytest.raises(InvalidArgumentError, match='tree_learner="unknown" is not supported in shoal'):
+            params("lightgbm", {"tree_learner": "unknown"}, workers)
     with pytest.raises(InvalidArgumentError, match=r'monotone_constraints_method="advanced" is not .* with 3 workers'):
         params("lightgbm", {"mc_method": "advanced"}, 3)
     with pytest.raises(InvalidArgumentError, match=r'eval_metric="ams@0\.15" is not supported with 2 workers'):
