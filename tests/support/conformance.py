@@ -341,15 +341,22 @@ def difference(mine: Outcome, theirs: Outcome) -> Difference:
     )
 
 
+_FIELDS = ("bound", "reason", "quality", "columns", "stop")
+
+
+def _case(framework: str, name: str, label: str, params: dict[str, Any]) -> Case:
+    """Return a case; `params` also contain the case's own fields."""
+    fields = {each: params.pop(each) for each in _FIELDS if each in params}
+    return Case(name, framework, params, label, **fields)
+
+
 def _xgb(name: str, objective: str, label: str = "number", **more: Any) -> Case:
-    fields = {each: more.pop(each) for each in ("bound", "reason", "quality", "columns", "stop") if each in more}
-    return Case(name, "xgboost", {"objective": objective, "max_depth": 4, "eta": 0.3, **more}, label, **fields)
+    return _case("xgboost", name, label, {"objective": objective, "max_depth": 4, "eta": 0.3, **more})
 
 
 def _lgb(name: str, objective: str, label: str = "number", **more: Any) -> Case:
-    fields = {each: more.pop(each) for each in ("bound", "reason", "quality", "columns", "stop") if each in more}
     params = {"objective": objective, "num_leaves": 12, "learning_rate": 0.2, **_LEAVES, **more}
-    return Case(name, "lightgbm", params, label, **fields)
+    return _case("lightgbm", name, label, params)
 
 
 _QUANTILES = (

@@ -29,7 +29,7 @@ def _cells(entry: Unsupported) -> tuple[str, ...]:
     name = f"`{entry.name}`" + (f": {values}" if values else "")
     if entry.allowed:
         name += f" other than {', '.join(f'`{value}`' for value in entry.allowed)}"
-    workers = "several" if entry.several_workers else "any number"
+    workers = "several" if entry.only_several_workers else "any number"
     return _LIBRARIES[entry.library], name, workers, entry.reason, entry.remedy
 
 

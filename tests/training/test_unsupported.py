@@ -49,7 +49,7 @@ def test_each_entry_is_refused_by_name_with_its_remedy(entry: Unsupported, tmp_p
     rank = {"objective": "rank:ndcg"} if entry.name == "lambdarank_unbiased" else {}
     for value in values or (GIVEN[entry.name] or str(file),):
         for workers in (1, 2):
-            if workers == 1 and entry.several_workers:
+            if workers == 1 and entry.only_several_workers:
                 assert params(entry.library, {**rank, entry.name: value}, 1)[entry.name] == value
                 continue
             with pytest.raises(InvalidArgumentError) as caught:

@@ -67,7 +67,8 @@ class TrainRequest(Settings):
     )
     base_margin_cols: tuple[str, ...] = Field(
         default=(),
-        # Not stored if it is empty, so that specs without it keep the fingerprint of earlier versions.
+        # Left out if it is empty, so that a spec without it keeps its fingerprint. `without_defaults` would change how
+        # NaN in `params` is written, and with it the fingerprint.
         exclude_if=lambda value: not value,
         description="Names of the columns that contain the scores (margins) of each row from which boosting starts, "
         "for a model with several outputs: one column per class, in the order of the classes. The default is no such "
@@ -168,14 +169,9 @@ class TrainRequest(Settings):
         """
         if self.margin_cols and len(self.margin_cols) != outputs:
             raise InvalidArgumentError(
-                f"the model has {outputs} output{'s' * (outputs > 1)} per row, but there "
-                f"{'is 1 column' if len(self.margin_cols) == 1 else f'are {len(self.margin_cols)} columns'} of margins "
-                f"({', '.join(self.margin_cols)}): "
-                + (
-                    "set base_margin_col to one column"
-                    if outputs == 1
-                    else "name one column per class in base_margin_cols"
-                )
+                f"a model with {outputs} outputs per row needs {outputs} columns of margins, but "
+                f"{', '.join(self.margin_cols)} is {len(self.margin_cols)}: name one column per output in "
+                "base_margin_cols, or the only column in base_margin_col"
             )
 
 

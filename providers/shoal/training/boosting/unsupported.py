@@ -25,7 +25,7 @@ class Unsupported:
         name: Canonical name of the parameter.
         values: The unsupported values; empty: every value that switches the parameter on.
         allowed: Values that are supported although `values` is empty.
-        several_workers: Whether one worker can train with the parameter.
+        only_several_workers: Whether one worker can train with the parameter, and only several workers cannot.
         reason: Reason, as the part of a sentence after "because".
         remedy: Advice in the imperative.
     """
@@ -34,7 +34,7 @@ class Unsupported:
     name: str
     values: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
-    several_workers: bool = True
+    only_several_workers: bool = True
     reason: str
     remedy: str = _ONE_WORKER
 
@@ -69,7 +69,7 @@ UNSUPPORTED = (
         library="xgboost",
         name="tree_method",
         values=("exact", "approx", "gpu_hist"),
-        several_workers=False,
+        only_several_workers=False,
         reason=_QUANTISED,
         remedy='remove tree_method, or set it to "hist"',
     ),
@@ -77,7 +77,7 @@ UNSUPPORTED = (
         library="xgboost",
         name="booster",
         values=("gblinear",),
-        several_workers=False,
+        only_several_workers=False,
         reason=_QUANTISED,
         remedy='use "gbtree" or "dart"',
     ),
@@ -85,7 +85,7 @@ UNSUPPORTED = (
         library="xgboost",
         name="updater",
         allowed=("grow_quantile_histmaker", "grow_gpu_hist"),
-        several_workers=False,
+        only_several_workers=False,
         reason="other updaters cannot build trees from quantised data (histogram bins), which shoal uses",
         remedy="remove updater",
     ),
@@ -93,14 +93,14 @@ UNSUPPORTED = (
         library="xgboost",
         name="process_type",
         values=("update",),
-        several_workers=False,
+        only_several_workers=False,
         reason="shoal trains new trees and does not update those of another model",
         remedy="remove process_type",
     ),
     Unsupported(
         library="lightgbm",
         name="linear_tree",
-        several_workers=False,
+        only_several_workers=False,
         reason="LightGBM trains linear trees only in one process and with all rows in memory",
         remedy="remove linear_tree",
     ),
@@ -108,7 +108,7 @@ UNSUPPORTED = (
         library="lightgbm",
         name="tree_learner",
         allowed=("data", "data_parallel", "voting", "voting_parallel", "serial"),
-        several_workers=False,
+        only_several_workers=False,
         reason="other learners need all rows in each worker",
         remedy='remove tree_learner, or set it to "data" or "voting"',
     ),
@@ -175,13 +175,13 @@ def refuse_unsupported(library: Framework, params: Mapping[str, Any], num_worker
         InvalidArgumentError: A parameter is in the table; the message contains the reason and the remedy.
     """
     for entry in UNSUPPORTED:
-        if entry.library != library or (entry.several_workers and num_workers == 1):
+        if entry.library != library or (entry.only_several_workers and num_workers == 1):
             continue
         value = entry.given(params.get(entry.name))
         if value is None:
             continue
         given = f'"{value}"' if isinstance(value, str) else value
-        where = f"with {num_workers} workers" if entry.several_workers else "in shoal"
+        where = f"with {num_workers} workers" if entry.only_several_workers else "in shoal"
         raise InvalidArgumentError(
             f"{entry.name}={given} is not supported {where}, because {entry.reason}: {entry.remedy}"
         )
