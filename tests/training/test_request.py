@@ -47,9 +47,9 @@ def test_there_is_one_column_of_margins_per_output(library: Any, framework: str,
     classes = {"objective": objective, "num_class": 3}
     library.params(margined(framework, classes, base_margin_cols=("m0", "m1", "m2")), size, UserCode())
     library.params(margined(framework, {}, base_margin_cols=("m0",)), size, UserCode())
-    with pytest.raises(InvalidArgumentError, match=r"3 outputs per row needs 3 columns of margins, but m is 1"):
+    with pytest.raises(InvalidArgumentError, match=r"has 3 output.*the number given is 1 \(m\)"):
         library.params(margined(framework, classes, base_margin_col="m"), size, UserCode())
-    with pytest.raises(InvalidArgumentError, match=r"1 output per row, but there are 2 columns.*set base_margin_col"):
+    with pytest.raises(InvalidArgumentError, match=r"has 1 output.*the number given is 2 \(m0, m1\)"):
         library.params(margined(framework, {}, base_margin_cols=("m0", "m1")), size, UserCode())
     with pytest.raises(InvalidArgumentError, match="base_margin_col and base_margin_cols are both set"):
         margined(framework, classes, base_margin_col="m", base_margin_cols=("m0", "m1", "m2"))
