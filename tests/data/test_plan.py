@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.planning.row_groups import TOLERANCE, RowGroup, RowRange, Shard, plan_shards
+from shoal.data.planning.contiguous import plan_shards
+from shoal.data.planning.row_groups import TOLERANCE, RowGroup, RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 
 

@@ -13,9 +13,10 @@ from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning.contiguous import plan_shards
 from shoal.data.planning.dealing import deal_rows
 from shoal.data.planning.group_assignment import plan_groups
-from shoal.data.planning.row_groups import Shard, plan_shards
+from shoal.data.planning.row_groups import Shard
 from shoal.data.planning.splits import Split
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec

@@ -31,9 +31,8 @@ _TEAM_GROUPS = 4
 def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
     """Deal the rows of all row groups to workers, so that each worker gets a fair sample and nearly as many rows.
 
-    The same row groups, number of workers and seed give the same plan. The order of `row_groups` does not matter.
-    Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
-    text.
+    As with :func:`shoal.data.planning.contiguous.plan_shards`, the plan depends only on the rows of the row groups, the
+    order of their paths, the number of workers and the seed.
 
     Args:
         row_groups: All row groups of the dataset; (path, index) must be unique.

@@ -169,8 +169,8 @@ class TrainRequest(Settings):
         """
         if self.margin_cols and len(self.margin_cols) != outputs:
             raise InvalidArgumentError(
-                f"the model has {outputs} output(s) per row and needs as many columns of margins, but "
-                f"the number given is {len(self.margin_cols)} ({', '.join(self.margin_cols)}): name one column per output in "
+                f"the model has {outputs} output(s) per row and needs as many columns of margins, but the number given "
+                f"is {len(self.margin_cols)} ({', '.join(self.margin_cols)}): name one column per output in "
                 "base_margin_cols, or the only column in base_margin_col"
             )
 
