@@ -2,10 +2,10 @@
 
 The workers of a boosting training get other shards; see :mod:`shoal.data.planning.dealing`. The row groups are shuffled
 with a seed, and each whole row group is assigned to the shard that has the fewest rows so far. If the sizes of all
-shards are then within `TOLERANCE` of the mean, the plan is ready, and no row group is decoded twice. Otherwise (with few or uneven row groups) a whole row group is assigned only if it fits into a shard's
-equal share of the rows. The remaining row groups are divided between shards, so that the sizes of the shards differ by
-at most one row. At most ``num_workers - 1`` divisions are needed. Each division means that one more worker decodes the
-same row group.
+shards are then within `TOLERANCE` of the mean, the plan is ready, and no row group is decoded twice. Otherwise (with
+few or uneven row groups) a whole row group is assigned only if it fits into a shard's equal share of the rows. The
+remaining row groups are divided between shards, so that the sizes of the shards differ by at most one row. At most
+``num_workers - 1`` divisions are needed. Each division means that one more worker decodes the same row group.
 """
 
 from __future__ import annotations
