@@ -8,6 +8,7 @@ to the job and ends with the job.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -106,7 +107,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     """Return the `JobCall` object that trains a boosting model as a job.
 
     Args:
-        request: Description of the training.
+        request: Description of the training. Its `init_model` is a file that `code_store` has stored.
         user_code: Callbacks, objective and metrics of the user.
         returned: Function that converts the result of the training to the value of the call.
 
@@ -117,13 +118,16 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     from shoal.jobs import load_training
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.training import JobSpec
+    from shoal.training.boosting.init_model import InitModel
     from shoal.training.boosting.inputs import checked_data
 
     config = request.run_config
     location = config.artifact_location
     # The job repeats the following checks. The checks here find errors, such as a misspelt column or folder, before a
     # pool is started.
-    checked_data(request)
+    train, _ = checked_data(request)
+    if request.init_model is not None and importlib.util.find_spec(request.framework):
+        InitModel.read(request.framework, code_store.read(request.init_model)).check(request, train.source)
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> JobSpec:

@@ -78,7 +78,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     """Return the `Call` object that trains a boosting model.
 
     Args:
-        request: Description of the training.
+        request: Description of the training. Its `init_model` is a file that `code_store` has stored.
         user_code: The user's callbacks, objective and metrics.
         returned: Function that converts the trained model and the statistics of the training to the value of the call.
     """
@@ -88,9 +88,12 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
         return as_job.training(request, user_code, returned)
 
     def train_here() -> T:
+        from shoal.jobs.files import code_store
         from shoal.training.boosting.engine import train
 
-        return returned(train(request, user_code=user_code, env=worker_environment(request.run_config)))
+        content = None if request.init_model is None else code_store.read(request.init_model)
+        env = worker_environment(request.run_config)
+        return returned(train(request, user_code=user_code, init_model=content, env=env))
 
     return _ClusterCall(train_here)
 

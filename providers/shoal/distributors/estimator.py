@@ -6,6 +6,7 @@ An estimator returns the model as an object of the boosting library itself.
 from __future__ import annotations
 
 import importlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
+
+InitialModel = Any
+"""Type of the model from which a training continues: a booster or estimator of the library, a path or an MLflow URI."""
 
 BoosterT = TypeVar("BoosterT")
 
@@ -81,6 +86,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
+        init_model: InitialModel = None,
+        xgb_model: InitialModel = None,
     ) -> BoosterT:
         """Train a model on all workers together, and return the model. Every row of the dataset goes to exactly one
         worker.
@@ -107,6 +114,11 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 default, rows are kept on disk only if they do not fit in memory. LightGBM does not support True.
             categorical_cols: Names of the feature columns whose values are categories: text, whole numbers or booleans.
                 The model stores the categories; any other value in an eval set or a prediction counts as missing.
+            init_model: Model from which the training continues with `n_estimators` further rounds: a booster or a
+                fitted scikit-learn estimator of the library, the path of a model file, or an MLflow URI
+                (``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...``). The model needs the same features,
+                categorical columns and objective; its categories are used.
+            xgb_model: XGBoost's name of `init_model`, only for `XGBEstimator`.
 
         Returns:
             The model as the library's own booster, with `input_cols` as its feature names.
@@ -136,6 +148,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
+                init_model=self._stored(init_model, xgb_model),
             ).run()
         finally:
             # DataFrames were copied to files for this training only, so the copies are removed.
@@ -157,6 +170,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         early_stopping_rounds: int | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
+        init_model: InitialModel = None,
+        xgb_model: InitialModel = None,
     ) -> SubmittedCall[BoosterT]:
         """Train a model as a job on all workers together, and return without waiting for the job.
 
@@ -189,6 +204,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 early_stopping_rounds=early_stopping_rounds,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
+                init_model=self._stored(init_model, xgb_model),
             ).submit()
         except BaseException:
             for connector in own:
@@ -291,6 +307,33 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         return dispatch.training(
             request, self.user_code, partial(self._trained, request.input_cols, request.margin_cols)
         )
+
+    def _stored(self, init_model: InitialModel, xgb_model: InitialModel) -> str | None:
+        """Load the model from which the training continues, store it as a file, and return the file's path.
+
+        Raises:
+            InvalidArgumentError: The model is given twice, does not exist, or is one of another library.
+        """
+        if xgb_model is not None and (init_model is not None or self._framework != "xgboost"):
+            raise InvalidArgumentError(
+                "xgb_model is XGBoost's name of init_model: "
+                + ("set only one of the two" if self._framework == "xgboost" else "set init_model instead")
+            )
+        model = init_model if xgb_model is None else xgb_model
+        if model is None:
+            return None
+        from shoal.jobs.files import code_store
+
+        if not isinstance(model, str | os.PathLike):
+            self._require()
+            return code_store.store(
+                importlib.import_module(f"shoal.training.{self._framework}.model").serialised(model)
+            )
+        from shoal.jobs.mlflow import init_model as loading
+
+        named = os.fspath(model)
+        check_version(named)
+        return code_store.store(loading.load(absolute(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.reading import take_rows
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, code_store
-from shoal.jobs.mlflow import job_run, model_loading, promotion, skip_if_unchanged, training_rows
+from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.registry import HOLDER_TAG
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
+from shoal.jobs.prediction.model import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
@@ -67,9 +68,16 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 
     dataset = DataConnector.from_spec(spec.dataset)
     times = dataset.time_range(spec.dataset.time_col)
-    trained_on, held_out = TrainingRows(), ""
+    # An alias is replaced by its version, which does not change during the job.
+    base = None if spec.init_model is None else pinned(spec.init_model)
+    content = None if base is None else init_model.load(base, spec.framework)
+    trained_on, held_out, all_known = TrainingRows(), "", True
     if spec.register_as:
         trained_on = training_rows.of_datasets([(dataset, times)])
+        if base is not None and place.run is not None:
+            earlier = init_model.rows_of(place.run, base)
+            all_known = earlier is not None
+            trained_on = trained_on.union(earlier or TrainingRows())
         held_out = check_holdout(
             spec.register_as, spec.label_col, spec.input_cols, group_col=spec.group_col, trained_on=trained_on
         )
@@ -82,18 +90,23 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
     if run and spec.register_as and spec.user_code is None:
-        fingerprints = Fingerprints.of(spec, data.digest, held_out)
+        settings = spec
+        if content is not None:
+            # An alias or a file may have another model at the next training.
+            settings = spec.model_copy(update={"init_model": hashlib.sha256(content).hexdigest()})
+        fingerprints = Fingerprints.of(settings, data.digest, held_out)
         skipped = _skipped(spec.register_as, run, place, data, fingerprints)
         if skipped is not None:
             return skipped
     if run and spec.register_as:
         promotion.try_champion(run, spec.register_as)
     if run:
-        run.log_params({**_params(spec), **user_code.names()})
+        run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
         run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
     trained = train(
         spec,
         user_code=user_code,
+        init_model=content,
         env=place.environment,
         on_progress=place.on_progress,
         keep_gpu_choice=place.keep_gpu_choice,
@@ -129,7 +142,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
                     model=model_loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
                     label_col=spec.label_col,
                     group_col=spec.group_col,
-                    trained_on=trained_on,
+                    # If the rows of the model that was continued are not known, neither are those of the new model.
+                    trained_on=trained_on if all_known else None,
                 )
             metrics |= outcome.metrics
             if fingerprints:
@@ -227,9 +241,8 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
-    at = -1 if trained.best_iteration is None else trained.best_iteration
     return {
-        job_run.metric_name(evaluated, metric): values[at]
+        job_run.metric_name(evaluated, metric): values[trained.final_round]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }

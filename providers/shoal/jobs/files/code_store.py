@@ -1,4 +1,5 @@
-"""Write the user's pickled code into files, and read these files. A file's name is the digest of its content."""
+"""Write the user's pickled code and models to continue from into files, and read these files. A file's name is the
+digest of its content."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def store(content: bytes) -> str:
     (`shoal.jobs.remote.package`).
 
     Args:
-        content: The pickled code.
+        content: The pickled code, or a model.
 
     Returns:
         The file's path.

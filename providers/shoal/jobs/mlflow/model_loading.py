@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from shoal.errors import DataError, JobError, RegistryError
+from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.registry import is_missing, is_ours
@@ -68,6 +68,44 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
         RegistryError: MLflow, or its storage of models, cannot be reached.
         DataError: The model's input columns or the categories of a column are not known.
     """
+    model, _, metadata = _native(model_uri)
+    mark = metadata.get(MARK)
+    predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
+    codes = predictor.code_cols
+    if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
+        raise DataError(
+            f"the model {model_uri} has categorical columns, but does not contain their categories: "
+            f"{', '.join(codes)}. If these columns of the dataset contain the integer codes on which the model was "
+            "trained, set category_codes=true; else use a model that contains its categories"
+        )
+    return predictor
+
+
+def load_booster(model_uri: str, framework: Framework) -> bytes:
+    """Load a model of XGBoost or LightGBM from MLflow, and return it in a format of the library.
+
+    Args:
+        model_uri: MLflow URI of the model, or its folder.
+        framework: Boosting library of the model.
+
+    Raises:
+        JobError: The model's files do not exist, or MLflow cannot load the model.
+        RegistryError: MLflow, or its storage of models, cannot be reached.
+        InvalidArgumentError: The model is one of another library.
+    """
+    model, library, _ = _native(model_uri)
+    if library != framework:
+        raise InvalidArgumentError(
+            f"the model {model_uri} is not a model of {framework}"
+            + (f", but of {library}" if library else "")
+            + f": train with the library of the model, or continue from a model of {framework}"
+        )
+    content: bytes = importlib.import_module(f"shoal.training.{framework}.model").serialised(model)
+    return content
+
+
+def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
+    """Return a model, its boosting library (None if it is another kind of model), and the metadata in its files."""
     import mlflow
 
     folder = _downloaded(model_uri)
@@ -81,16 +119,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
             model = importlib.import_module(f"mlflow.{framework}").load_model(folder)
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
-    mark = (info.metadata or {}).get(MARK)
-    predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
-    codes = predictor.code_cols
-    if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
-        raise DataError(
-            f"the model {model_uri} has categorical columns, but does not contain their categories: "
-            f"{', '.join(codes)}. If these columns of the dataset contain the integer codes on which the model was "
-            "trained, set category_codes=true; else use a model that contains its categories"
-        )
-    return predictor
+    return model, framework, info.metadata or {}
 
 
 def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols: Sequence[str] = ()) -> Predictor:

@@ -38,6 +38,11 @@ class TrainingRows:
     files: tuple[RecordedFile, ...] = ()
     times: tuple[TimeRange, ...] = ()
 
+    def union(self, other: TrainingRows) -> TrainingRows:
+        """Return the record of the rows that are in at least one of the two records."""
+        files = {json.dumps(file.to_json()): file for file in (*self.files, *other.files)}
+        return TrainingRows(tuple(files.values()), tuple(dict.fromkeys((*self.times, *other.times))))
+
 
 @dataclass(frozen=True)
 class Overlap:

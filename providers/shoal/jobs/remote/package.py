@@ -30,7 +30,7 @@ _PREFIX = f"{packaged.SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
-_PLACES = ("program", "user_code")
+_PLACES = ("program", "user_code", "init_model")
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 

@@ -13,6 +13,7 @@ from shoal.jobs.remote import frames
 from shoal.jobs.remote.shared_folders import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
+from shoal.jobs.specs.training import JobSpec, is_stored
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
@@ -127,6 +128,9 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
             f"MLflow's database {redact_value(tracking.uri)}, the file",
             "set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing",
         )
+    if isinstance(spec, JobSpec) and spec.init_model is not None and not is_stored(spec.init_model):
+        if path := path_here(spec.init_model):
+            yield path, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
     if isinstance(spec, PredictJobSpec):
         if is_model_folder(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"

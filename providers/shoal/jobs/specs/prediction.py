@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
@@ -14,21 +13,16 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
 from shoal.option_validation import without_defaults
 from shoal.training.locations import resolved
+from shoal.training.mlflow import model_uris
 from shoal.training.scaling import ScalingConfig
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
-_REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
-"""Pattern of the URIs that name a version or an alias. A stage or "latest" is not accepted, because the version that it
-means may change during a run."""
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-"""Start of a model's URI, such as ``runs:/`` or ``s3://``. All other models are folders."""
-
 
 def is_model_folder(model: str) -> bool:
     """Return whether the text that names a model is the path of a folder, and not a URI."""
-    return not _URI.match(model)
+    return model_uris.is_path(model)
 
 
 class PredictJobSpec(AnySpec):
@@ -99,7 +93,7 @@ class PredictJobSpec(AnySpec):
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
-        return resolved(model) if is_model_folder(model) else model
+        return model_uris.absolute(model)
 
     @field_validator("output_path")
     @classmethod
@@ -108,10 +102,7 @@ class PredictJobSpec(AnySpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model.startswith("models:/") and not _REGISTERED.fullmatch(self.model):
-            raise InvalidArgumentError(
-                f'model "{self.model}" names no version: write models:/NAME@ALIAS or models:/NAME/VERSION'
-            )
+        model_uris.check_version(self.model)
         if self.keep_cols is not None and self.prediction_col in self.keep_cols:
             raise InvalidArgumentError(
                 f'prediction_col "{self.prediction_col}" is also in keep_cols: choose another name for the predictions'
@@ -124,7 +115,7 @@ class PredictJobSpec(AnySpec):
             raise ValueError(
                 "register is only for jobs that train a model, but a prediction trains no model: remove register"
             )
-        if self.tracking is None and self.model.startswith(("models:/", "runs:/")):
+        if self.tracking is None and model_uris.is_mlflow(self.model):
             raise ValueError(
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -10,6 +11,16 @@ from pydantic import Field, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.base import AnySpec
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.mlflow.model_uris import is_mlflow
+
+
+_STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
+"""Pattern of the paths of the files that `shoal.jobs.files.code_store` writes, also after they were sent to a pool."""
+
+
+def is_stored(init_model: str) -> bool:
+    """Return whether a model to continue from is a file that an estimator has stored for the job."""
+    return _STORED.fullmatch(init_model) is not None
 
 
 class JobSpec(TrainRequest, AnySpec):
@@ -47,6 +58,15 @@ class JobSpec(TrainRequest, AnySpec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tracked_to_continue(self) -> Self:
+        if self.tracking is None and self.init_model is not None and is_mlflow(self.init_model):
+            raise ValueError(
+                f'"tracking" is null, but init_model {self.init_model} is loaded from MLflow: leave the option '
+                '"tracking" out'
+            )
+        return self
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets to train on and to evaluate with."""
         yield self.dataset
@@ -54,7 +74,11 @@ class JobSpec(TrainRequest, AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
-        return super().comparable(by_content).model_copy(update={"user_code": self.user_code and "by value"})
+        # The name of a stored file is the digest of its content; its folder may differ between hosts.
+        stored = self.init_model is not None and is_stored(self.init_model)
+        init_model = self.init_model.rpartition("/")[2] if self.init_model and stored else self.init_model
+        changed = {"user_code": self.user_code and "by value", "init_model": init_model}
+        return super().comparable(by_content).model_copy(update=changed)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""

@@ -32,14 +32,16 @@ class Checkpoint:
     """Model and metrics at the end of a segment (a group of rounds), from which the training can continue.
 
     Args:
-        rounds: Number of boosting rounds in the model.
-        model: Serialised booster; empty before the first round.
-        history: Metrics of all rounds in the model.
+        rounds: Number of boosting rounds that the training has added to the model.
+        model: Serialised booster; empty before the first round of a training that starts anew.
+        history: Metrics of the added rounds.
+        init_rounds: Number of rounds in the model from which the training continued; 0 if it started anew.
     """
 
     rounds: int = 0
     model: bytes = b""
     history: History = field(default_factory=dict)
+    init_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

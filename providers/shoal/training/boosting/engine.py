@@ -23,6 +23,7 @@ from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
+from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.messages import Boosted, Prepared, Task
 from shoal.training.boosting.progress import latest
@@ -84,7 +85,9 @@ class Library(Protocol):
             params: Parameters of the workers, which name the device.
         """
 
-    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
+    def params(
+        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+    ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
@@ -108,6 +111,7 @@ def train(
     request: TrainRequest,
     *,
     user_code: UserCode | None = None,
+    init_model: bytes | None = None,
     env: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
     keep_gpu_choice: KeepChoice = bool,
@@ -119,6 +123,7 @@ def train(
     Args:
         request: Datasets, parameters and limits of the training.
         user_code: The user's callbacks, objective and metrics; every worker gets a copy.
+        init_model: Content of the model that the request names in `init_model`, if it names one.
         env: Environment variables for the workers; may contain credentials. The variables are sent from process to
             process and are not stored.
         on_progress: Function to call with the finished rounds, at most every 2 s and at the end of each segment.
@@ -147,7 +152,7 @@ def train(
     request = request.model_copy(
         update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})}
     )
-    training = _Training(request, library, user_code or UserCode(), dict(env or {}), on_progress, began)
+    training = _Training(request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, began)
     return training.run()
 
 
@@ -224,6 +229,7 @@ class _Training:
         request: TrainRequest,
         library: Library,
         user_code: UserCode,
+        init_model: bytes | None,
         env: dict[str, str],
         on_progress: OnProgress | None,
         began: float,
@@ -239,7 +245,11 @@ class _Training:
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
         self._size = self._resolve()
-        self._params, self._seed = library.params(request, self._size, user_code)
+        assert (init_model is None) == (request.init_model is None), "the caller loads the model that a request names"
+        continued = None if init_model is None else InitModel.read(request.framework, init_model)
+        if continued is not None:
+            continued.check(request, self._train.source)
+        self._params, self._seed = library.params(request, self._size, user_code, continued)
         self._whole_metrics = library.whole_metrics(request, self._params, user_code)
         if self._whole_metrics and self._size.num_workers > 1:
             refuse_long_eval_sets(self._eval_sets, self._whole_metrics)
@@ -247,10 +257,12 @@ class _Training:
         # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
+        if continued is not None:
+            categories = continued.categories_for(categories)
         schema = self._train.schema()
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
-        self._checkpoint = Checkpoint()
+        self._checkpoint = Checkpoint() if continued is None else continued.checkpoint()
         self._sent: Any = user_code
         if user_code:
             self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
@@ -335,7 +347,8 @@ class _Training:
             eval_results=self._checkpoint.history,
             best_iteration=last.best_iteration,
             best_score=last.best_score,
-            rounds=self._checkpoint.rounds,
+            rounds=self._checkpoint.init_rounds + self._checkpoint.rounds,
+            init_rounds=self._checkpoint.init_rounds,
             rows=sum(worker.rows for worker in stats),
             num_workers=size.num_workers,
             threads_per_worker=size.threads,

@@ -15,6 +15,7 @@ from shoal.option_validation import Settings
 from shoal.training.boosting.checkpoints import History
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
+from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
@@ -79,6 +80,15 @@ class TrainRequest(Settings):
         description="Name of the column that assigns each row to a group, such as a query. All rows of a group stay "
         "on one worker. A ranking objective needs this column. None: the rows have no groups.",
     )
+    init_model: str | None = Field(
+        default=None,
+        min_length=1,
+        # Not stored if it is not set, so that specs without it keep the fingerprint of earlier versions.
+        exclude_if=lambda value: value is None,
+        description="Model from which the training continues with `n_estimators` further rounds: models:/NAME@ALIAS, "
+        "models:/NAME/VERSION, runs:/..., or the path or URI of a file that the library has written. A relative path "
+        "starts at the working directory of the process that submits the job. None: the training starts anew.",
+    )
     early_stopping_rounds: int | None = Field(
         default=None,
         ge=1,
@@ -128,6 +138,14 @@ class TrainRequest(Settings):
         if isinstance(value, DatasetSpec) or hasattr(value, "to_spec"):
             return {"eval": as_dataset_spec(value)}
         return {name: as_dataset_spec(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+
+    @field_validator("init_model")
+    @classmethod
+    def _named_model(cls, model: str | None) -> str | None:
+        if model is None:
+            return None
+        check_version(model)
+        return absolute(model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -238,11 +256,17 @@ class TrainResult(BaseModel):
         description="The user's parameters of the training. Results of earlier versions of shoal contain none.",
     )
     eval_results: History = Field(
-        description="Values of the metrics after each round: eval set -> metric -> one value per round."
+        description="Values of the metrics after each round of this training: eval set -> metric -> one value per "
+        "round."
+    )
+    init_rounds: int = Field(
+        default=0,
+        description="Number of rounds in the model from which the training continued; 0 if it started anew.",
     )
     best_iteration: int | None = Field(
         default=None,
-        description="Number of the best round, from 0, if the training used early stopping; otherwise None.",
+        description="Number of the best round, from 0, if the training used early stopping; otherwise None. The rounds "
+        "of the model from which the training continued count, too.",
     )
     best_score: float | None = Field(
         default=None,
@@ -257,6 +281,11 @@ class TrainResult(BaseModel):
         default=0, description="Number of times that the training continued from a checkpoint after a worker was lost."
     )
     workers: tuple[WorkerStats, ...] = Field(description="Statistics of each worker, ordered by rank.")
+
+    @property
+    def final_round(self) -> int:
+        """Position, in the lists of `eval_results`, of the best round; without early stopping, of the last round."""
+        return -1 if self.best_iteration is None else self.best_iteration - self.init_rounds
 
     def booster(self) -> Any:
         """Load the trained model into an object of the boosting library.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training import cluster
+from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
@@ -26,6 +27,7 @@ from shoal.training.lightgbm.params import (
     seed_of,
     worker_params,
 )
+from shoal.training.lightgbm.prediction import objective_line
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ class LightGBM:
         work."""
         return gpu_problem(params["device_type"])
 
-    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
+    def params(
+        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+    ) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.
 
         Raises:
@@ -104,8 +108,16 @@ class LightGBM:
                 'boosting="rf" (random forest) supports neither an objective function nor margins: remove '
                 'them, or use boosting="gbdt"'
             )
-        request.check_margins(int(params.get("num_class", 1)))
-        check_params(params, request.input_cols, grouped=request.group_col is not None)
+        outputs = int(params.get("num_class", 1))
+        request.check_margins(outputs)
+        untrained = check_params(params, request.input_cols, grouped=request.group_col is not None)
+        if init_model is not None:
+            if is_forest(params):
+                raise InvalidArgumentError(
+                    'boosting="rf" (random forest) cannot continue from a model, because LightGBM does not support it: '
+                    "remove init_model, or set another value for boosting"
+                )
+            init_model.check_learner(objective_line(untrained), outputs, "gbdt")
         if advice := inexact_leaves("lightgbm", objective_of(params), size.num_workers):
             say(advice)
         # LightGBM writes the number of rounds into the model's text, but does not use it here.

@@ -1,12 +1,19 @@
-"""Load a trained LightGBM model from LightGBM's text format, and name its file."""
+"""Load a trained LightGBM model from LightGBM's text format, and name its file; read a model from which a training
+continues."""
 
 from __future__ import annotations
+
+import re
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.lightgbm.params import objective_of
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.init_model import InitModel
+from shoal.training.lightgbm.categories import categories_of
+from shoal.training.lightgbm.params import objective_of, own_message
+from shoal.training.lightgbm.prediction import features_of, objective_line
 
 if TYPE_CHECKING:
     import lightgbm
@@ -39,7 +46,7 @@ def load(trained: TrainResult) -> lightgbm.Booster:
     booster.best_score = defaultdict(OrderedDict)
     for name, metrics in trained.eval_results.items():
         for metric, values in metrics.items():
-            booster.best_score[name][metric] = values[-1 if best is None else best]
+            booster.best_score[name][metric] = values[trained.final_round]
     booster.params = {**trained.params, **_as_train_sets(booster, trained.params)}
     return booster
 
@@ -63,3 +70,47 @@ def _as_train_sets(booster: lightgbm.Booster, params: Mapping[str, Any]) -> dict
     added = {"objective": objective, "num_iterations": stored["num_iterations"]}
     categorical = stored.get("categorical_feature")
     return {**added, "categorical_column": categorical} if categorical and booster.pandas_categorical else added
+
+
+def serialised(model: Any) -> bytes:
+    """Return a booster, or the booster of a scikit-learn estimator, as bytes.
+
+    Raises:
+        InvalidArgumentError: It is no model of LightGBM.
+    """
+    import lightgbm
+
+    booster = model.booster_ if hasattr(model, "booster_") else model
+    if not isinstance(booster, lightgbm.Booster):
+        raise InvalidArgumentError(
+            f"LightGBM cannot continue from a {type(model).__module__}.{type(model).__name__}: pass a "
+            "lightgbm.Booster, a LightGBM estimator that is fitted, the path of a model file, or an MLflow URI"
+        )
+    text: str = booster.model_to_string(num_iteration=-1)
+    return text.encode()
+
+
+def init_model(content: bytes) -> InitModel:
+    """Read a model from which a training continues; see :meth:`InitModel.read`."""
+    import lightgbm
+
+    try:
+        text = content.decode()
+        booster = lightgbm.Booster(model_str=text)
+    except (lightgbm.basic.LightGBMError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"LightGBM cannot load init_model: {own_message(error)}. Use a model that LightGBM has written"
+        ) from error
+    return InitModel(
+        content=content,
+        rounds=booster.current_iteration(),
+        features=tuple(features_of(booster)),
+        num_features=booster.num_feature(),
+        categories=categories_of(booster),
+        # Splits of categories are sets of codes, and the parameter categorical_feature is for columns of such codes.
+        code_cols=(),
+        objective=objective_line(booster),
+        outputs=booster.num_model_per_iteration(),
+        # The text has the same format for all kinds of boosting except random forests.
+        booster="rf" if re.search("^average_output$", text, re.MULTILINE) else "gbdt",
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
+
+if TYPE_CHECKING:
+    import lightgbm
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
 # aliases, which `_resolve` uses.
@@ -220,7 +223,7 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     return {**rest, **own, "seed": seed + index}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> None:
+def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> lightgbm.Booster:
     """Make LightGBM check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 2 ms.
@@ -229,6 +232,9 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
         params: Parameters of the workers.
         input_cols: Feature columns.
         grouped: Whether the training has a group column.
+
+    Returns:
+        A booster with these parameters and without trees.
 
     Raises:
         TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
@@ -269,6 +275,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
         if isinstance(exc, InvalidArgumentError):
             raise
         raise TrainingError(f"LightGBM refuses the parameters: {own_message(exc)}") from exc
+    return booster
 
 
 def gpu_problem(device: str) -> str | None:

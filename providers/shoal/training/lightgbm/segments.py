@@ -55,6 +55,9 @@ class Trainer:
             self._first_round = segment.resume.rounds
         booster = self._booster = self._booster_for(segment)
         history, rounds = _copy(self._state.history), self._state.rounds
+        # As in `lightgbm.train`, callbacks and the number of the best round count the rounds of the model from which
+        # the training continued, too.
+        before = self._state.init_rounds
         stopping = self._stopping(booster, history)
         stopped = stopping is not None and stopping.stopped
         # LightGBM's callbacks regard round `end - 1` as the last round of the training, and print a summary in this
@@ -66,7 +69,7 @@ class Trainer:
         asked: EarlyStopException | None = None
         decisive: Any = None
         while rounds < segment.stop and not stopped:
-            place = (booster, self._params, rounds, self._first_round, end)
+            place = (booster, self._params, before + rounds, before + self._first_round, before + end)
             self._call_back(CallbackEnv(*place, None), before=True)
             booster.update(fobj=self._task.user_code.objective)
             results = self._evaluate(booster)
@@ -74,7 +77,7 @@ class Trainer:
                 history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
             if self._task.user_code.metrics:
                 refuse_namesakes(history, rounds + 1)
-            unprinted = self._print_metrics(rounds, results)
+            unprinted = self._print_metrics(before + rounds, results)
             if stopping is not None:
                 decisive = self._decisive(results)
                 self._check_stopping(decisive, first=rounds == 0)
@@ -88,8 +91,8 @@ class Trainer:
         if rounds > self._state.rounds:
             # A new checkpoint is created only if a round was trained. Otherwise it would contain the same trees as the
             # last checkpoint, but with another text, because the text of a model contains the seed of the segment.
-            self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history)
-        best, score = _best(stopping, asked)
+            self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history, before)
+        best, score = _best(stopping, asked, before)
         if decisive is not None and stopped and score is not None:
             check_best_score(decisive[0], decisive[1], score)
         return Boosted(
@@ -206,10 +209,16 @@ def begins_anew_with(task: Task) -> bool:
     return begins_anew(task.params) or bool(task.columns.base_margin)
 
 
-def _best(stopping: Stopping | None, asked: EarlyStopException | None) -> tuple[int | None, float | None]:
-    """Return the best round and its metric, from shoal's early stopping or from LightGBM's early stopping callback."""
+def _best(stopping: Stopping | None, asked: EarlyStopException | None, before: int) -> tuple[int | None, float | None]:
+    """Return the best round and its metric, from shoal's early stopping or from LightGBM's early stopping callback.
+
+    Args:
+        stopping: shoal's early stopping; None if the training does not use it.
+        asked: Exception of LightGBM's callback; None if the callback has not stopped the training.
+        before: Number of rounds in the model from which the training continued.
+    """
     if stopping is not None:
-        return stopping.best_round, None if stopping.best_round is None else stopping.best_value
+        return (None, None) if stopping.best_round is None else (before + stopping.best_round, stopping.best_value)
     if asked is None:
         return None, None
     return asked.best_iteration, float(asked.best_score[-1][2]) if asked.best_score else None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
@@ -54,7 +55,9 @@ class XGBoost:
         work."""
         return gpu_problem()
 
-    def params(self, request: TrainRequest, size: GangSize, user_code: UserCode) -> tuple[dict[str, Any], int]:
+    def params(
+        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+    ) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.
 
         Raises:
@@ -69,11 +72,12 @@ class XGBoost:
             )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
         quantiles = params.get("quantile_alpha")
-        request.check_margins(
-            len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
-        )
+        outputs = len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
+        request.check_margins(outputs)
         seed = seed_of(merged, request.run_config.seed)
-        check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
+        learner = check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
+        if init_model is not None:
+            init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         if advice := inexact_leaves("xgboost", objective, size.num_workers):
             say(advice)
         return params, seed

@@ -99,7 +99,9 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
     return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:
+def check_params(
+    params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()
+) -> dict[str, Any]:
     """Make XGBoost check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 8 ms.
@@ -108,6 +110,9 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
         params: Parameters of the workers.
         input_cols: Feature columns, which constraints in `params` may name.
         categorical_cols: The feature columns that contain categories.
+
+    Returns:
+        XGBoost's configuration of the learner.
 
     Raises:
         TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
@@ -132,13 +137,15 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            config = xgboost.Booster(probed, [rows]).save_config()
+            config: dict[str, Any] = json.loads(xgboost.Booster(probed, [rows]).save_config())
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
     unused = [name for warning in caught for name in _unused(str(warning.message))]
     if unused:
-        known = sorted({*_names(json.loads(config)), *_NAMES.aliases})
+        known = sorted({*_names(config), *_NAMES.aliases})
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
+    learner: dict[str, Any] = config["learner"]
+    return learner
 
 
 def own_message(exc: BaseException) -> str:

@@ -66,6 +66,7 @@ class _Session:
         quantising = time.perf_counter() - began - read
         self.prepared = Prepared(self.rows[0].passes, read, quantising, idle, self.pages is not None)
         self.booster: xgboost.Booster | None = None
+        self._init_rounds = 0
         self._callbacks: CallbackContainer | None = None
 
     def boost(self, segment: Segment) -> Boosted:
@@ -143,15 +144,16 @@ class _Session:
         if self.booster is not None and resume is None:
             if is_stochastic(self.task.params):
                 self.booster = self._booster(segment.index, bytes(self.booster.save_raw("ubj")))
-            return int(self.booster.num_boosted_rounds())
+            return int(self.booster.num_boosted_rounds()) - self._init_rounds
         checkpoint = resume or Checkpoint()
+        self._init_rounds = checkpoint.init_rounds
         booster = self._booster(segment.index, checkpoint.model)
         callbacks, stopping = self._new_callbacks(checkpoint)
         self.booster = callbacks.before_training(booster)
         if stopping:
             # XGBoost has set `starting_round` to the first round of this segment. Early stopping must count all rounds
-            # from the beginning of the training, so `starting_round` is set to 0.
-            stopping.starting_round = 0
+            # from the beginning of the training, so `starting_round` is set to the rounds before the training.
+            stopping.starting_round = checkpoint.init_rounds
         self._callbacks = callbacks
         return checkpoint.rounds
 
@@ -174,6 +176,7 @@ class _Session:
         stopping = EarlyStopping(rounds=task.early_stopping_rounds) if task.early_stopping_rounds else None
         if stopping:
             seen = xgboost.Booster()
+            stopping.starting_round = checkpoint.init_rounds
             for done in range(checkpoint.rounds):
                 stopping.after_iteration(seen, done, _first_rounds(checkpoint.history, done + 1))
             callbacks.append(stopping)
@@ -189,7 +192,8 @@ class _Session:
             name: {metric: list(values) for metric, values in metrics.items()}
             for name, metrics in callbacks.history.items()
         }
-        return Checkpoint(booster.num_boosted_rounds(), bytes(booster.save_raw("ubj")), history)
+        rounds = booster.num_boosted_rounds() - self._init_rounds
+        return Checkpoint(rounds, bytes(booster.save_raw("ubj")), history, self._init_rounds)
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the

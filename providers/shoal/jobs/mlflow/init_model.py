@@ -1,0 +1,60 @@
+"""Load the model from which a training continues, and the record of its training rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.files import code_store, storage
+from shoal.jobs.mlflow import model_loading, training_rows
+from shoal.jobs.mlflow.training_rows import TrainingRows
+from shoal.jobs.specs.training import is_stored
+from shoal.redaction import redact_value
+from shoal.training.mlflow.model_uris import is_mlflow
+
+if TYPE_CHECKING:
+    from shoal.jobs.mlflow.job_run import Run
+    from shoal.training.boosting.request import Framework
+
+_VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
+
+
+def load(model: str, framework: Framework) -> bytes:
+    """Load a model from which a training continues, in a format of its library.
+
+    Args:
+        model: MLflow URI, or path or URI of a file that the library has written, or the folder of an MLflow model.
+        framework: Boosting library of the training.
+
+    Raises:
+        InvalidArgumentError: There is no such file, or the MLflow model is one of another library.
+        JobError: MLflow cannot load the model, or a stored file was changed.
+        RegistryError: MLflow, or its storage of models, cannot be reached.
+    """
+    if is_stored(model):
+        return code_store.read(model)
+    if is_mlflow(model) or os.path.isdir(model):
+        return model_loading.load_booster(model, framework)
+    try:
+        return storage.read(model)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"init_model {redact_value(model)} cannot be read: {error}. Name a file that {framework} has written, or "
+            "an MLflow URI (models:/NAME@ALIAS, models:/NAME/VERSION, runs:/...)"
+        ) from error
+
+
+def rows_of(run: Run, model: str) -> TrainingRows | None:
+    """Load the record of the rows on which a model was trained.
+
+    Args:
+        run: MLflow run whose client is used to read the registry.
+        model: URI or path of the model, with a version instead of an alias.
+
+    Returns:
+        The record. None: the rows are not known, because shoal has not registered the model.
+    """
+    named = _VERSION.fullmatch(model)
+    return training_rows.load(run, named["name"], named["version"]) if named else None

@@ -1,0 +1,144 @@
+"""Check the model from which a training continues, before any worker starts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.data.categories import Categories
+from shoal.data.checks import check_categories
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.checkpoints import Checkpoint
+from shoal.training.context import say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shoal.data.parquet.source import ParquetSource
+    from shoal.training.boosting.request import Framework, TrainRequest
+
+_NAMED = 5
+"""Number of new categories of a column that a message lists; the others are only counted."""
+
+
+@dataclass(frozen=True)
+class InitModel:
+    """Model from which a training continues.
+
+    Args:
+        content: The model, as the library's workers load it.
+        rounds: Number of boosting rounds in the model.
+        features: Names of the feature columns, in the model's order; empty if the model has no names.
+        num_features: Number of feature columns.
+        categories: Categories of each categorical column; the code of a category is its index.
+        code_cols: Categorical columns whose categories the model does not contain, and whose codes are thus not known.
+        objective: Objective, as the library describes it; empty if LightGBM's objective was a function.
+        outputs: Number of raw scores per row.
+        booster: Kind of the booster, such as "gbtree".
+    """
+
+    content: bytes
+    rounds: int
+    features: tuple[str, ...]
+    num_features: int
+    categories: Categories
+    code_cols: tuple[str, ...]
+    objective: str
+    outputs: int
+    booster: str
+
+    @classmethod
+    def read(cls, framework: Framework, content: bytes) -> InitModel:
+        """Read a model.
+
+        Args:
+            framework: Boosting library.
+            content: The model in a format of the library.
+
+        Raises:
+            InvalidArgumentError: The library cannot load the model.
+            DataError: The model's categories are not known.
+        """
+        model: InitModel = importlib.import_module(f"shoal.training.{framework}.model").init_model(content)
+        return model
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the checkpoint from which the workers start."""
+        return Checkpoint(model=self.content, init_rounds=self.rounds)
+
+    def check(self, request: TrainRequest, source: ParquetSource) -> None:
+        """Check that the training has the features and the kinds of categories of this model.
+
+        Args:
+            request: Request of the training.
+            source: The training set, which has the columns of the request.
+
+        Raises:
+            InvalidArgumentError: The features or categorical columns differ.
+            DataError: The categories of a column are of another type in the training set.
+        """
+        named = list(request.input_cols)
+        if len(named) != self.num_features or (self.features and named != list(self.features)):
+            theirs = _listed(self.features) if self.features else f"{self.num_features} columns without names"
+            raise InvalidArgumentError(
+                f"init_model has other features than the training: the model has {theirs}, and input_cols are "
+                f"{_listed(named)}. Set input_cols to the model's features, in the model's order"
+            )
+        if self.code_cols:
+            raise InvalidArgumentError(
+                f"init_model does not contain the categories of its categorical columns {_listed(self.code_cols)}, so "
+                "their codes are not known: continue from a model that was trained with categorical_cols"
+            )
+        if set(request.categorical_cols) != set(self.categories):
+            raise InvalidArgumentError(
+                f"init_model has other categorical columns than the training: the model has {_listed(self.categories)},"
+                f" and categorical_cols are {_listed(request.categorical_cols)}. Set categorical_cols to those of the "
+                "model"
+            )
+        check_categories(source, {name: values.type for name, values in self.categories.items()})
+
+    def check_learner(self, objective: str, outputs: int, booster: str) -> None:
+        """Check that the training has the objective, the number of outputs and the kind of booster of this model.
+
+        Args:
+            objective: Objective of the training, as the library describes it.
+            outputs: Number of raw scores per row.
+            booster: Kind of the booster.
+
+        Raises:
+            InvalidArgumentError: One of them differs.
+        """
+        for what, mine, asked in (
+            ("objective", self.objective or "function", objective or "function"),
+            ("number of outputs per row", self.outputs, outputs),
+            ("booster", self.booster, booster),
+        ):
+            if mine != asked:
+                raise InvalidArgumentError(
+                    f"init_model was trained with another {what} than this training uses: {mine} and {asked}. Set the "
+                    "parameters of the model, or train without init_model"
+                )
+
+    def categories_for(self, found: Categories) -> dict[str, pa.Array]:
+        """Return this model's categories, because its trees contain their codes, and report new ones.
+
+        Args:
+            found: Categories of the training set.
+        """
+        import pyarrow.compute as pc
+
+        for name, values in found.items():
+            known = self.categories[name]
+            new = values.filter(pc.invert(pc.is_in(values, value_set=known))).to_pylist()
+            if new:
+                say(
+                    f'column "{name}" has {len(new)} categories that init_model does not know, which count as missing '
+                    f"values: {_listed(map(str, new[:_NAMED]))}{', ...' * (len(new) > _NAMED)}"
+                )
+        return {name: self.categories[name] for name in found}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
