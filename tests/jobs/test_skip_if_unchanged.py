@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
-from shoal.errors import InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import (
     FunctionJobSpec,
     JobResult,
@@ -33,7 +33,7 @@ from shoal.jobs.files import staged_queries
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import promotion, skip_if_unchanged
+from shoal.jobs.mlflow import promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.state import Store
@@ -425,3 +425,39 @@ def test_a_task_that_cannot_be_skipped_says_so(fields, wanted, said):
     assert isinstance(spec, JobSpec | FunctionJobSpec)
     with pytest.raises(InvalidArgumentError, match=said):
         skipping_if_unchanged(spec, wanted)
+
+
+def test_a_champion_to_continue_from_is_pinned_and_its_rows_count(nights, tmp_path, monkeypatch):
+    loaded: list[bytes | None] = []
+
+    def train(request, *, init_model, **options):
+        loaded.append(init_model)
+        return plain_xgboost(request, **options)
+
+    monkeypatch.setattr("shoal.training.boosting.engine.train", train)
+    nights.run()
+    client, alias = mlflow.MlflowClient(nights.uri), nights.spec.register_as.alias
+    champion = f"models:/{nights.model}@{alias}"
+
+    second = nights.run(init_model=champion, dataset=_other_rows(tmp_path))
+    assert loaded[0] is None and loaded[1]
+    params = client.get_run(second.mlflow_run_id).data.params
+    assert params["init_model"] == f"models:/{nights.model}/1"
+    rows = training_rows.load(Run(client, nights.uri, "0", "run", "link"), nights.model, second.model_version)
+    assert {Path(file.path).name for file in rows.files} == {"flights.parquet", "others.parquet"}
+
+    # The rows of version 1, from which the training continues, are in the holdout.
+    first_rows = nights.spec.register_as.model_copy(update={"holdout": nights.spec.dataset})
+    with pytest.raises(DataError, match="the holdout has rows that the model is trained on"):
+        nights.run(init_model=champion, dataset=_other_rows(tmp_path), register_as=first_rows)
+
+
+def test_rows_are_unknown_if_those_of_the_continued_model_are(nights, logged):
+    result = nights.run(init_model=logged)
+    tags = mlflow.MlflowClient(nights.uri).get_model_version(nights.model, result.model_version).tags
+    assert training_rows.TAG not in tags
+
+
+def _other_rows(folder: Path) -> DatasetSpec:
+    flights(20).assign(a=0.5).to_parquet(folder / "others.parquet")
+    return DataConnector.from_parquet(folder / "others.parquet").to_spec()
