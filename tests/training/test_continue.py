@@ -14,6 +14,8 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, WorkerLostError
+from shoal.jobs import JobSpec
+from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -283,3 +285,20 @@ def test_models_without_known_codes_are_refused(continued: Continued) -> None:
     asked = continued.request("xgboost", with_categories(rows(1), "bcd"), categorical_cols=["c"])
     with pytest.raises(InvalidArgumentError, match="does not contain the categories of its categorical columns c"):
         InitModel.read("xgboost", content("xgboost", base)).check(asked, DataConnector.from_spec(asked.dataset).source)
+
+
+def test_a_stored_model_travels_with_the_job_and_is_compared_by_its_content(continued: Continued) -> None:
+    stored = f"/somewhere/_code/{'a' * 64}"
+    asked = continued.request("xgboost", rows(1), init_model=stored)
+    spec = JobSpec(**dict(asked))
+    assert spec.comparable(lambda dataset: dataset).init_model == "a" * 64
+    document, package = taken_along(spec.document(), {})
+    assert package.files == {f"/_code/{'a' * 64}": stored}
+    assert JobSpec.parse(document).init_model == document["init_model"] != stored
+    assert unpacked(document, "/unpacked")["init_model"] == f"/unpacked/_code/{'a' * 64}"
+
+    assert "init_model" not in spec.model_copy(update={"init_model": None}).document()
+    with pytest.raises(InvalidArgumentError, match='"models:/delays" names no version'):
+        continued.request("xgboost", rows(1), init_model="models:/delays")
+    with pytest.raises(InvalidArgumentError, match="is loaded from MLflow"):
+        JobSpec(**{**dict(asked), "init_model": "models:/delays@champion", "tracking": None})

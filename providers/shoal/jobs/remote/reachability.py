@@ -129,8 +129,9 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
             "set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing",
         )
     if isinstance(spec, JobSpec) and spec.init_model is not None and not is_stored(spec.init_model):
-        if path := path_here(spec.init_model):
-            yield path, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
+        # A file that an estimator has stored is sent with the job.
+        path = path_here(spec.init_model)
+        yield from [(path, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI")] if path else []
     if isinstance(spec, PredictJobSpec):
         if is_model_folder(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"

@@ -4,7 +4,6 @@ continues."""
 from __future__ import annotations
 
 import re
-
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
