@@ -84,6 +84,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         base_margin_col: str | None = None,
         base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
+        missing: float | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
         init_model: InitialModel = None,
@@ -110,6 +111,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
                 metric of the last eval set counts; a `custom_metric` comes after the library's own metrics. LightGBM
                 skips the training set if it is one of the eval sets.
+            missing: Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The model
+                stores the value for predictions. LightGBM does not support it.
             external_memory: Whether the workers keep the quantised rows on disk (True) or in memory (False). By
                 default, rows are kept on disk only if they do not fit in memory. LightGBM does not support True.
             categorical_cols: Names of the feature columns whose values are categories: text, whole numbers or booleans.
@@ -146,6 +149,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 base_margin_col=base_margin_col,
                 base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
+                missing=missing,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
                 init_model=self._stored(init_model, xgb_model),
@@ -168,6 +172,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         base_margin_col: str | None = None,
         base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
+        missing: float | None = None,
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
         init_model: InitialModel = None,
@@ -202,6 +207,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 base_margin_col=base_margin_col,
                 base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
+                missing=missing,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
                 init_model=self._stored(init_model, xgb_model),

@@ -317,6 +317,7 @@ class _Training:
                     print_every=int(request.verbose_eval or 0),
                     user_code=self._sent,
                     external_memory=request.external_memory,
+                    missing=request.missing,
                     connection=connection,
                 )
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)

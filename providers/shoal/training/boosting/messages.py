@@ -24,6 +24,7 @@ class Task:
         print_every: Number of rounds between two printed lines of metrics; 0: do not print metrics.
         user_code: The user's callbacks, objective and metrics.
         external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
+        missing: Value of the features that counts as missing; None: only nulls and NaN.
         connection: Settings with which the library's workers connect to each other.
     """
 
@@ -36,6 +37,7 @@ class Task:
     print_every: int = 0
     user_code: UserCode = field(default_factory=UserCode)
     external_memory: bool | None = None
+    missing: float | None = None
     connection: dict[str, Any] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +22,12 @@ from shoal.training.scaling import ScalingConfig
 
 Framework = Literal["xgboost", "lightgbm"]
 """Name of the boosting library that trains the model."""
+
+_FLOAT32_MAX = 3.4028234663852886e38
+_XGBOOST_ONLY = {
+    "missing": 'write missing values as nulls, or, if they are written as 0, set the parameter "zero_as_missing"',
+}
+"""Field that LightGBM does not support -> advice for the error message."""
 
 _REFUSED_CHARACTERS: Mapping[Framework, str] = {"xgboost": "[]<", "lightgbm": '",:[]{}'}
 """Characters that a library refuses in the names of features."""
@@ -96,6 +103,13 @@ class TrainRequest(Settings):
         "for this many rounds. LightGBM skips the training set if it is one of the eval sets. None: the training does "
         "not stop early.",
     )
+    missing: float | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The "
+        "model stores the value, so that predictions use it, too. Only with XGBoost. None: only nulls and NaN are "
+        "missing.",
+    )
     external_memory: bool | None = Field(
         default=None,
         description="Whether XGBoost keeps the quantised rows (the rows after conversion to histogram bins) on the "
@@ -113,11 +127,23 @@ class TrainRequest(Settings):
         default_factory=RunConfig, description="Name of the pool that runs the training, and the limits of the run."
     )
 
-    @field_validator("n_estimators", "early_stopping_rounds", mode="before")
+    @field_validator("n_estimators", "early_stopping_rounds", "missing", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("must be a number, not True or False")
+        return value
+
+    @field_validator("missing")
+    @classmethod
+    def _missing(cls, value: float | None) -> float | None:
+        if value is None or math.isnan(value):
+            return None
+        if abs(value) > _FLOAT32_MAX:
+            raise ValueError(
+                f"must be a number between {-_FLOAT32_MAX:.7g} and {_FLOAT32_MAX:.7g}, because XGBoost reads features "
+                "as float32: write such values as nulls"
+            )
         return value
 
     @field_validator("params", mode="before")
@@ -154,6 +180,7 @@ class TrainRequest(Settings):
         extra = [name for name in (self.weight_col, *self.margin_cols, self.group_col) if name]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         _check_feature_names(self.framework, self.input_cols)
+        self._check_library()
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(
@@ -163,6 +190,17 @@ class TrainRequest(Settings):
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set: add one, or remove early_stopping_rounds")
         return self
+
+    def _check_library(self) -> None:
+        """Check that LightGBM gets no field of XGBoost, and that `missing` is no code of a category."""
+        for name, advice in _XGBOOST_ONLY.items():
+            if self.framework == "lightgbm" and (value := getattr(self, name)) not in (None, ()):
+                raise ValueError(f"LightGBM does not support {name}={value!r}: {advice}")
+        if self.missing is not None and self.categorical_cols and self.missing >= 0 and self.missing.is_integer():
+            raise ValueError(
+                f"missing={self.missing:g} is not possible with categorical_cols, because XGBoost would compare it "
+                "with the numbers of categories: write missing values as nulls, or use a negative number such as -1"
+            )
 
     @property
     def columns(self) -> Columns:

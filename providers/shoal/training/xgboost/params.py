@@ -40,7 +40,7 @@ _REFUSED = {
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
     "enable_categorical": "name the columns in fit(categorical_cols=)",
-    "missing": "write missing values as nulls or NaN",
+    "missing": "pass it to fit(missing=), or set the field missing of the spec",
 }
 
 

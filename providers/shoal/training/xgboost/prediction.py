@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
 from shoal.training.xgboost.categories import categories_of, columns_of_codes
+from shoal.training.xgboost.missing import missing_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,10 +90,13 @@ def _booster(model: Any) -> Any:
 def _predict_of_booster(booster: xgboost.Booster) -> Predict:
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None else (0, int(best) + 1)
+    missing = missing_of(booster)
 
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         matrix = to_matrix(features, features.column_names)
-        predicted: np.ndarray = booster.inplace_predict(matrix, iteration_range=rounds, base_margin=margin)
+        predicted: np.ndarray = booster.inplace_predict(
+            matrix, iteration_range=rounds, missing=missing, base_margin=margin
+        )
         return predicted
 
     return predict

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.training.xgboost.missing import missing_of
 from shoal.training.xgboost.params import native
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def as_sklearn(
     objective = str(params.get("objective", "reg:squarederror"))
     kinds = {"binary": xgboost.XGBClassifier, "multi": xgboost.XGBClassifier, "rank": xgboost.XGBRanker}
     kind = kinds.get(objective.split(":")[0], xgboost.XGBRegressor)
-    model = kind(**{**native(params), "n_estimators": n_estimators, "objective": objective})
+    settings = {"n_estimators": n_estimators, "objective": objective, "missing": missing_of(booster)}
+    model = kind(**{**native(params), **settings})
     # XGBoost has no function that creates an estimator from a booster. `load_model` would lose the booster's
     # parameters, so this code sets the attributes that `fit` would set. The copy keeps `set_params` of the estimator
     # from changing `booster`.

@@ -34,6 +34,7 @@ from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.categories import feature_types, note, stored_types
 from shoal.training.xgboost.external_memory import page_folder
 from shoal.training.xgboost.metrics import joined
+from shoal.training.xgboost.missing import note_missing
 from shoal.training.xgboost.params import is_stochastic, own_message
 
 # Number of times that XGBoost reads all rows to build a quantised matrix.
@@ -165,6 +166,7 @@ class _Session:
         )
         if not model:
             note(booster, self.task.columns.categories)
+            note_missing(booster, self.task.missing)
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
@@ -214,6 +216,7 @@ class _Session:
             "ref": ref,
             "max_bin": int(params.get("max_bin", 256)),
             "nthread": params["nthread"],
+            "missing": self.task.missing,
             "enable_categorical": bool(self.task.columns.categories),
         }
         if self.pages:

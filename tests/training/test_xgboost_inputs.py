@@ -1,0 +1,95 @@
+"""Inputs that only XGBoost has: the models of two workers are those of plain XGBoost in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xgboost
+
+from shoal.data import DataConnector
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.mlflow.model_loading import predictor_of
+from shoal.jobs.specs.training import JobSpec
+from shoal.training.boosting.engine import train
+from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.xgboost.prediction import predict_booster
+from shoal.training.xgboost.sklearn import as_sklearn
+
+pytestmark = pytest.mark.usefixtures("without_ray")
+
+FEATURES = ["a", "b", "c"]
+PARAMS = {"max_depth": 3, "learning_rate": 0.3, "base_score": 0.5}
+ROUNDS = 8
+
+
+def request(path: Path | str, params: dict[str, Any] | None = None, **fields: Any) -> TrainRequest:
+    values = {
+        "dataset": {"paths": (str(path),)},
+        "input_cols": FEATURES,
+        "label_col": "y",
+        "params": {**PARAMS, **(params or {})},
+        "n_estimators": ROUNDS,
+        "scaling_config": {"num_workers": 2, "num_cpu_per_worker": 1},
+        **fields,
+    }
+    return TrainRequest.parse(values)
+
+
+def trained(path: Path, params: dict[str, Any] | None = None, **fields: Any) -> TrainResult:
+    return train(request(path, params, **fields))
+
+
+def written(table: pd.DataFrame, folder: Path) -> Path:
+    path = folder / "rows.parquet"
+    table.to_parquet(path, index=False, row_group_size=250)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({name: rng.integers(0, 20, 1_000) for name in FEATURES})
+    rows["y"] = rows.a / 10 - (rows.b > 12) + rng.normal(0, 0.2, 1_000)
+    return rows
+
+
+def test_a_value_counts_as_missing_in_training_and_predictions(table: pd.DataFrame, tmp_path: Path) -> None:
+    coded = table.assign(a=table["a"].where(np.random.default_rng(1).random(len(table)) > 0.3, -999))
+    path = written(coded, tmp_path)
+    matrix = xgboost.QuantileDMatrix(coded[FEATURES], coded["y"], missing=-999)
+    history: dict[str, Any] = {}
+    booster = xgboost.train(PARAMS, matrix, ROUNDS, evals=[(matrix, "eval")], evals_result=history, verbose_eval=False)
+    expected = booster.predict(xgboost.DMatrix(coded[FEATURES], missing=-999))
+
+    result = trained(path, missing=-999, eval_set={"eval": {"paths": (str(path),)}})
+    mine = result.booster()
+    np.testing.assert_allclose(result.eval_results["eval"]["rmse"], history["eval"]["rmse"], rtol=1e-5)
+    assert "missing" in " ".join(mine.get_dump())
+    connector = DataConnector.from_parquet(path)
+    np.testing.assert_allclose(predict_booster(mine, connector, FEATURES), expected, rtol=1e-4)
+    # Prediction jobs, and the comparison of a model with the champion, predict with this object.
+    loaded = predictor_of(xgboost.Booster(model_file=mine.save_raw("ubj")))
+    np.testing.assert_allclose(loaded.predict_table(pa.Table.from_pandas(coded)), expected, rtol=1e-4)
+    estimator = as_sklearn(mine, PARAMS, ROUNDS, {})
+    assert estimator.missing == -999
+    np.testing.assert_allclose(estimator.predict(coded[FEATURES]), expected, rtol=1e-4)
+
+
+def test_missing_is_checked_and_stored_in_specs() -> None:
+    assert "missing" not in request("rows").model_dump()
+    assert request("rows", missing=float("nan")).missing is None
+    spec = JobSpec.parse(request("rows", missing=-1).model_dump(mode="json"))
+    assert JobSpec.parse(json.loads(json.dumps(spec.document()))).missing == -1.0
+    with pytest.raises(InvalidArgumentError, match="float32: write such values as nulls"):
+        request("rows", missing=float("inf"))
+    with pytest.raises(InvalidArgumentError, match=r"LightGBM does not support missing=0.0.*zero_as_missing"):
+        request("rows", framework="lightgbm", missing=0)
+    with pytest.raises(InvalidArgumentError, match="missing=3 is not possible with categorical_cols"):
+        request("rows", missing=3, categorical_cols=["a"])
+    assert request("rows", missing=-1, categorical_cols=["a"]).missing == -1
