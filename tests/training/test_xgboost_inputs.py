@@ -13,11 +13,16 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.errors import InvalidArgumentError
+from shoal.data.checks import check_bounds
+from shoal.data.planning.row_groups import RowRange
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.scaling import GangSize
+from shoal.training.xgboost.engine import XGBoost
 from shoal.training.xgboost.prediction import predict_booster
 from shoal.training.xgboost.sklearn import as_sklearn
 
@@ -93,3 +98,66 @@ def test_missing_is_checked_and_stored_in_specs() -> None:
     with pytest.raises(InvalidArgumentError, match="missing=3 is not possible with categorical_cols"):
         request("rows", missing=3, categorical_cols=["a"])
     assert request("rows", missing=-1, categorical_cols=["a"]).missing == -1
+
+
+def test_bounds_of_labels(table: pd.DataFrame, tmp_path: Path) -> None:
+    censored = table[FEATURES].assign(lower=np.exp(table["y"] / 2))
+    censored["upper"] = censored["lower"].where(np.random.default_rng(1).random(len(table)) > 0.3, np.inf)
+    path = written(censored, tmp_path)
+    # One worker has no row of the second eval set.
+    one = tmp_path / "one.parquet"
+    censored[:1].to_parquet(one)
+    params = PARAMS | {"objective": "survival:aft", "eval_metric": ["aft-nloglik", "interval-regression-accuracy"]}
+    matrix, first = xgboost.QuantileDMatrix(censored[FEATURES]), xgboost.DMatrix(censored[FEATURES][:1])
+    for each, rows in ((matrix, censored), (first, censored[:1])):
+        each.set_info(label_lower_bound=rows["lower"], label_upper_bound=rows["upper"])
+    history: dict[str, Any] = {}
+    evals = [(matrix, "train"), (first, "one")]
+    booster = xgboost.train(params, matrix, ROUNDS, evals=evals, evals_result=history, verbose_eval=False)
+
+    bounds = {"label_lower_bound_col": "lower", "label_upper_bound_col": "upper", "label_col": None}
+    sets = {"train": {"paths": (str(path),)}, "one": {"paths": (str(one),)}}
+    result = trained(path, params, **bounds, eval_set=sets)
+    for name, metrics in history.items():
+        for metric, values in metrics.items():
+            np.testing.assert_allclose(result.eval_results[name][metric], values, rtol=1e-5)
+    predicted = predict_booster(result.booster(), DataConnector.from_parquet(path), FEATURES)
+    np.testing.assert_allclose(predicted, booster.predict(matrix), rtol=1e-4)
+
+    censored.loc[7, "upper"] = censored.loc[7, "lower"] / 2
+    with pytest.raises(DataError, match=r'bounds in "lower" and "upper" are wrong in 1 of \d+ rows.*at row 7: a lower'):
+        trained(written(censored, tmp_path), params, **bounds)
+
+
+BOUNDS = {"label_lower_bound_col": "lo", "label_upper_bound_col": "hi"}
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(-1, 1), (np.inf, np.inf), (0, 0), (2, 1), (np.nan, 1), (1, np.nan)])
+def test_impossible_bounds(lower: float, upper: float) -> None:
+    part = RowRange("file", 0, 0, 3)
+    known = np.array([0, 1, 1], np.float32), np.array([2, 1, np.inf], np.float32)
+    check_bounds(*known, ("lo", "hi"), part)
+    known[0][1], known[1][1] = lower, upper
+    with pytest.raises(DataError, match="in 1 of 3 rows"):
+        check_bounds(*known, ("lo", "hi"), part)
+
+
+def test_bounds_are_for_one_objective_and_one_library() -> None:
+    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    aft = {"objective": "survival:aft"}
+    assert request("rows", aft, **BOUNDS, label_col=None).label_col == "lo"
+    with pytest.raises(InvalidArgumentError, match='survival:aft" needs the bounds'):
+        XGBoost().params(request("rows", aft), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match='only for objective="survival:aft"'):
+        XGBoost().params(request("rows", **BOUNDS), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match="LightGBM does not support label_lower_bound_col='lo'"):
+        request("rows", aft, **BOUNDS, framework="lightgbm")
+    with pytest.raises(InvalidArgumentError, match="need each other"):
+        request("rows", aft, label_upper_bound_col="hi")
+    with pytest.raises(InvalidArgumentError, match=r"only one role.*hi"):
+        request("rows", aft, **BOUNDS, weight_col="hi")
+    register = {"model": "m", "metric": "rmse", "holdout": {"paths": ("rows",)}}
+    fields = request("rows", aft, **BOUNDS, label_col="lo").model_dump(mode="json")
+    with pytest.raises(InvalidArgumentError, match="no metric takes the bounds"):
+        JobSpec.parse(fields | {"register": register})
+    JobSpec.parse(fields | {"register": register, "label_col": "known"})

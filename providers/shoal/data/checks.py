@@ -287,6 +287,32 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
         )
 
 
+def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], part: RowRange) -> None:
+    """Check the bounds of the labels of a row range, because XGBoost trains with impossible bounds, too.
+
+    Args:
+        lower: Lower bounds ``[rows]``, nulls as NaN.
+        upper: Upper bounds ``[rows]``, nulls as NaN; infinite if a label has no upper bound.
+        columns: Names of the columns of the lower and the upper bounds.
+        part: Row range that the values were read from.
+
+    Raises:
+        DataError: A lower bound is negative or infinite, an upper bound is 0 or below the lower bound, or a bound is
+            null or NaN. The message names the file, the row group, the columns and the first bad row.
+    """
+    import numpy as np
+
+    bad = np.flatnonzero(~((lower >= 0) & np.isfinite(lower) & (upper >= lower) & (upper > 0)))
+    if len(bad):
+        first = int(bad[0])
+        raise DataError(
+            f'{part.path}, row group {part.row_group}: the label\'s bounds in "{columns[0]}" and "{columns[1]}" are '
+            f"wrong in {len(bad)} of {len(lower)} rows, first {lower[first]} and {upper[first]} at row "
+            f"{part.row_number(first)}: a lower bound must be finite and at least 0, and an upper bound above 0 and "
+            "not below the lower bound; it is infinite if the label is only known to be larger than the lower bound"
+        )
+
+
 def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:

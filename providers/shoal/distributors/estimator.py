@@ -75,10 +75,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         self,
         dataset: Dataset,
         input_cols: Sequence[str],
-        label_col: str,
+        label_col: str | None = None,
         eval_set: Dataset | Mapping[str, Dataset] | None = None,
         verbose_eval: bool | int | None = None,
         *,
+        label_lower_bound_col: str | None = None,
+        label_upper_bound_col: str | None = None,
         weight_col: str | None = None,
         group_col: str | None = None,
         base_margin_col: str | None = None,
@@ -97,11 +99,15 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
             input_cols: Names of the feature columns. Feature columns must be numeric or boolean, except
                 `categorical_cols`. Nulls count as missing values.
-            label_col: Name of the label column, which must have no nulls.
+            label_col: Name of the label column, which must have no nulls. Only with bounds it may be omitted.
             eval_set: Rows on which the model is evaluated after each round, with the name "eval". A dict gives several
                 such datasets by name.
             verbose_eval: How often the metrics are printed in this process. True: after every round; a number n: after
                 every n rounds.
+            label_lower_bound_col: Name of the column with the lower bound of each label, at least 0, for XGBoost's
+                objective ``survival:aft``.
+            label_upper_bound_col: Name of the column with the upper bound of each label: infinity if the label is only
+                known to be larger than the lower bound.
             weight_col: Name of the column with the weight of each row. With XGBoost and `group_col`, all rows of a
                 group must have the same weight.
             group_col: Name of the column that assigns rows to groups, such as queries, for ranking. The rows of a group
@@ -144,6 +150,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 input_cols=input_cols,
                 label_col=label_col,
                 verbose_eval=verbose_eval,
+                label_lower_bound_col=label_lower_bound_col,
+                label_upper_bound_col=label_upper_bound_col,
                 weight_col=weight_col,
                 group_col=group_col,
                 base_margin_col=base_margin_col,
@@ -163,10 +171,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         self,
         dataset: Dataset,
         input_cols: Sequence[str],
-        label_col: str,
+        label_col: str | None = None,
         eval_set: Dataset | Mapping[str, Dataset] | None = None,
         verbose_eval: bool | int | None = None,
         *,
+        label_lower_bound_col: str | None = None,
+        label_upper_bound_col: str | None = None,
         weight_col: str | None = None,
         group_col: str | None = None,
         base_margin_col: str | None = None,
@@ -202,6 +212,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 input_cols=input_cols,
                 label_col=label_col,
                 verbose_eval=verbose_eval,
+                label_lower_bound_col=label_lower_bound_col,
+                label_upper_bound_col=label_upper_bound_col,
                 weight_col=weight_col,
                 group_col=group_col,
                 base_margin_col=base_margin_col,

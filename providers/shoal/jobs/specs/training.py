@@ -49,6 +49,15 @@ class JobSpec(TrainRequest, AnySpec):
         return self
 
     @model_validator(mode="after")
+    def _label_to_compare(self) -> Self:
+        if self.register_as is not None and self.label_col == self.label_lower_bound_col:
+            raise ValueError(
+                "register compares predictions with label_col, but no metric takes the bounds of labels into account: "
+                "set label_col to a column whose values the metric may use, or remove register"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_user_code_to_skip(self) -> Self:
         if self.user_code is not None and self.register_as is not None and self.register_as.skip_if_unchanged:
             raise ValueError(

@@ -26,6 +26,8 @@ Framework = Literal["xgboost", "lightgbm"]
 _FLOAT32_MAX = 3.4028234663852886e38
 _XGBOOST_ONLY = {
     "missing": 'write missing values as nulls, or, if they are written as 0, set the parameter "zero_as_missing"',
+    "label_lower_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
+    "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
 }
 """Field that LightGBM does not support -> advice for the error message."""
 
@@ -48,7 +50,24 @@ class TrainRequest(Settings):
     input_cols: tuple[str, ...] = Field(
         min_length=1, description="Names of the feature columns, in the order in which the model uses them."
     )
-    label_col: str = Field(min_length=1, description="Name of the column that contains the labels.")
+    label_col: str = Field(
+        min_length=1,
+        description="Name of the column that contains the labels. With label_lower_bound_col and label_upper_bound_col "
+        "it may be omitted, and is then the column of the lower bounds.",
+    )
+    label_lower_bound_col: str | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Name of the column that contains the lower bound of each label, at least 0, for XGBoost's "
+        "objective survival:aft. None: the labels have no bounds.",
+    )
+    label_upper_bound_col: str | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Name of the column that contains the upper bound of each label, for XGBoost's objective "
+        "survival:aft: the lower bound if the label is known, or infinity if it is only known to be larger. None: the "
+        "labels have no bounds.",
+    )
     categorical_cols: tuple[str, ...] = Field(
         default=(),
         description="Names of the feature columns whose values are categories: text, whole numbers or booleans. The "
@@ -127,6 +146,12 @@ class TrainRequest(Settings):
         default_factory=RunConfig, description="Name of the pool that runs the training, and the limits of the run."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _label_of_bounds(cls, fields: Any) -> Any:
+        lower = fields.get("label_lower_bound_col") if isinstance(fields, Mapping) else None
+        return {**fields, "label_col": lower} if lower and fields.get("label_col") is None else fields
+
     @field_validator("n_estimators", "early_stopping_rounds", "missing", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
@@ -177,15 +202,17 @@ class TrainRequest(Settings):
     def _consistent(self) -> Self:
         if self.base_margin_col is not None and self.base_margin_cols:
             raise ValueError("base_margin_col and base_margin_cols are both set: name all columns in base_margin_cols")
-        extra = [name for name in (self.weight_col, *self.margin_cols, self.group_col) if name]
+        if (self.label_lower_bound_col is None) != (self.label_upper_bound_col is None):
+            raise ValueError("label_lower_bound_col and label_upper_bound_col need each other: set both or none")
+        extra = [*self.extra_cols, *([self.group_col] if self.group_col else [])]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         _check_feature_names(self.framework, self.input_cols)
         self._check_library()
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(
-                "a column may have only one role (feature, label, weight, margin or group), but these columns have "
-                f"more than one: {', '.join(twice)}"
+                "a column may have only one role (feature, label, bound, weight, margin or group), but these "
+                f"columns have more than one: {', '.join(twice)}"
             )
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set: add one, or remove early_stopping_rounds")
@@ -204,8 +231,21 @@ class TrainRequest(Settings):
 
     @property
     def columns(self) -> Columns:
-        """Names of the columns that the training uses, by role: feature, label, weight, margin or group."""
-        return Columns(self.input_cols, self.label_col, self.weight_col, self.margin_cols, self.group_col)
+        """Names of the columns that the training uses, by role: feature, label, bound, weight, margin or group."""
+        return Columns(
+            self.input_cols,
+            self.label_col,
+            self.weight_col,
+            self.margin_cols,
+            self.group_col,
+            bounds=self.bound_cols,
+        )
+
+    @property
+    def bound_cols(self) -> tuple[str, ...]:
+        """Names of the columns of the labels' lower and upper bounds; empty without bounds."""
+        lower, upper = self.label_lower_bound_col, self.label_upper_bound_col
+        return () if lower is None or upper is None else (lower, upper)
 
     @property
     def margin_cols(self) -> tuple[str, ...]:
@@ -214,8 +254,9 @@ class TrainRequest(Settings):
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """Names of the weight column and the margin columns, if the request sets them."""
-        return tuple(name for name in (self.weight_col, *self.margin_cols) if name is not None)
+        """Names of the weight, margin and bound columns, if the request sets them, without the label column."""
+        bounds = self.bound_cols[1:] if self.label_lower_bound_col == self.label_col else self.bound_cols
+        return (*([] if self.weight_col is None else [self.weight_col]), *self.margin_cols, *bounds)
 
     def check_margins(self, outputs: int) -> None:
         """Check that there is one column of margins per output of the model, if there are margins.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
-from shoal.data.checks import check_finite
+from shoal.data.checks import check_bounds, check_finite
 from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.groups import group_starts
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the feature, label, weight, margin (score from which boosting starts) and group columns.
+    """Names of the feature, label, bound, weight, margin (score from which boosting starts) and group columns.
 
     Args:
         features: Feature columns, in the model's order.
@@ -55,6 +55,7 @@ class Columns:
         group: Column of groups, or None.
         categories: Categorical feature column -> its categories.
         types: Feature column -> name of its Arrow type, such as "int64".
+        bounds: Columns of the labels' lower and upper bounds; empty without bounds.
     """
 
     features: tuple[str, ...]
@@ -64,15 +65,13 @@ class Columns:
     group: str | None = None
     categories: Categories = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns to read, without duplicates: features, label, weight, margin, group."""
-        return [
-            name
-            for name in dict.fromkeys((*self.features, self.label, self.weight, *self.base_margin, self.group))
-            if name is not None
-        ]
+        """Names of all columns to read, without duplicates: features, label, weight, margin, bounds, group."""
+        given = (*self.features, self.label, self.weight, *self.base_margin, *self.bounds, self.group)
+        return [name for name in dict.fromkeys(given) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +85,8 @@ class Batch:
         base_margin: Margins ``[rows]`` or ``[rows, outputs]``, or None: float64 if `data` keeps the types of the files,
             else float32.
         group: Number of each row's group within the shard, int64 ``[rows]``, or None.
+        lower: Lower bounds of the labels, float32 ``[rows]``, or None.
+        upper: Upper bounds of the labels, float32 ``[rows]``, or None.
     """
 
     data: np.ndarray | pa.Table
@@ -93,6 +94,8 @@ class Batch:
     weight: np.ndarray | None = None
     base_margin: np.ndarray | None = None
     group: np.ndarray | None = None
+    lower: np.ndarray | None = None
+    upper: np.ndarray | None = None
 
     def __getitem__(self, rows: slice) -> Batch:
         """Return a batch that contains only the rows of a slice."""
@@ -248,6 +251,7 @@ class ShardRows:
             label,
             self._weight(rows, table),
             self._margins(rows, table),
+            **self._bounds(rows, table),
         )
 
     def _weight(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
@@ -257,6 +261,13 @@ class ShardRows:
         weight = to_vector(table, column, "float32")
         check_finite(weight, "weight", column, rows, _EVERY_ROW)
         return weight
+
+    def _bounds(self, rows: RowRange, table: pa.Table) -> dict[str, np.ndarray]:
+        if not self.columns.bounds:
+            return {}
+        lower, upper = (to_vector(table, name, "float32") for name in self.columns.bounds)
+        check_bounds(lower, upper, self.columns.bounds, rows)
+        return {"lower": lower, "upper": upper}
 
     def _margins(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
         columns = self.columns.base_margin

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
+_CENSORED = "survival:aft"
 
 
 class XGBoost:
@@ -69,6 +70,14 @@ class XGBoost:
         if objective.startswith("rank:") and request.group_col is None:
             raise InvalidArgumentError(
                 f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
+            )
+        if (objective == _CENSORED) != bool(request.bound_cols):
+            raise InvalidArgumentError(
+                f'objective="{_CENSORED}" needs the bounds of the labels: set label_lower_bound_col and '
+                "label_upper_bound_col"
+                if objective == _CENSORED
+                else f'label_lower_bound_col and label_upper_bound_col are only for objective="{_CENSORED}": set this '
+                "objective, or remove both"
             )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
         quantiles = params.get("quantile_alpha")

@@ -320,6 +320,8 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
             "weight": _weights(batch, self._rows.columns),
             "base_margin": batch.base_margin,
             "qid": batch.group,
+            "label_lower_bound": batch.lower,
+            "label_upper_bound": batch.upper,
             "feature_types": self._feature_types,
         }
         input_data(
