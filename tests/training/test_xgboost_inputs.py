@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.params import ignored_weights
 from shoal.training.xgboost.prediction import predict_booster
 from shoal.training.xgboost.sklearn import as_sklearn
 
@@ -161,3 +163,52 @@ def test_bounds_are_for_one_objective_and_one_library() -> None:
     with pytest.raises(InvalidArgumentError, match="no metric takes the bounds"):
         JobSpec.parse(fields | {"register": register})
     JobSpec.parse(fields | {"register": register, "label_col": "known"})
+
+
+def test_features_are_sampled_by_weight(table: pd.DataFrame, tmp_path: Path) -> None:
+    params = PARAMS | {"colsample_bynode": 0.7, "seed": 7}
+    matrix = xgboost.QuantileDMatrix(table[FEATURES], table["y"])
+    matrix.set_info(feature_weights=[0, 1, 3])
+    booster = xgboost.train(params, matrix, ROUNDS)
+    result = trained(written(table, tmp_path), params, feature_weights={"a": 0, "c": 3})
+    mine = result.booster()
+    assert set(mine.get_score()) == {"b", "c"}
+    assert mine.get_score(importance_type="weight") == booster.get_score(importance_type="weight")
+    predicted = predict_booster(mine, DataConnector.from_parquet(tmp_path), FEATURES)
+    np.testing.assert_allclose(predicted, booster.predict(matrix), rtol=1e-4, atol=1e-5)
+
+
+def test_feature_weights_are_checked() -> None:
+    assert "feature_weights" not in request("rows").model_dump()
+    given = request("rows", feature_weights={"a": 0, "c": 3})
+    assert given.weights_of_features == (0, 1, 3)
+    spec = JobSpec.parse(given.model_dump(mode="json"))
+    assert JobSpec.parse(json.loads(json.dumps(spec.document()))).weights_of_features == (0, 1, 3)
+    assert request("rows", feature_weights=np.array([0, 1, 3])).weights_of_features == (0, 1, 3)
+    for wrong, message in (
+        ({"z": 1}, 'names "z", which is not among input_cols'),
+        ([1, 1], "has 2 weights, but input_cols has 3 columns"),
+        ([1, -1, 1], 'feature_weights of "b" is -1.0'),
+        ({"c": float("nan")}, 'feature_weights of "c" is nan'),
+        ([0, 0, 0], "are 0 for all features"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            request("rows", feature_weights=wrong)
+    with pytest.raises(InvalidArgumentError, match=r"LightGBM does not support feature_weights.*feature_contri"):
+        request("rows", feature_weights=[1, 2, 3], framework="lightgbm")
+
+
+@pytest.mark.parametrize(
+    ("params", "weights", "line"),
+    [
+        ({}, (0, 1, 1, 1), "no effect"),
+        ({"colsample_bytree": 0.5}, (0, 1, 1, 1), None),
+        ({"colsample_bytree": 0.5}, (0, 0, 0, 1), "also use features of weight 0, .* select 2 features, and only 1 "),
+        ({"colsample_bytree": 0.5, "colsample_bynode": 0.5}, (0, 0, 0, 1), None),
+    ],
+)
+def test_the_log_says_which_feature_weights_xgboost_ignores(
+    params: dict[str, float], weights: tuple[float, ...], line: str | None
+) -> None:
+    said = ignored_weights(params, weights)
+    assert said is None if line is None else re.search(line, str(said))

@@ -87,6 +87,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
         missing: float | None = None,
+        feature_weights: Mapping[str, float] | Sequence[float] = (),
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
         init_model: InitialModel = None,
@@ -119,6 +120,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 skips the training set if it is one of the eval sets.
             missing: Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The model
                 stores the value for predictions. LightGBM does not support it.
+            feature_weights: Weights with which XGBoost samples features, if a parameter ``colsample_*`` is below 1: one
+                per feature, or a mapping from names to weights; all other features then have the weight 1.
             external_memory: Whether the workers keep the quantised rows on disk (True) or in memory (False). By
                 default, rows are kept on disk only if they do not fit in memory. LightGBM does not support True.
             categorical_cols: Names of the feature columns whose values are categories: text, whole numbers or booleans.
@@ -158,6 +161,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
                 missing=missing,
+                feature_weights=feature_weights,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
                 init_model=self._stored(init_model, xgb_model),
@@ -183,6 +187,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
         missing: float | None = None,
+        feature_weights: Mapping[str, float] | Sequence[float] = (),
         external_memory: bool | None = None,
         categorical_cols: Sequence[str] = (),
         init_model: InitialModel = None,
@@ -220,6 +225,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 base_margin_cols=base_margin_cols,
                 early_stopping_rounds=early_stopping_rounds,
                 missing=missing,
+                feature_weights=feature_weights,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
                 init_model=self._stored(init_model, xgb_model),

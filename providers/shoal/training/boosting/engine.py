@@ -318,6 +318,7 @@ class _Training:
                     user_code=self._sent,
                     external_memory=request.external_memory,
                     missing=request.missing,
+                    feature_weights=request.weights_of_features,
                     connection=connection,
                 )
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)

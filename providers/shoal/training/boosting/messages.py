@@ -25,6 +25,7 @@ class Task:
         user_code: The user's callbacks, objective and metrics.
         external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
         missing: Value of the features that counts as missing; None: only nulls and NaN.
+        feature_weights: Weights with which XGBoost samples the features, one per feature; empty: equal weights.
         connection: Settings with which the library's workers connect to each other.
     """
 
@@ -38,6 +39,7 @@ class Task:
     user_code: UserCode = field(default_factory=UserCode)
     external_memory: bool | None = None
     missing: float | None = None
+    feature_weights: tuple[float, ...] = ()
     connection: dict[str, Any] = field(default_factory=dict)
 
 

@@ -26,6 +26,8 @@ Framework = Literal["xgboost", "lightgbm"]
 _FLOAT32_MAX = 3.4028234663852886e38
 _XGBOOST_ONLY = {
     "missing": 'write missing values as nulls, or, if they are written as 0, set the parameter "zero_as_missing"',
+    "feature_weights": "it samples all features with the same probability; its parameter feature_contri scales the gain "
+    "of splits instead",
     "label_lower_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
     "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
 }
@@ -129,6 +131,13 @@ class TrainRequest(Settings):
         "model stores the value, so that predictions use it, too. Only with XGBoost. None: only nulls and NaN are "
         "missing.",
     )
+    feature_weights: dict[str, float] | tuple[float, ...] = Field(
+        default=(),
+        exclude_if=lambda value: not value,
+        description="Weights with which XGBoost samples features, if a parameter colsample_* is below 1: one weight "
+        "per feature in the order of input_cols, or a mapping from names to weights, in which all other features have the "
+        "weight 1. The default is the same weight for all features.",
+    )
     external_memory: bool | None = Field(
         default=None,
         description="Whether XGBoost keeps the quantised rows (the rows after conversion to histogram bins) on the "
@@ -171,6 +180,12 @@ class TrainRequest(Settings):
             )
         return value
 
+    @field_validator("feature_weights", mode="before")
+    @classmethod
+    def _weights(cls, value: Any) -> Any:
+        # NumPy arrays are accepted, too.
+        return () if value is None else value.tolist() if hasattr(value, "tolist") else value
+
     @field_validator("params", mode="before")
     @classmethod
     def _json_params(cls, value: Any) -> Any:
@@ -208,6 +223,7 @@ class TrainRequest(Settings):
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         _check_feature_names(self.framework, self.input_cols)
         self._check_library()
+        self._check_feature_weights()
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
             raise ValueError(
@@ -221,13 +237,41 @@ class TrainRequest(Settings):
     def _check_library(self) -> None:
         """Check that LightGBM gets no field of XGBoost, and that `missing` is no code of a category."""
         for name, advice in _XGBOOST_ONLY.items():
-            if self.framework == "lightgbm" and (value := getattr(self, name)) not in (None, ()):
+            if self.framework == "lightgbm" and (value := getattr(self, name)) not in (None, (), {}):
                 raise ValueError(f"LightGBM does not support {name}={value!r}: {advice}")
         if self.missing is not None and self.categorical_cols and self.missing >= 0 and self.missing.is_integer():
             raise ValueError(
                 f"missing={self.missing:g} is not possible with categorical_cols, because XGBoost would compare it "
                 "with the numbers of categories: write missing values as nulls, or use a negative number such as -1"
             )
+
+    def _check_feature_weights(self) -> None:
+        given = self.feature_weights
+        if isinstance(given, dict):
+            if unknown := [name for name in given if name not in self.input_cols]:
+                raise ValueError(
+                    f'feature_weights names "{unknown[0]}", which is not among input_cols: add it to input_cols, or '
+                    "remove it from feature_weights"
+                )
+        elif given and len(given) != len(self.input_cols):
+            raise ValueError(
+                f"feature_weights has {len(given)} weights, but input_cols has {len(self.input_cols)} columns: give "
+                "one weight per column, or a mapping from names to weights"
+            )
+        weights = self.weights_of_features
+        for name, weight in zip(self.input_cols, weights, strict=False):
+            if not 0 <= weight < math.inf:
+                raise ValueError(f'feature_weights of "{name}" is {weight}: a weight must be finite and at least 0')
+        if weights and not any(weights):
+            raise ValueError("feature_weights are 0 for all features: give at least one feature a weight above 0")
+
+    @property
+    def weights_of_features(self) -> tuple[float, ...]:
+        """One weight per feature, in the order of `input_cols`, from `feature_weights`; empty without weights."""
+        given = self.feature_weights
+        if isinstance(given, dict):
+            return tuple(given.get(name, 1.0) for name in self.input_cols) if given else ()
+        return given
 
     @property
     def columns(self) -> Columns:

@@ -19,7 +19,7 @@ from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
 from shoal.training.xgboost.metrics import approximate
-from shoal.training.xgboost.params import check_params, merge_params, seed_of, worker_params
+from shoal.training.xgboost.params import check_params, ignored_weights, merge_params, seed_of, worker_params
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ class XGBoost:
         learner = check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
+        weights = request.weights_of_features
+        if weights and (advice := ignored_weights(params, weights)):
+            say(advice)
         if advice := inexact_leaves("xgboost", objective, size.num_workers):
             say(advice)
         return params, seed

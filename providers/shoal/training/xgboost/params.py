@@ -32,7 +32,8 @@ _NAMES = Names(
     objectives={"reg:linear": "reg:squarederror"},
 )
 _SET_BY_SHOAL = ("nthread", "n_jobs", "seed", "random_state")
-_SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
+_SAMPLING_OF_FEATURES = ("colsample_bytree", "colsample_bylevel", "colsample_bynode")
+_SAMPLING = ("subsample", *_SAMPLING_OF_FEATURES)
 # Arguments that shoal refuses in `params`, because they belong to other interfaces of XGBoost. Each value is a text
 # that tells the user how to set the argument in shoal.
 _REFUSED = {
@@ -72,6 +73,27 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
         or params.get("booster") == "dart"
         # Ranking objectives may choose pairs of rows at random, so they count as stochastic.
         or str(params.get("objective")).startswith("rank:")
+    )
+
+
+def ignored_weights(params: Mapping[str, Any], weights: Sequence[float]) -> str | None:
+    """Return a line for the log if XGBoost ignores weights of features, or uses features of weight 0; None if not.
+
+    Args:
+        params: Parameters of the workers.
+        weights: One weight per feature.
+    """
+    drawn = len(weights)
+    for name in _SAMPLING_OF_FEATURES:
+        drawn = max(1, int(round(drawn * float(params.get(name, 1)), 6)))
+    if drawn == len(weights):
+        return "feature_weights have no effect, because the parameters colsample_* select all features"
+    above = sum(weight > 0 for weight in weights)
+    if drawn <= above:
+        return None
+    return (
+        f"XGBoost will also use features of weight 0, because the parameters colsample_* select {drawn} features, and "
+        f"only {above} of feature_weights are above 0"
     )
 
 

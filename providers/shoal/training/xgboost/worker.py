@@ -59,6 +59,8 @@ class _Session:
         began = time.perf_counter()
         self.pages = self.open.enter_context(page_folder(task, context.local_world_size))
         self.matrix = self._quantise(task.train, None)
+        if task.feature_weights:
+            self.matrix.set_info(feature_weights=np.array(task.feature_weights, np.float32))
         self.evals = [
             (self.matrix if part is task.train else self._quantise(part, self.matrix), name)
             for name, part in task.eval_sets.items()
