@@ -26,8 +26,8 @@ Framework = Literal["xgboost", "lightgbm"]
 _FLOAT32_MAX = 3.4028234663852886e38
 _XGBOOST_ONLY = {
     "missing": 'write missing values as nulls, or, if they are written as 0, set the parameter "zero_as_missing"',
-    "feature_weights": "it samples all features with the same probability; its parameter feature_contri scales the gain "
-    "of splits instead",
+    "feature_weights": "it samples all features with the same probability; its parameter feature_contri scales the "
+    "gain of splits instead",
     "label_lower_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
     "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
 }
@@ -135,8 +135,8 @@ class TrainRequest(Settings):
         default=(),
         exclude_if=lambda value: not value,
         description="Weights with which XGBoost samples features, if a parameter colsample_* is below 1: one weight "
-        "per feature in the order of input_cols, or a mapping from names to weights, in which all other features have the "
-        "weight 1. The default is the same weight for all features.",
+        "per feature in the order of input_cols, or a mapping from names to weights, in which all other features have "
+        "the weight 1. The default is the same weight for all features.",
     )
     external_memory: bool | None = Field(
         default=None,
@@ -184,7 +184,10 @@ class TrainRequest(Settings):
     @classmethod
     def _weights(cls, value: Any) -> Any:
         # NumPy arrays are accepted, too.
-        return () if value is None else value.tolist() if hasattr(value, "tolist") else value
+        value = () if value is None else value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+            raise ValueError("must be a list of one weight per feature, or a mapping from names to weights")
+        return value
 
     @field_validator("params", mode="before")
     @classmethod
