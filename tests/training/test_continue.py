@@ -19,6 +19,7 @@ from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.xgboost.prediction import predict_booster
 
 FEATURES = ["a", "b", "c"]
 PARAMS: dict[str, dict[str, Any]] = {
@@ -285,6 +286,23 @@ def test_models_without_known_codes_are_refused(continued: Continued) -> None:
     asked = continued.request("xgboost", with_categories(rows(1), "bcd"), categorical_cols=["c"])
     with pytest.raises(InvalidArgumentError, match="does not contain the categories of its categorical columns c"):
         InitModel.read("xgboost", content("xgboost", base)).check(asked, DataConnector.from_spec(asked.dataset).source)
+
+
+def test_the_value_that_counts_as_missing_is_that_of_the_model(continued: Continued) -> None:
+    base, frame = plain("xgboost", rows(0), INIT_ROUNDS), rows(1)
+    settings = {"missing": 3.0, "feature_names": FEATURES}
+    array = frame[FEATURES].to_numpy(np.float32)
+    matrix = xgboost.QuantileDMatrix(array, frame.y, **settings)
+    right = xgboost.train(PARAMS["xgboost"], matrix, 5, xgb_model=base, verbose_eval=False)
+    found = continued.train("xgboost", frame, content("xgboost", base), n_estimators=5, missing=3.0)
+    predicted = predict_booster(
+        found.booster(), DataConnector.from_parquet(continued.folder / "rows.parquet"), FEATURES
+    )
+    np.testing.assert_allclose(predicted, right.predict(xgboost.DMatrix(array, **settings)), atol=1e-6)
+
+    asked = continued.request("xgboost", frame)
+    with pytest.raises(InvalidArgumentError, match="trained with missing=3, and .* missing=None: set missing=3"):
+        InitModel.read("xgboost", found.model).check(asked, DataConnector.from_spec(asked.dataset).source)
 
 
 def test_a_stored_model_travels_with_the_job_and_is_compared_by_its_content(continued: Continued) -> None:

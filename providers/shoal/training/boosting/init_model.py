@@ -37,6 +37,7 @@ class InitModel:
         objective: Objective, as the library describes it; empty if LightGBM's objective was a function.
         outputs: Number of raw scores per row.
         booster: Kind of the booster, such as "gbtree".
+        missing: Value of the features that the model stores as missing; None: it stores none.
     """
 
     content: bytes
@@ -48,6 +49,7 @@ class InitModel:
     objective: str
     outputs: int
     booster: str
+    missing: float | None = None
 
     @classmethod
     def read(cls, framework: Framework, content: bytes) -> InitModel:
@@ -76,7 +78,7 @@ class InitModel:
             source: The training set, which has the columns of the request.
 
         Raises:
-            InvalidArgumentError: The features or categorical columns differ.
+            InvalidArgumentError: The features, the categorical columns or the value that counts as missing differ.
             DataError: The categories of a column are of another type in the training set.
         """
         named = list(request.input_cols)
@@ -85,6 +87,11 @@ class InitModel:
             raise InvalidArgumentError(
                 f"init_model has other features than the training: the model has {theirs}, and input_cols are "
                 f"{_listed(named)}. Set input_cols to the model's features, in the model's order"
+            )
+        if self.missing is not None and request.missing != self.missing:
+            raise InvalidArgumentError(
+                f"init_model was trained with missing={self.missing:g}, and this training has missing="
+                f"{request.missing}: set missing={self.missing:g}"
             )
         if self.code_cols:
             raise InvalidArgumentError(

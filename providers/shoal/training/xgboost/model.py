@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.xgboost.categories import ATTRIBUTE, categories_of, columns_of_codes, note
+from shoal.training.xgboost.missing import missing_of
 from shoal.training.xgboost.params import native, own_message
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def init_model(content: bytes) -> InitModel:
         objective=learner["objective"]["name"],
         outputs=max(1, int(sizes["num_class"]), int(sizes["num_target"])),
         booster=learner["gradient_booster"]["name"],
+        missing=None if math.isnan(missing := missing_of(booster)) else missing,
     )
 
 

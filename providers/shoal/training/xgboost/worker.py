@@ -168,7 +168,7 @@ class _Session:
         )
         if not model:
             note(booster, self.task.columns.categories)
-            note_missing(booster, self.task.missing)
+        note_missing(booster, self.task.missing)
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
