@@ -301,7 +301,7 @@ def test_the_value_that_counts_as_missing_is_that_of_the_model(continued: Contin
     np.testing.assert_allclose(predicted, right.predict(xgboost.DMatrix(array, **settings)), atol=1e-6)
 
     asked = continued.request("xgboost", frame)
-    with pytest.raises(InvalidArgumentError, match="trained with missing=3, and .* missing=None: set missing=3"):
+    with pytest.raises(InvalidArgumentError, match=r"trained with missing=3, and .* missing=None: set missing=3"):
         InitModel.read("xgboost", found.model).check(asked, DataConnector.from_spec(asked.dataset).source)
 
 

@@ -16,7 +16,7 @@ import xgboost
 from shoal.data import DataConnector
 from shoal.data.checks import check_bounds
 from shoal.data.planning.row_groups import RowRange
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.engine import train
@@ -212,3 +212,88 @@ def test_the_log_says_which_feature_weights_xgboost_ignores(
 ) -> None:
     said = ignored_weights(params, weights)
     assert said is None if line is None else re.search(line, str(said))
+
+
+LABELS = ["y", "z"]
+SEVERAL = [
+    ({"objective": "reg:squarederror"}, False),
+    ({"objective": "reg:squarederror", "multi_strategy": "multi_output_tree"}, False),
+    ({"objective": "binary:logistic", "eval_metric": ["logloss", "error"]}, True),
+]
+
+
+@pytest.mark.parametrize(("params", "binary"), SEVERAL)
+def test_a_model_has_an_output_per_label_column(tmp_path: Path, params: dict[str, Any], binary: bool) -> None:
+    rng = np.random.default_rng(5)
+    frame = pd.DataFrame({name: rng.integers(0, 40, 1000).astype(float) for name in FEATURES})
+    frame = frame.assign(y=frame.a * frame.b / 40 + rng.normal(size=1000), z=frame.c - frame.a)
+    if binary:
+        frame = frame.assign(y=(frame.y > 10).astype(float), z=(frame.z > 0).astype(float))
+    held_out = frame.sample(200, random_state=1)
+    # The eval set has one row group, so that one of the workers has no rows of it.
+    held_out.to_parquet(tmp_path / "held_out.parquet", index=False)
+    path = written(frame, tmp_path)
+    found = trained(
+        path,
+        params,
+        label_col=None,
+        label_cols=LABELS,
+        eval_set={"eval": {"paths": [str(tmp_path / "held_out.parquet")]}},
+    )
+
+    matrix = xgboost.QuantileDMatrix(frame[FEATURES], frame[LABELS])
+    held = xgboost.QuantileDMatrix(held_out[FEATURES], held_out[LABELS], ref=matrix)
+    metrics: dict[str, Any] = {}
+    given = {**PARAMS, **params}
+    right = xgboost.train(given, matrix, ROUNDS, evals=[(held, "eval")], evals_result=metrics, verbose_eval=False)
+    expected = right.predict(xgboost.DMatrix(frame[FEATURES]))
+    assert expected.shape == (1000, 2)
+    mine = found.booster()
+    np.testing.assert_allclose(predict_booster(mine, DataConnector.from_parquet(path), FEATURES), expected, atol=1e-4)
+    assert found.eval_results["eval"].keys() == metrics["eval"].keys()
+    for name, values in metrics["eval"].items():
+        np.testing.assert_allclose(found.eval_results["eval"][name], values, rtol=1e-4)
+    model = as_sklearn(mine, given, ROUNDS, {})
+    plain = xgboost.XGBClassifier if binary else xgboost.XGBRegressor
+    np.testing.assert_allclose(
+        model.predict(frame[FEATURES]),
+        plain(**given, n_estimators=ROUNDS).fit(frame[FEATURES], frame[LABELS]).predict(frame[FEATURES]),
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label_col": "z", "label_cols": ["y", "z"]}, "label_cols names all label columns .* remove label_col='z'"),
+        ({"label_cols": ["y", "a"]}, "more than one: a"),
+        ({"label_cols": ["y", "y"]}, "more than one: y"),
+        ({"label_cols": ["y", "z"], "label_lower_bound_col": "l", "label_upper_bound_col": "u"}, "remove the bounds"),
+        ({"label_cols": ["y", "z"], "framework": "lightgbm"}, "LightGBM does not support label_cols"),
+    ],
+)
+def test_label_columns_that_cannot_be_trained_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        request("rows.parquet", **{"label_col": "y", **fields})
+    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    several = request("rows.parquet", {"objective": "multi:softprob", "num_class": 3}, label_cols=LABELS)
+    with pytest.raises(InvalidArgumentError, match="label_cols names 2 columns, and the parameters ask for 3 outputs"):
+        XGBoost().params(several, size, UserCode())
+    for params in ({"objective": "binary:logistic", "eval_metric": "auc"}, {"objective": "rank:pairwise"}):
+        with pytest.raises((InvalidArgumentError, TrainingError), match=r"XGBoost refuses|group_col"):
+            XGBoost().params(request("rows.parquet", params, label_cols=LABELS), size, UserCode())
+    with pytest.raises(InvalidArgumentError, match="register compares the predictions of one label column"):
+        JobSpec.parse(
+            {**several.model_dump(), "register": {"model": "m", "metric": "rmse", "holdout": {"paths": ["h"]}}}
+        )
+
+
+def test_labels_are_checked_in_every_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({name: np.arange(500.0) for name in FEATURES}).assign(y=1.0, z=0.0)
+    frame.loc[3, "y"], frame.loc[400, "z"] = 0.0, 7.0
+    path = written(frame, tmp_path)
+    with pytest.raises(DataError, match=r'the label "z" is 7.0 at row 150, but binary:logistic'):
+        trained(path, {"objective": "binary:logistic"}, label_cols=LABELS)
+    written(frame.assign(z=np.nan), tmp_path)
+    with pytest.raises(DataError, match='"z"'):
+        trained(path, label_cols=LABELS)

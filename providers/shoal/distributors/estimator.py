@@ -79,6 +79,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         eval_set: Dataset | Mapping[str, Dataset] | None = None,
         verbose_eval: bool | int | None = None,
         *,
+        label_cols: Sequence[str] = (),
         label_lower_bound_col: str | None = None,
         label_upper_bound_col: str | None = None,
         weight_col: str | None = None,
@@ -100,11 +101,14 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
             input_cols: Names of the feature columns. Feature columns must be numeric or boolean, except
                 `categorical_cols`. Nulls count as missing values.
-            label_col: Name of the label column, which must have no nulls. Only with bounds it may be omitted.
+            label_col: Name of the label column, which must have no nulls. Only with bounds or `label_cols`
+                it may be omitted.
             eval_set: Rows on which the model is evaluated after each round, with the name "eval". A dict gives several
                 such datasets by name.
             verbose_eval: How often the metrics are printed in this process. True: after every round; a number n: after
                 every n rounds.
+            label_cols: Names of several label columns, for one model with an output per column. LightGBM does not
+                support them.
             label_lower_bound_col: Name of the column with the lower bound of each label, at least 0, for XGBoost's
                 objective ``survival:aft``.
             label_upper_bound_col: Name of the column with the upper bound of each label: infinity if the label is only
@@ -152,6 +156,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 own,
                 input_cols=input_cols,
                 label_col=label_col,
+                label_cols=label_cols,
                 verbose_eval=verbose_eval,
                 label_lower_bound_col=label_lower_bound_col,
                 label_upper_bound_col=label_upper_bound_col,
@@ -179,6 +184,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         eval_set: Dataset | Mapping[str, Dataset] | None = None,
         verbose_eval: bool | int | None = None,
         *,
+        label_cols: Sequence[str] = (),
         label_lower_bound_col: str | None = None,
         label_upper_bound_col: str | None = None,
         weight_col: str | None = None,
@@ -216,6 +222,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 own,
                 input_cols=input_cols,
                 label_col=label_col,
+                label_cols=label_cols,
                 verbose_eval=verbose_eval,
                 label_lower_bound_col=label_lower_bound_col,
                 label_upper_bound_col=label_upper_bound_col,

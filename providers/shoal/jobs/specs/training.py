@@ -50,6 +50,11 @@ class JobSpec(TrainRequest, AnySpec):
 
     @model_validator(mode="after")
     def _label_to_compare(self) -> Self:
+        if self.register_as is not None and self.label_cols:
+            raise ValueError(
+                "register compares the predictions of one label column, and label_cols names several: train without "
+                "register, or train one model per label column"
+            )
         if self.register_as is not None and self.label_col == self.label_lower_bound_col:
             raise ValueError(
                 "register compares predictions with label_col, but no metric takes the bounds of labels into account: "

@@ -38,7 +38,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     categorical = request.categorical_cols
     validate_columns(train.source, *columns, categorical_cols=categorical)
     types = {name: train.schema().field(name).type for name in categorical}
-    for label in dict.fromkeys((request.label_col, *request.bound_cols)):
+    for label in request.all_label_cols:
         check_label(train.source, label)
     if request.weight_col is not None:
         check_weight(train.source, request.weight_col)
@@ -55,7 +55,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         try:
             validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
             check_categories(connector.source, types)
-            for label in dict.fromkeys((request.label_col, *request.bound_cols)):
+            for label in request.all_label_cols:
                 check_label(connector.source, label)
             if request.weight_col is not None:
                 check_weight(connector.source, request.weight_col)

@@ -29,6 +29,7 @@ _XGBOOST_ONLY = {
     "feature_weights": "it samples all features with the same probability; its parameter feature_contri scales the "
     "gain of splits instead",
     "label_lower_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
+    "label_cols": "it has no models with several outputs of different labels, so train one model per label column",
     "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
 }
 """Field that LightGBM does not support -> advice for the error message."""
@@ -55,7 +56,13 @@ class TrainRequest(Settings):
     label_col: str = Field(
         min_length=1,
         description="Name of the column that contains the labels. With label_lower_bound_col and label_upper_bound_col "
-        "it may be omitted, and is then the column of the lower bounds.",
+        "it may be omitted, and is then the column of the lower bounds; with label_cols, the first of them.",
+    )
+    label_cols: tuple[str, ...] = Field(
+        default=(),
+        exclude_if=lambda value: not value,
+        description="Names of several label columns, for one XGBoost model with an output per column, in this order. "
+        "The default is the single column label_col.",
     )
     label_lower_bound_col: str | None = Field(
         default=None,
@@ -157,9 +164,12 @@ class TrainRequest(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _label_of_bounds(cls, fields: Any) -> Any:
-        lower = fields.get("label_lower_bound_col") if isinstance(fields, Mapping) else None
-        return {**fields, "label_col": lower} if lower and fields.get("label_col") is None else fields
+    def _first_label(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping) or fields.get("label_col") is not None:
+            return fields
+        several = fields.get("label_cols")
+        label = several[0] if isinstance(several, list | tuple) and several else fields.get("label_lower_bound_col")
+        return {**fields, "label_col": label} if label else fields
 
     @field_validator("n_estimators", "early_stopping_rounds", "missing", mode="before")
     @classmethod
@@ -222,6 +232,11 @@ class TrainRequest(Settings):
             raise ValueError("base_margin_col and base_margin_cols are both set: name all columns in base_margin_cols")
         if (self.label_lower_bound_col is None) != (self.label_upper_bound_col is None):
             raise ValueError("label_lower_bound_col and label_upper_bound_col need each other: set both or none")
+        if self.label_cols and (self.label_cols[0] != self.label_col or self.bound_cols):
+            raise ValueError(
+                "label_cols names all label columns of the model: remove "
+                + ("the bounds of the labels" if self.bound_cols else f"label_col={self.label_col!r}")
+            )
         extra = [*self.extra_cols, *([self.group_col] if self.group_col else [])]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
         _check_feature_names(self.framework, self.input_cols)
@@ -286,7 +301,13 @@ class TrainRequest(Settings):
             self.margin_cols,
             self.group_col,
             bounds=self.bound_cols,
+            other_labels=self.label_cols[1:],
         )
+
+    @property
+    def all_label_cols(self) -> tuple[str, ...]:
+        """Names of all columns that contain labels or bounds of labels, without duplicates."""
+        return tuple(dict.fromkeys((self.label_col, *self.label_cols, *self.bound_cols)))
 
     @property
     def bound_cols(self) -> tuple[str, ...]:
@@ -301,9 +322,14 @@ class TrainRequest(Settings):
 
     @property
     def extra_cols(self) -> tuple[str, ...]:
-        """Names of the weight, margin and bound columns, if the request sets them, without the label column."""
+        """Names of the weight, margin and bound columns and of further labels, without the first label column."""
         bounds = self.bound_cols[1:] if self.label_lower_bound_col == self.label_col else self.bound_cols
-        return (*([] if self.weight_col is None else [self.weight_col]), *self.margin_cols, *bounds)
+        return (
+            *([] if self.weight_col is None else [self.weight_col]),
+            *self.margin_cols,
+            *bounds,
+            *self.label_cols[1:],
+        )
 
     def check_margins(self, outputs: int) -> None:
         """Check that there is one column of margins per output of the model, if there are margins.

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 _FLOAT32_BYTES = 4
 
-CheckLabel = Callable[["np.ndarray", RowRange], None]
-"""Type of a function that checks the labels of a row range and raises DataError if the objective refuses a label."""
+CheckLabel = Callable[["np.ndarray", str, RowRange], None]
+"""Type of a function that checks the labels of a column in a row range, and raises DataError if the objective refuses a
+label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Columns:
         categories: Categorical feature column -> its categories.
         types: Feature column -> name of its Arrow type, such as "int64".
         bounds: Columns of the labels' lower and upper bounds; empty without bounds.
+        other_labels: The label columns after the first, if the model has one output per label column.
     """
 
     features: tuple[str, ...]
@@ -66,11 +68,17 @@ class Columns:
     categories: Categories = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[str, ...] = ()
+    other_labels: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all label columns."""
+        return (self.label, *self.other_labels)
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns to read, without duplicates: features, label, weight, margin, bounds, group."""
-        given = (*self.features, self.label, self.weight, *self.base_margin, *self.bounds, self.group)
+        """Names of all columns to read, without duplicates: features, labels, weight, margin, bounds, group."""
+        given = (*self.features, *self.labels, self.weight, *self.base_margin, *self.bounds, self.group)
         return [name for name in dict.fromkeys(given) if name is not None]
 
 
@@ -80,7 +88,7 @@ class Batch:
 
     Args:
         data: Features, float32 ``[rows, columns]``; or an Arrow table in the types of the files.
-        label: Labels, float32 ``[rows]``.
+        label: Labels, float32 ``[rows]``, or ``[rows, outputs]`` if there are several label columns.
         weight: Weights, float32 ``[rows]``, or None.
         base_margin: Margins ``[rows]`` or ``[rows, outputs]``, or None: float64 if `data` keeps the types of the files,
             else float32.
@@ -126,6 +134,7 @@ _CHEAP_BYTES = 64 * 2**20
 # Row groups with fewer rows are expensive to decode, because each column of a row group has a fixed cost. Decoding
 # takes 0.4 s per 100 MB if each row group has 5,000 rows, and 0.6 to 0.8 s with 1,400 rows (28 and 1,000 columns).
 _LONG_GROUP = 5_000
+_WITHOUT_LABEL = "leave these rows out, or give each of them a label, before training"
 _EVERY_ROW = "every row needs a finite number"
 _CHANGED = "the file may have changed since the training began, so start the training again"
 
@@ -240,19 +249,23 @@ class ShardRows:
             raise DataError(
                 f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
-        label = to_vector(table, columns.label, "float32")
-        without_label = "leave these rows out, or give each of them a label, before training"
-        check_finite(label, "label", columns.label, rows, without_label)
-        if self._check_label:
-            self._check_label(label, rows)
         features = encoded(table, columns.categories).select(columns.features)
         return Batch(
             self._features(features),
-            label,
+            self._label(rows, table),
             self._weight(rows, table),
             self._margins(rows, table),
             **self._bounds(rows, table),
         )
+
+    def _label(self, rows: RowRange, table: pa.Table) -> np.ndarray:
+        columns = self.columns.labels
+        labels = to_matrix(table, columns) if len(columns) > 1 else to_vector(table, columns[0], "float32")
+        for name, values in zip(columns, labels.reshape(len(labels), -1).T, strict=True):
+            check_finite(values, "label", name, rows, _WITHOUT_LABEL)
+            if self._check_label:
+                self._check_label(values, name, rows)
+        return labels
 
     def _weight(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
         column = self.columns.weight

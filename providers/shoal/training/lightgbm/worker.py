@@ -207,11 +207,11 @@ def label_check(task: Task) -> CheckLabel | None:
     if objective_of(task.params) != "binary":
         return None
 
-    def check(label: np.ndarray, rows: RowRange) -> None:
+    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
         bad = np.flatnonzero((label != 0) & (label != 1))
         if len(bad):
             raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
+                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
                 f'{rows.row_number(int(bad[0]))}, but objective="binary" accepts only the labels 0 and 1'
             )
 

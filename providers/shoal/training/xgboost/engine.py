@@ -82,9 +82,16 @@ class XGBoost:
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
         quantiles = params.get("quantile_alpha")
         outputs = len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
+        labels = max(1, len(request.label_cols))
+        if labels > 1 and outputs > 1:
+            raise InvalidArgumentError(
+                f"label_cols names {labels} columns, and the parameters ask for {outputs} outputs per label: XGBoost "
+                "has no such model, so train one model per label column"
+            )
+        outputs *= labels
         request.check_margins(outputs)
         seed = seed_of(merged, request.run_config.seed)
-        learner = check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
+        learner = check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols, labels)
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         weights = request.weights_of_features

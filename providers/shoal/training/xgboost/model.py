@@ -32,8 +32,9 @@ def load(trained: TrainResult) -> xgboost.Booster:
     """
     import xgboost
 
-    # The machine that loads the model may have no GPU.
-    params = {name: value for name, value in native(trained.params).items() if name != "device"}
+    # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and
+    # XGBoost refuses a single number for several outputs of a loaded model.
+    params = {name: value for name, value in native(trained.params).items() if name not in ("device", "base_score")}
     booster = xgboost.Booster(params, model_file=bytearray(trained.model))
     # XGBoost adds the objective's default metric to the booster at the first evaluation, even of no eval set.
     booster.eval_set([])

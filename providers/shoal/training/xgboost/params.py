@@ -122,7 +122,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
 
 
 def check_params(
-    params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()
+    params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = (), num_labels: int = 1
 ) -> dict[str, Any]:
     """Make XGBoost check the parameters in this process, before any worker starts.
 
@@ -132,6 +132,7 @@ def check_params(
         params: Parameters of the workers.
         input_cols: Feature columns, which constraints in `params` may name.
         categorical_cols: The feature columns that contain categories.
+        num_labels: Number of label columns.
 
     Returns:
         XGBoost's configuration of the learner.
@@ -144,13 +145,13 @@ def check_params(
     import numpy as np
     import xgboost
 
-    # The check uses the CPU, because the driver's node may have no GPU. The labels are 0 and 1, because every objective
-    # accepts these labels.
+    # The check uses the CPU, because the driver's node may have no GPU. Every objective accepts the labels 0 and 1, and
+    # for gradients the label 1.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
         np.zeros((2, len(input_cols)), np.float32),
-        label=[0, 1],
+        label=np.ones((2, num_labels)) if num_labels > 1 else [0, 1],
         feature_names=list(input_cols),
         feature_types=feature_types(input_cols, categorical_cols),
         enable_categorical=bool(categorical_cols),
@@ -159,7 +160,12 @@ def check_params(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            config: dict[str, Any] = json.loads(xgboost.Booster(probed, [rows]).save_config())
+            booster = xgboost.Booster(probed, [rows])
+            if num_labels > 1:
+                # Some objectives and metrics accept one label only, and say so when they get several.
+                booster.update(rows, 0)
+                booster.eval(rows)
+            config: dict[str, Any] = json.loads(booster.save_config())
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
     unused = [name for warning in caught for name in _unused(str(warning.message))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,9 @@ def as_sklearn(
     objective = str(params.get("objective", "reg:squarederror"))
     kinds = {"binary": xgboost.XGBClassifier, "multi": xgboost.XGBClassifier, "rank": xgboost.XGBRanker}
     kind = kinds.get(objective.split(":")[0], xgboost.XGBRegressor)
-    settings = {"n_estimators": n_estimators, "objective": objective, "missing": missing_of(booster)}
+    settings: dict[str, Any] = {"n_estimators": n_estimators, "objective": objective}
+    if not math.isnan(missing := missing_of(booster)):
+        settings["missing"] = missing
     model = kind(**{**native(params), **settings})
     # XGBoost has no function that creates an estimator from a booster. `load_model` would lose the booster's
     # parameters, so this code sets the attributes that `fit` would set. The copy keeps `set_params` of the estimator

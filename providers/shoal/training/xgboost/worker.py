@@ -308,9 +308,10 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         self._batches = in_whole_groups(self._rows)
         if not self._rows.part.shard.ranges:
             # This shard has no rows. XGBoost needs at least one batch from every worker, so it gets an empty batch.
-            width = len(self._rows.columns.features)
-            group = np.empty(0, np.int64) if self._rows.columns.group else None
-            self._batches = iter([Batch(np.empty((0, width), np.float32), np.empty(0, np.float32), group=group)])
+            columns = self._rows.columns
+            group = np.empty(0, np.int64) if columns.group else None
+            label = np.empty((0, len(columns.labels)) if columns.other_labels else 0, np.float32)
+            self._batches = iter([Batch(np.empty((0, len(columns.features)), np.float32), label, group=group)])
 
     def next(self, input_data: Callable[..., None]) -> bool:
         """Call XGBoost's function `input_data` with the next batch of rows; return False if no batch is left."""
@@ -361,11 +362,11 @@ def _label_check(task: Task) -> CheckLabel | None:
     if not objective.startswith("binary:"):
         return None
 
-    def check(label: np.ndarray, rows: RowRange) -> None:
+    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
         bad = np.flatnonzero((label < 0) | (label > 1))
         if len(bad):
             raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the label "{task.columns.label}" is {label[bad[0]]} at row '
+                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
                 f"{rows.row_number(int(bad[0]))}, but {objective} accepts only labels from 0 to 1"
             )
 
