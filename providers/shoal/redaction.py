@@ -12,16 +12,12 @@ One form cannot be distinguished from a host and port: an http URI whose raw pas
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 HIDDEN = "***"
-
-_SHORTEST_SECRET = 6
-"""Smallest length, in characters, of the secrets that are hidden in texts. A shorter secret is not hidden, because it
-would also match parts of ordinary words."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
 _SCHEME_LENGTH = 40
@@ -139,14 +135,6 @@ def redact_value(value: str) -> str:
     """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
     parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
-
-
-def hide_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return a copy of a text in which the given secrets are hidden, except secrets of fewer than 6 characters."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN)
-    return text
 
 
 def has_credentials(value: str) -> bool:

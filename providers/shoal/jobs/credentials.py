@@ -22,6 +22,7 @@ from typing import Any, Self
 from shoal import redaction
 from shoal.data.query_syntax import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
+from shoal.known_secrets import KnownSecrets
 from shoal.state.home import subfolder
 from shoal.training.locations import absolute_database
 
@@ -73,16 +74,17 @@ class Secrets:
         hidden."""
         for uri in self.uris.values():
             text = text.replace(uri, redaction.redact_value(uri))
-        return redaction.redact(redaction.hide_secrets(text, self._words))
+        return redaction.redact(self.known.hide(text))
 
     @cached_property
-    def _words(self) -> frozenset[str]:
+    def known(self) -> KnownSecrets:
+        """The values that are hidden, with their parts and forms."""
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
         # `hide` removes a value for one of two reasons: the value contains a credential, or its key is a word such as
         # "password". In the second case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
-        return frozenset(named.union(*parts))
+        return KnownSecrets(named.union(*parts))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers. Database URLs are left out, because only the driver uses
