@@ -50,6 +50,9 @@ class KnownSecrets:
         self._starts = {needle[:length] for needle in needles for length in range(1, _SHORTEST)}
         self._longest = max(map(len, needles), default=0)
 
+    def __bool__(self) -> bool:
+        return bool(self._by_head)
+
     def hide(self, text: str) -> str:
         """Return a copy of a text in which the secrets are hidden."""
         return _without(text, self._spans(text))
