@@ -11,7 +11,18 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import DataError, MissingExtraError, PoolNotFoundError
-from shoal.redaction import has_credentials, is_secret_name, redact, redact_value, redacted_errors, secrets_in
+from shoal.errors import shown as shown_value
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import (
+    has_credentials,
+    hiding,
+    is_secret_name,
+    redact,
+    redact_all,
+    redact_value,
+    redacted_errors,
+    secrets_in,
+)
 
 CANARY = "cAnArY"
 PRINTABLE = "".join(sorted(set(string.printable) - set(string.whitespace)))
@@ -129,6 +140,20 @@ def test_no_error_of_shoals_shows_credentials() -> None:
     assert CANARY not in repr(error)
     assert str(PoolNotFoundError("x", [])).startswith('pool "x" does not exist')
     assert MissingExtraError("mlflow", "mlflow").extra == "mlflow"
+
+
+def test_no_error_shows_a_known_secret_even_where_it_is_cut_off() -> None:
+    lines = [f"{CANARY}{number}{'x' * 30}" for number in range(3)]
+    with hiding(KnownSecrets(["\n".join(lines)]).hide):
+        error = DataError(f"rank 0 failed: KeyError: {lines!r}")
+        error.add_note(f"Traceback: {lines[1]}")
+        cut = shown_value({"a" * 60: lines[0]})
+        document = redact_all({lines[0]: [lines[1], 3]})
+
+    assert CANARY not in str([error, error.__notes__, cut, document])
+    assert str(error) == "rank 0 failed: KeyError: ['***', '***', '***']"
+    assert document == {"***": ["***", 3]}
+    assert redact(lines[0]) == lines[0]
 
 
 def test_no_error_of_a_file_system_shows_the_credentials_of_its_uri() -> None:

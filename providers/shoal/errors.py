@@ -17,6 +17,8 @@ def shown(value: object) -> str:
     # the message shows only the type of such a value.
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too long to show"
+    # The credentials are removed first, because the beginning of a password would not be recognized.
+    text = redact(text)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
@@ -38,6 +40,10 @@ class ShoalError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact(_printable(arg)) if isinstance(arg, str) else arg for arg in args))
+
+    def add_note(self, note: str, /) -> None:
+        """Add a note, such as the traceback of a worker, without the credentials in it."""
+        super().add_note(redact(_printable(note)))
 
 
 class InvalidArgumentError(ShoalError, ValueError):

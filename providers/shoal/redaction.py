@@ -12,16 +12,12 @@ One form cannot be distinguished from a host and port: an http URI whose raw pas
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 HIDDEN = "***"
-
-_SHORTEST_SECRET = 6
-"""Smallest length, in characters, of the secrets that are hidden in texts. A shorter secret is not hidden, because it
-would also match parts of ordinary words."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
 _SCHEME_LENGTH = 40
@@ -130,23 +126,47 @@ class _Span(NamedTuple):
     secret: str
 
 
+_hide_known: Callable[[str], str] = str
+"""Function that hides the known secrets of this process; see :func:`hiding`."""
+
+
+@contextmanager
+def hiding(hide: Callable[[str], str]) -> Iterator[None]:
+    """Let :func:`redact`, :func:`hide_known` and :func:`redact_all` also hide known secrets while the ``with`` block
+    runs.
+
+    All threads of the process use the function, because any of them may raise or log an error that contains a secret.
+
+    Args:
+        hide: Function that returns a copy of a text without the known secrets.
+    """
+    global _hide_known
+    before, _hide_known = _hide_known, hide
+    try:
+        yield
+    finally:
+        _hide_known = before
+
+
 def redact(text: str) -> str:
     """Remove the credentials from a text. A text without credentials is returned unchanged."""
+    text = _hide_known(text)
     return _replaced(text, _spans(text, whole=False))
+
+
+def hide_known(document: Any) -> Any:
+    """Return a copy of a JSON document without the known secrets of this process, in keys and texts."""
+    if isinstance(document, dict):
+        return {hide_known(key): hide_known(item) for key, item in document.items()}
+    if isinstance(document, list | tuple):
+        return [hide_known(item) for item in document]
+    return _hide_known(document) if isinstance(document, str) else document
 
 
 def redact_value(value: str) -> str:
     """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
     parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
-
-
-def hide_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return a copy of a text in which the given secrets are hidden, except secrets of fewer than 6 characters."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN)
-    return text
 
 
 def has_credentials(value: str) -> bool:
@@ -229,12 +249,12 @@ def redact_all(document: Any) -> Any:
     """
     if isinstance(document, dict):
         return {
-            key: HIDDEN if isinstance(item, str) and item and is_secret_name(key) else redact_all(item)
+            hide_known(key): HIDDEN if isinstance(item, str) and item and is_secret_name(key) else redact_all(item)
             for key, item in document.items()
         }
     if isinstance(document, list | tuple):
         return [redact_all(item) for item in document]
-    return redact_value(document) if isinstance(document, str) else document
+    return redact_value(_hide_known(document)) if isinstance(document, str) else document
 
 
 def _replaced(text: str, spans: list[_Span]) -> str:

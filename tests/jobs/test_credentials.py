@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -154,6 +157,21 @@ def test_no_secret_is_printed():
     assert said == "*** at http://host/x with *** in eu-central-1, alphabc"
     assert "hunter22" not in repr(secrets)
     assert "wJalr" not in repr(secrets)
+
+
+@pytest.mark.parametrize(
+    "shown", [str, repr, json.dumps, lambda text: str(KeyError(text)), lambda text: quote(text, "")]
+)
+def test_no_line_of_a_secret_is_printed_in_any_form(shown: Callable[[str], str]):
+    lines = ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", "AoGBAJ7secretline2zzzzzzzzz+zzzz"]
+    pem = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", ""])
+    secrets = Secrets({"TLS_PEM": pem}, named=frozenset(["TLS_PEM"]))
+
+    said = secrets.redact(f"cannot use {shown(pem)}, nor {lines[1]}")
+
+    assert "MIIEvQIBAD" not in said
+    assert "secretline2" not in said
+    assert said.endswith(", nor ***")
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import teed
+from shoal.known_secrets import KnownSecrets, SecretStream
 
 
 def test_a_log_on_a_full_disk_keeps_nothing_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with teed(Path("/dev/full"), lambda text: text):
+    with teed(Path("/dev/full"), lambda: SecretStream(KnownSecrets([]))):
         print("the model is written", flush=True)
     assert capsys.readouterr().out == "the model is written\n"
 
 
 def test_a_lone_surrogate_is_logged_as_an_escape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with teed(tmp_path / "driver.log", lambda text: text):
+    with teed(tmp_path / "driver.log", lambda: SecretStream(KnownSecrets([]))):
         print("ValueError: \udc80", flush=True)
     assert (tmp_path / "driver.log").read_text() == "ValueError: \\udc80\n"
     assert capsys.readouterr().out == "ValueError: \\udc80\n"
+
+
+def test_a_secret_that_is_printed_in_pieces_is_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secrets = Secrets({"PIN": "hunter22xyz"}, named=frozenset(["PIN"]))
+    with teed(tmp_path / "driver.log", Secrets().stream) as filter_by:
+        filter_by(secrets.stream)
+        for piece in ("the pin is ", "hunt", "er22", "xyz", "\n", "hund", "red\n", "the pin is hunter22x"):
+            print(piece, end="", flush=True)
+    assert (tmp_path / "driver.log").read_text() == "the pin is ***\nhundred\nthe pin is ***"
+    assert capsys.readouterr().out == "the pin is ***\nhundred\nthe pin is ***"
+
+
+def test_a_secret_is_hidden_though_another_thread_prints_between_its_pieces(tmp_path: Path) -> None:
+    secrets = Secrets({"PIN": "hunter22xyz"}, named=frozenset(["PIN"]))
+    with teed(tmp_path / "driver.log", secrets.stream):
+        print("hunter", end="")
+        other = threading.Thread(target=print, args=("epoch 1",))
+        other.start()
+        other.join()
+        print("22xyz")
+    assert (tmp_path / "driver.log").read_text() == "epoch 1\n***\n"

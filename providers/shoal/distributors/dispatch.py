@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from shoal.errors import InvalidArgumentError
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import hiding
 from shoal.training.artifact_claims import Claim
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -93,7 +96,8 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 
         content = None if request.init_model is None else code_store.read(request.init_model)
         env = worker_environment(request.run_config)
-        return returned(train(request, user_code=user_code, init_model=content, env=env))
+        with _secrets_hidden(request.run_config):
+            return returned(train(request, user_code=user_code, init_model=content, env=env))
 
     return _ClusterCall(train_here)
 
@@ -122,7 +126,8 @@ def function(
 
         config = request.run_config
         location, env = storage.root(config.artifact_location), worker_environment(config)
-        return Response(run(request, program, claim=_claim(config, FRAMEWORK), location=location, env=env))
+        with _secrets_hidden(config):
+            return Response(run(request, program, claim=_claim(config, FRAMEWORK), location=location, env=env))
 
     return _ClusterCall(run_here)
 
@@ -144,7 +149,8 @@ def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
         from shoal.jobs.prediction.engine import run
 
         env = worker_environment(spec.run_config) | {"MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
-        return run(spec, claim=_claim(spec.run_config, spec.framework), env=env)
+        with _secrets_hidden(spec.run_config):
+            return run(spec, claim=_claim(spec.run_config, spec.framework), env=env)
 
     return _ClusterCall(predict_here)
 
@@ -165,6 +171,11 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
     from shoal.jobs import credentials
 
     return {**config.env, **credentials.secrets_of(config.secret_env, os.environ)}
+
+
+def _secrets_hidden(config: RunConfig) -> AbstractContextManager[None]:
+    """Hide the values of `secret_env` in the errors of a run in the connected Ray cluster."""
+    return hiding(KnownSecrets(os.environ.get(name, "") for name in config.secret_env).hide)
 
 
 def _claim(config: RunConfig, framework: str) -> Claim:

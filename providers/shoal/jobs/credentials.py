@@ -22,6 +22,7 @@ from typing import Any, Self
 from shoal import redaction
 from shoal.data.query_syntax import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
+from shoal.known_secrets import KnownSecrets, SecretStream
 from shoal.state.home import subfolder
 from shoal.training.locations import absolute_database
 
@@ -71,18 +72,26 @@ class Secrets:
     def redact(self, text: str) -> str:
         """Return a copy of a text in which this job's credentials, and all parts that look like credentials, are
         hidden."""
+        return redaction.redact(self.known.hide(self._without_uris(text)))
+
+    def stream(self) -> OutputFilter:
+        """Return a filter that hides the same in output that arrives in chunks."""
+        return OutputFilter(self.known, self._without_uris)
+
+    def _without_uris(self, text: str) -> str:
         for uri in self.uris.values():
             text = text.replace(uri, redaction.redact_value(uri))
-        return redaction.redact(redaction.hide_secrets(text, self._words))
+        return text
 
     @cached_property
-    def _words(self) -> frozenset[str]:
+    def known(self) -> KnownSecrets:
+        """The values that are hidden, with their parts and forms."""
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
         # `hide` removes a value for one of two reasons: the value contains a credential, or its key is a word such as
         # "password". In the second case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
-        return frozenset(named.union(*parts))
+        return KnownSecrets(named.union(*parts))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers. Database URLs are left out, because only the driver uses
@@ -108,6 +117,27 @@ class Secrets:
     # A traceback may print the result of `__repr__`, so the result contains no values.
     def __repr__(self) -> str:
         return f"Secrets({len(self.environment)} variables, {len(self.uris)} URIs)"
+
+
+class OutputFilter:
+    """Filter that hides credentials in output that arrives in chunks.
+
+    Args:
+        known: The credentials.
+        without_uris: Function that removes the credentials from the spec's URIs in a text.
+    """
+
+    def __init__(self, known: KnownSecrets, without_uris: Callable[[str], str]) -> None:
+        self._stream = SecretStream(known)
+        self._without_uris = without_uris
+
+    def feed(self, chunk: str) -> str:
+        """Take the next chunk, and return the text that is complete, without credentials."""
+        return redaction.redact(self._stream.feed(self._without_uris(chunk)))
+
+    def end(self) -> str:
+        """Return the rest of the text, without credentials."""
+        return redaction.redact(self._stream.end())
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -52,6 +52,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS
 from shoal.pool.spec import PoolSpec
+from shoal.redaction import hiding
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
@@ -432,7 +433,7 @@ def main() -> int:
     secrets = Secrets()
     # The log file is created before the row's state becomes RUNNING, because from then on other processes read the
     # file.
-    with teed(log_path(key), lambda text: secrets.redact(text)):
+    with teed(log_path(key), secrets.stream) as filter_by:
         store = Store(migrate=False)
         # The credentials are read while the row's state is still PENDING, because in any other state another process
         # may delete the file with the credentials.
@@ -447,18 +448,25 @@ def main() -> int:
             print(f"failed: {error}", flush=True)
             attempts.end(store, key, JobState.FAILED, time.time(), seen={JobState.PENDING}, error=str(error))
             return 1
-        job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
-        if job is None:
-            print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
-            return 0
-        os.environ.update(secrets.variables())
-        telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
-        spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
-        if package.has_frames(spec):
-            # The frames (small DataFrames sent with the job) are in this folder, and shoal looks for them in sys.path.
-            sys.path.append(os.getcwd())
-        print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
-        return Driver(store, job, spec, secrets).run()
+        filter_by(secrets.stream)
+        with hiding(secrets.known.hide):
+            return _start(store, key, secrets)
+
+
+def _start(store: Store, key: Key, secrets: Secrets) -> int:
+    """Run the attempt if no other process has started or ended it, and return the exit code."""
+    job = attempts.start(store, key, ProcessId.mine().to_json(), time.time())
+    if job is None:
+        print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
+        return 0
+    os.environ.update(secrets.variables())
+    telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
+    spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
+    if package.has_frames(spec):
+        # The frames (small DataFrames sent with the job) are in this folder, and shoal looks for them in sys.path.
+        sys.path.append(os.getcwd())
+    print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)
+    return Driver(store, job, spec, secrets).run()
 
 
 def run() -> int:

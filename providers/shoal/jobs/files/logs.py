@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from shoal.jobs.journal.attempts import Key
 from shoal.state.home import home
@@ -75,26 +76,58 @@ class LogFollower:
             return copy if most_bytes < 0 else copy[:most_bytes], True
 
 
+class Filter(Protocol):
+    """Interface of a filter that hides secrets in a text that arrives in chunks."""
+
+    def feed(self, chunk: str) -> str:
+        """Take the next chunk, and return the text that is complete, without secrets."""
+        ...
+
+    def end(self) -> str:
+        """Return the rest of the text, without secrets."""
+        ...
+
+
 class _Tee:
-    """Text stream that removes the secrets from each text, and writes the text to another stream and to a file.
+    """Text stream that removes the secrets from all text, and writes the text to another stream and to a file.
 
     Errors in writing, such as a full disk or a closed stream, are ignored, so that a training does not fail because of
     its log.
+
+    Args:
+        stream: The other stream.
+        file: The file.
+        make_filter: Function that returns a filter. Each thread has its own, because several threads print the lines of
+            workers at the same time.
     """
 
-    def __init__(self, stream: TextIO, file: FileIO, redact: Callable[[str], str]) -> None:
+    def __init__(self, stream: TextIO, file: FileIO, make_filter: Callable[[], Filter]) -> None:
         self._stream = stream
         self._file = file
-        self._redact = redact
+        self._make_filter = make_filter
+        self._filters: dict[int, Filter] = {}
+
+    def filter_by(self, make_filter: Callable[[], Filter]) -> None:
+        """Write the text that the present filters hold back, and use other filters from now on."""
+        while self._filters:
+            self._write(self._filters.popitem()[1].end())
+        self._make_filter = make_filter
 
     def write(self, text: str) -> int:
+        thread = threading.get_ident()
+        hidden = self._filters.get(thread) or self._filters.setdefault(thread, self._make_filter())
+        self._write(hidden.feed(text))
+        return len(text)
+
+    def _write(self, text: str) -> None:
         # A text may contain lone surrogates, which UTF-8 cannot encode; "backslashreplace" writes them as escapes.
-        shown = self._redact(text).encode(errors="backslashreplace")
+        shown = text.encode(errors="backslashreplace")
+        if not shown:
+            return
         with suppress(OSError, ValueError):
             self._stream.write(shown.decode())
         with suppress(OSError):
             self._file.write(shown)
-        return len(text)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
@@ -112,20 +145,30 @@ class _Tee:
 
 
 @contextmanager
-def teed(path: Path, redact: Callable[[str], str]) -> Iterator[None]:
+def teed(path: Path, make_filter: Callable[[], Filter]) -> Iterator[Callable[[Callable[[], Filter]], None]]:
     """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
     output.
 
     Args:
         path: Path of the file. The file is created if it does not exist; otherwise the text is appended.
-        redact: Function that returns a copy of a text without secrets.
+        make_filter: Function that returns a filter, which removes the secrets.
+
+    Yields:
+        Function that replaces `make_filter`, for a process that gets its secrets later.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr
     # FileIO does not buffer. So closing the file writes nothing, and works even if the disk is full.
     with FileIO(path, "a") as file:
-        sys.stdout, sys.stderr = _Tee(out, file, redact), _Tee(err, file, redact)
+        tees = _Tee(out, file, make_filter), _Tee(err, file, make_filter)
+        sys.stdout, sys.stderr = tees
+
+        def filter_by(make_filter: Callable[[], Filter]) -> None:
+            for tee in tees:
+                tee.filter_by(make_filter)
+
         try:
-            yield
+            yield filter_by
         finally:
+            filter_by(make_filter)
             sys.stdout, sys.stderr = out, err

@@ -145,7 +145,7 @@ class Run:
         run = mlflow.start_run(
             experiment_id=experiment,
             parent_run_id=tracking.parent_run_id,
-            run_name=redact_value(tracking.run_name or name),
+            run_name=redact_all(tracking.run_name or name),
             tags={**redact_all(tracking.tags), **tags},
             # MLflow would log only the system metrics of this node, which is the head, and none of the workers.
             log_system_metrics=False,

@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
+from shoal.redaction import hide_known
 from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang import nodes_in_use, placement
@@ -377,7 +378,8 @@ class Gang:
         elif kind is EventKind.DONE:
             self._note(_Done(rank))
         elif kind is EventKind.NOTE:
-            self._note(_Note(rank, json.loads(text)))
+            # Notes get into the store and into MLflow.
+            self._note(_Note(rank, hide_known(json.loads(text))))
         elif not self.ended:
             self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {text}")))
 
