@@ -78,6 +78,11 @@ def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
     return fs, str(root).rstrip("/")
 
 
+def is_local(fs: AbstractFileSystem) -> bool:
+    """Return whether fsspec's filesystem is the local one, also if its files are named by a ``file://`` URI."""
+    return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
+
+
 def try_out(location: str, option: str = "artifact_location") -> None:
     """Test that files can be written to a location, and create the folder if it does not exist.
 
