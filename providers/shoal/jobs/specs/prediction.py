@@ -99,12 +99,12 @@ class PredictJobSpec(AnySpec):
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
-        return resolved(model) if is_model_folder(model) else model
+        return resolved(model, "model") if is_model_folder(model) else model
 
     @field_validator("output_path")
     @classmethod
     def _absolute(cls, output_path: str) -> str:
-        return resolved(output_path).rstrip("/")
+        return resolved(output_path, "output_path").rstrip("/")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
