@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_all
+from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
 
 
 class Settings(RedactedRepr, BaseModel):
@@ -162,7 +162,8 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         message = 'must be a list such as ["a", "b"], not a text'
     if isinstance(given, str) and is_secret_name(str(where[-1])):
         return f"{field}={HIDDEN}: {message}"
-    return f"{field}={redact(shown(redact_all(given)))}: {message}"
+    hidden = redact_address(given) if isinstance(given, str) else redact_all(given)
+    return f"{field}={redact(shown(hidden))}: {message}"
 
 
 def _hint(name: str, legal: Sequence[str]) -> str:

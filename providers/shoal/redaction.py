@@ -27,6 +27,9 @@ _URI = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.:-]*://[^\r\n]*\Z")
 """Pattern of a text that is nothing but a URI. The text may contain spaces, because a password that is not
 percent-encoded may contain them."""
 
+_ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]+://?|//)(?!/)")
+"""Pattern of the beginning of an address, which may have no scheme, or one slash after it."""
+
 _AUTHORITY = re.compile(r"[^/?#]*")
 _WORD = re.compile(r"[^\s\"'<>`]*")
 _PASSWORD_REACH = 256
@@ -167,6 +170,22 @@ def redact_value(value: str) -> str:
     """Remove the credentials from the value of a field. If the whole value is a URI, spaces and quotes are treated as
     parts of this URI."""
     return _replaced(value, _spans(value, whole=_URI.match(value) is not None))
+
+
+def redact_address(text: str) -> str:
+    """Remove the credentials from the value of a field that was refused, perhaps because it is a mistyped address.
+
+    Unlike :func:`redact_value`, this function hides everything before the last ``@``, also without a scheme, and a
+    host with a colon that no port follows, because such a host may be a user and a password.
+    """
+    if not (match := _ADDRESS.match(text)):
+        return redact_value(text)
+    rest = text[match.end() :]
+    authority = _authority(rest)
+    if "@" in authority or (":" in authority and not _is_host_and_port(authority)):
+        _, at, behind = rest.rpartition("@")
+        rest = behind if at else HIDDEN + rest[len(authority) :]
+    return redact_value(match[0] + rest)
 
 
 def has_credentials(value: str) -> bool:

@@ -20,13 +20,15 @@ from tests.support.waiting import wait_until
 
 TAG = "SHOAL_TEST_SESSION"
 
+_root_before: set[str] = set()
 _homes: dict[str, str] = {}
 _roots: dict[str, str] = {}
 
 
 def begin() -> None:
-    """Tag this process, and with it all that it starts."""
+    """Tag this process, and with it all that it starts; note what lies at the root of the file system."""
     os.environ[TAG] = uuid.uuid4().hex
+    _root_before.update(os.listdir("/"))
 
 
 def add_home(home: Path) -> None:
@@ -54,6 +56,7 @@ def found() -> list[str]:
     with suppress(AssertionError):
         wait_until(lambda: not _processes(), "the processes of the session to end", seconds=20)
     said = [f"{test} left the process {command}" for command, test in _processes()]
+    said += [f"a test left /{name}" for name in sorted(set(os.listdir("/")) - _root_before)]
     return said + [f"{test} left {path}" for path, test in (_homes | _roots).items() if os.path.lexists(path)]
 
 

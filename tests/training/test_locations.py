@@ -5,13 +5,19 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from shoal import RunConfig
+from shoal.data.parquet.paths import normalise
+from shoal.data.staging.location import staged
 from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
+from shoal.jobs import Tracking
 from shoal.jobs.files import storage
+from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.pool.spec import PoolSpec
 from shoal.training import locations
 
 SECRET = "wJalrXUtnFEMI"
@@ -35,6 +41,65 @@ def test_a_file_uri_is_a_path() -> None:
     assert storage.root("file:///data/my%20models/") == "/data/my models"
     with pytest.raises(InvalidArgumentError, match=r'contains the host "relative": write file:///absolute/path'):
         RunConfig(artifact_location="file://relative/models")
+
+
+@pytest.mark.parametrize("address", ["file://{}", "//{}", "s3:/{}", "http:/{}"])
+@pytest.mark.parametrize(
+    "authority",
+    [
+        "me:{}@",
+        "me:{}@/x",
+        "me:{}@host/x",
+        "me:{} {}@host",
+        "me:{}/x",
+        ":{}@[::1/x",
+        "me:{}@exa\u2100mple/x",
+        "me:/{}@h",
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda address: RunConfig(artifact_location=address),
+        lambda address: PredictJobSpec(
+            dataset={"paths": ["/x"]}, model="models:/m/1", input_cols=["a"], output_path=address
+        ),
+        PoolSpec.parse,
+        lambda address: PoolSpec.parse(f"ray://pool?address={quote(address)}"),
+    ],
+    ids=["artifact_location", "output_path", "pool", "pool_address"],
+)
+def test_a_refused_address_shows_no_password_whatever_stands_where_its_host_belongs(
+    use: Callable[[str], object], address: str, authority: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        use(address.format(authority.replace("{}", SECRET)))
+    assert SECRET not in "".join(traceback.format_exception_only(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("//host/x", "//host/x begins with //, as an address without a scheme does: write the scheme"),
+        ("s3:/bucket/x", "s3:/bucket/x has only one slash after s3: write s3://"),
+    ],
+)
+def test_an_address_that_would_be_read_as_a_path_is_refused(address: str, says: str) -> None:
+    for use in (
+        lambda: RunConfig(artifact_location=address),
+        lambda: Tracking(uri=address),
+        lambda: normalise(address),
+        lambda: locations.try_out(address),
+        lambda: staged(address).__enter__(),
+    ):
+        with pytest.raises(InvalidArgumentError, match=says):
+            use()
+
+
+@pytest.mark.parametrize("path", ["/data//x", "///data/x", "data/s3:/x", "a:b", "./s3:/x"])
+def test_a_path_that_only_looks_odd_is_accepted(path: str) -> None:
+    assert RunConfig(artifact_location=path).artifact_location
+    assert normalise(path)
 
 
 def test_a_trial_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:

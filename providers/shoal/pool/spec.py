@@ -22,7 +22,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, unknown_value, without_defaults
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.redaction import has_credentials, redact_value
+from shoal.redaction import has_credentials, redact_address, redact_value
 
 _NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
 """Options that earlier versions of shoal do not know. A process of an earlier version rejects a stored spec that
@@ -193,8 +193,8 @@ class PoolSpec(Settings):
             parts = _url_parts(self.address or "")
             if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(
-                    f"address={self.address!r}: a ray:// pool needs the URL of the cluster's Job API, "
-                    f"for example ray://{self.name}?address=http://10.0.0.5:8265"
+                    f"address={redact_address(self.address or '')!r}: a ray:// pool needs the URL of the cluster's Job "
+                    f"API, for example ray://{self.name}?address=http://10.0.0.5:8265"
                 )
             if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
                 raise ValueError(
@@ -390,15 +390,18 @@ def _url_parts(url: str) -> SplitResult | None:
 def _fields_of_uri(uri: str) -> dict[str, Any]:
     parts = _url_parts(uri)
     if parts is None or not parts.scheme or "://" not in uri:
-        raise InvalidArgumentError(f'"{uri}" is not a pool URI: write, for example, local://retrain?max_nodes=4')
+        raise InvalidArgumentError(
+            f'"{redact_address(uri)}" is not a pool URI: write, for example, local://retrain?max_nodes=4'
+        )
     backends = get_args(BackendName)
     if parts.scheme not in backends:
         raise InvalidArgumentError(
-            f'"{uri}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, backends)))}'
+            f'"{redact_address(uri)}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, backends)))}'
         )
     if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidArgumentError(
-            f'"{uri}": a pool URI has the form {parts.scheme}://NAME?option=value, without user, port, path or fragment'
+            f'"{redact_address(uri)}": a pool URI has the form {parts.scheme}://NAME?option=value, without user, port, '
+            "path or fragment"
         )
     fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
     try:

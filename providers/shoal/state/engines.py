@@ -38,6 +38,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, StoreError
+from shoal.redaction import redact_address
 from shoal.state import codec
 
 LOCK_WAIT_S = 30
@@ -118,7 +119,7 @@ def parsed(url: str) -> URL:
         raise StoreError(f"SHOAL_STATE_URL names {backend}, which is not supported: use PostgreSQL or SQLite")
     if not Path(found.database or "").is_absolute():
         raise StoreError(
-            f"SHOAL_STATE_URL {url}: the path has to be absolute, because nodes run in other folders "
+            f"SHOAL_STATE_URL {redact_address(url)}: the path has to be absolute, because nodes run in other folders "
             "(write sqlite:////FOLDER/state.db, with four slashes)"
         )
     return found

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.locations import filesystem
+from shoal.training.locations import filesystem, is_local
+from shoal.training.safe_files import check_folder, make_folder, new_file, open_file
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -36,30 +37,35 @@ class Claim:
     owner: str
     attempt: int = 1
 
-    def check(self, folder: str, *, beside: Collection[str] = ()) -> bool:
+    def check(self, folder: str, *, shared: str | None = None, beside: Collection[str] = ()) -> bool:
         """Check that this attempt may create or replace an artifact folder, and return whether the folder exists.
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
         Args:
             folder: Absolute path or URI.
+            shared: Path or URI that the user has named. The folders below it, down to `folder`, belong to shoal; other
+                users must not be able to change them (see `safe_files`). None: the parent of `folder`.
             beside: Names of files to ignore: a folder that contains only these files counts as empty.
 
         Returns:
             True if the folder exists and may be replaced; False if nothing exists at this location.
 
         Raises:
-            InvalidArgumentError: The location is a file, a link, or a folder that this attempt must not replace.
+            InvalidArgumentError: The location is a file, a link, or a folder that this attempt must not replace, or
+                another user can change the folder.
         """
         fs, root = filesystem(folder)
-        linked = _is_link(folder)
+        if is_local(fs):
+            check_folder(_shared(root, shared), root)
+        linked = _is_link(fs, root)
         if not linked and not fs.exists(root):
             return False
         if linked or not fs.isdir(root):
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
         names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
-        if found is None and names <= {MARKER}:
+        if found is None and all(name == MARKER or name.startswith(f"{MARKER}.") for name in names):
             # The folder is empty, or contains only an incomplete marker file, so this attempt may replace the folder.
             return True
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
@@ -78,23 +84,39 @@ class Claim:
         """Return whether an artifact folder exists and was marked by this attempt of the job."""
         return read(folder) == self
 
-    def take(self, folder: str) -> None:
+    def take(self, folder: str, *, shared: str | None = None) -> None:
         """Replace an artifact folder by a folder that contains only the marker file of this attempt.
 
         Args:
             folder: Absolute path or URI.
+            shared: Path or URI that the user has named; see :meth:`check`.
 
         Raises:
             InvalidArgumentError: This attempt must not replace the folder; see :meth:`check`.
         """
+        self.check(folder, shared=shared)
         self.remove(folder)
-        self.mark(folder)
+        self.mark(folder, shared=shared)
 
-    def mark(self, folder: str) -> None:
-        """Create an artifact folder if it does not exist, and write this attempt's marker file into it."""
+    def mark(self, folder: str, *, shared: str | None = None) -> None:
+        """Create an artifact folder if it does not exist, and write this attempt's marker file into it.
+
+        Args:
+            folder: Absolute path or URI.
+            shared: Path or URI that the user has named; see :meth:`check`.
+
+        Raises:
+            InvalidArgumentError: Another user can change the folder.
+        """
         fs, root = filesystem(folder)
-        fs.makedirs(root, exist_ok=True)
-        fs.pipe_file(f"{root}/{MARKER}", json.dumps(asdict(self)).encode())
+        content = json.dumps(asdict(self)).encode()
+        if is_local(fs):
+            make_folder(_shared(root, shared), root)
+            with new_file(f"{root}/{MARKER}") as file:
+                file.write(content)
+        else:
+            fs.makedirs(root, exist_ok=True)
+            fs.pipe_file(f"{root}/{MARKER}", content)
 
     def remove(self, folder: str) -> None:
         """Remove an artifact folder with all its files, if it exists.
@@ -109,15 +131,16 @@ class Claim:
             return
         # The marker file is removed last. If this process is killed before the end, the marker file still shows that
         # the folder belongs to this job, so the next attempt can remove the rest.
-        if "://" not in folder:
-            for path in Path(folder).iterdir():
+        fs, root = filesystem(folder)
+        if is_local(fs):
+            for path in Path(root).iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != MARKER:
                     path.unlink()
-            shutil.rmtree(folder)
+            shutil.rmtree(root)
             return
-        _remove_at_uri(*filesystem(folder))
+        _remove_at_uri(fs, root)
 
     @property
     def _remedy(self) -> str:
@@ -130,7 +153,8 @@ def read(folder: str) -> Claim | None:
     Returns:
         The job and attempt; None if the folder has no valid marker file, or if the folder is a link.
     """
-    return None if _is_link(folder) else _read(*filesystem(folder))
+    fs, root = filesystem(folder)
+    return None if _is_link(fs, root) else _read(fs, root)
 
 
 def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
@@ -151,8 +175,12 @@ def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
             fs.rmdir(path)
 
 
-def _is_link(folder: str) -> bool:
-    return "://" not in folder and Path(folder).is_symlink()
+def _is_link(fs: AbstractFileSystem, root: str) -> bool:
+    return is_local(fs) and Path(root).is_symlink()
+
+
+def _shared(root: str, shared: str | None) -> str:
+    return filesystem(shared)[1] or "/" if shared else str(Path(root).parent)
 
 
 def _name(path: str) -> str:
@@ -160,8 +188,13 @@ def _name(path: str) -> str:
 
 
 def _read(fs: AbstractFileSystem, root: str) -> Claim | None:
+    path = f"{root}/{MARKER}"
     try:
-        fields = json.loads(fs.cat_file(f"{root}/{MARKER}", end=_MAX_MARKER_BYTES))
+        if is_local(fs):
+            with open_file(path) as file:
+                fields = json.loads(file.read(_MAX_MARKER_BYTES))
+        else:
+            fields = json.loads(fs.cat_file(path, end=_MAX_MARKER_BYTES))
         return Claim(str(fields["job_id"]), str(fields["owner"]), int(fields["attempt"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

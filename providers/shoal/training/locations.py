@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from shoal.data.parquet.paths import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
-from shoal.redaction import redacted_errors
+from shoal.redaction import HIDDEN, redact_address, redacted_errors
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -21,7 +22,7 @@ SQLITE = "sqlite:///"
 """Prefix of the SQLAlchemy URL of an SQLite file."""
 
 
-def resolved(location: str) -> str:
+def resolved(location: str, option: str = "artifact_location") -> str:
     """Make a location absolute, so that another process on this host writes to the same place.
 
     Absolute paths and URIs are returned unchanged. Otherwise the fingerprints of stored jobs would change, because a
@@ -29,21 +30,26 @@ def resolved(location: str) -> str:
 
     Args:
         location: Local path (may be relative or begin with ``~``) or URI.
+        option: Name of the option that contains the location, for the error message.
 
     Returns:
         Absolute path or URI.
 
     Raises:
-        InvalidArgumentError: The location is blank, or a ``file://`` URI with a host.
+        InvalidArgumentError: The location is blank, an address without a scheme, or a ``file://`` URI with a host.
     """
     if not location.strip():
-        raise InvalidArgumentError("artifact_location is blank: give a directory or a URI, or omit this option")
+        raise InvalidArgumentError(f"{option} is blank: give a directory or a URI, or omit this option")
+    refuse_incomplete_address(location, option)
     if location.startswith(_FILE):
-        host = urlsplit(location).netloc
+        with redacted_errors(location):
+            host = urlsplit(location).netloc
         if host not in ("", "localhost"):
+            # The host may be a password, for example in file://user:password@/path.
+            shown = redact_address(location)
             raise InvalidArgumentError(
-                f'artifact_location "{location}" contains the host "{host}": write file:///absolute/path without a '
-                "host, or a path"
+                f'{option} "{shown}" contains the host "{urlsplit(shown).netloc or HIDDEN}": write '
+                "file:///absolute/path without a host, or a path"
             )
         return location
     if "://" in location or os.path.isabs(location):
@@ -78,6 +84,11 @@ def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
     return fs, str(root).rstrip("/")
 
 
+def is_local(fs: AbstractFileSystem) -> bool:
+    """Return whether fsspec's filesystem is the local one, also if its files are named by a ``file://`` URI."""
+    return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
+
+
 def try_out(location: str, option: str = "artifact_location") -> None:
     """Test that files can be written to a location, and create the folder if it does not exist.
 
@@ -90,6 +101,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
     Raises:
         InvalidArgumentError: The location cannot be written to; the message contains the cause.
     """
+    refuse_incomplete_address(location, option)
     try:
         if "://" in location:
             with redacted_errors(location):
@@ -101,7 +113,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
     except Exception as error:
         # fsspec's filesystems raise exceptions of many types, so all types are caught.
         raise InvalidArgumentError(
-            f'{option} "{location}" cannot be written to: {type(error).__name__}: {error}. '
+            f'{option} "{redact_address(location)}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI to which this host can write"
         ) from None
 

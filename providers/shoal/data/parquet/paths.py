@@ -7,13 +7,38 @@ import re
 from urllib.parse import urlsplit
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.redaction import has_credentials, redact_value
+from shoal.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 # If bytes of a file name are not valid UTF-8, Python decodes them to surrogate characters. Arrow cannot open a path
 # with such characters, so the path is refused.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _OPTION = re.compile(r"\w+=")
+
+
+def refuse_incomplete_address(text: str, option: str) -> None:
+    """Refuse an address without a scheme (``//host/path``), or with one slash after it (``s3:/bucket``).
+
+    The system would read both as local paths, and shoal would create folders with these names.
+
+    Args:
+        text: Path or address.
+        option: Name of the option that contains the text, for the error message.
+
+    Raises:
+        InvalidArgumentError: The address is incomplete.
+    """
+    if text.startswith("//") and not text.startswith("///"):
+        raise InvalidArgumentError(
+            f"{option} {redact_address(text)} begins with //, as an address without a scheme does: write the scheme, "
+            "such as s3://bucket/path, or one slash for a local path"
+        )
+    if match := _ONE_SLASH.match(text):
+        raise InvalidArgumentError(
+            f"{option} {redact_address(text)} has only one slash after {match['scheme']}: write {match['scheme']}:// "
+            "(as a text, because pathlib.Path removes a slash), or ./ before the path of a local file"
+        )
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
@@ -38,9 +63,11 @@ def normalise(path: str | os.PathLike[str]) -> str:
             f"the path {shown(text)} contains a NUL or a surrogate character, which Arrow cannot open: rename the file "
             "or directory"
         )
+    refuse_incomplete_address(text, "the path")
     if _SCHEME.match(text):
         try:
-            urlsplit(text)
+            with redacted_errors(text):
+                urlsplit(text)
         except ValueError as error:
             raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
     if "://" in text and has_credentials(text):

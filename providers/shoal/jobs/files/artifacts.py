@@ -69,12 +69,13 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
         InvalidArgumentError: The folder cannot be written or must not be replaced; the message says what to do.
     """
     locations.try_out(storage.root(artifact_location))
-    claim.check(folder, beside=_LOGS)
+    claim.check(folder, shared=storage.root(artifact_location), beside=_LOGS)
 
 
 def _mark(folder: str, claim: Claim) -> None:
-    claim.check(folder, beside=_LOGS)
-    claim.mark(folder)
+    shared = folder.rsplit("/", 2)[0]  # see `folder`: the folder of the job and that of its attempt belong to shoal
+    claim.check(folder, shared=shared, beside=_LOGS)
+    claim.mark(folder, shared=shared)
 
 
 def discard_unfinished(folder: str, claim: Claim) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import uuid
 from pathlib import Path
 
 from shoal.errors import JobError
 from shoal.redaction import redact_value, redacted_errors
 from shoal.state.home import home
 from shoal.training import locations
+from shoal.training.safe_files import make_folder, new_file, open_file
 
 IN_STORE = "shoal-store://jobs"
 """URI of the location of results that are kept in the store itself (`shoal.jobs.files.database_files`)."""
@@ -70,16 +69,9 @@ def write(path: str, content: bytes) -> None:
         with redacted_errors(path), fsspec.open(path, "wb") as file:
             file.write(content)
         return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary name has a random id. A process id would not be enough, because several threads, or processes on
-    # several hosts, may write the same file.
-    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
-    with temporary.open("wb") as file:
+    make_folder(str(Path(path).parents[1]), str(Path(path).parent))
+    with new_file(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
 
 
 def discard_unfinished(folder: str) -> None:
@@ -101,7 +93,8 @@ def read(path: str) -> bytes:
         OSError: The file does not exist, or cannot be reached.
     """
     if "://" not in path:
-        return Path(path).read_bytes()
+        with open_file(path) as local:
+            return local.read()
     import fsspec
 
     with redacted_errors(path), fsspec.open(path, "rb") as file:

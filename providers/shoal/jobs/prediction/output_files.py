@@ -19,7 +19,7 @@ from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.redaction import redacted_errors
 from shoal.training import artifact_claims
 from shoal.training.artifact_claims import Claim
-from shoal.training.locations import filesystem
+from shoal.training.locations import filesystem, local_path
 
 MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
@@ -88,11 +88,11 @@ class Output:
         may_publish: Callable[[], bool] = lambda: True,
         has_ended: Callable[[Claim], bool] = lambda claim: False,
     ) -> None:
-        self.path = path
+        self.path = local_path(path)
         self._claim = claim
         self._may_publish = may_publish
         self._has_ended = has_ended
-        self._local = "://" not in path
+        self._local = "://" not in self.path
         self.staging = self._staging_of(claim.attempt)
         """Directory or URI to which the workers write."""
 

@@ -98,7 +98,7 @@ class PredictJobSpec(AnySpec):
     @field_validator("output_path")
     @classmethod
     def _absolute(cls, output_path: str) -> str:
-        return resolved(output_path).rstrip("/")
+        return resolved(output_path, "output_path").rstrip("/")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

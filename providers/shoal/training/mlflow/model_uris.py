@@ -26,7 +26,7 @@ def is_mlflow(model: str) -> bool:
 
 def absolute(model: str) -> str:
     """Return the text that names a model, with an absolute path if it is a path."""
-    return resolved(model) if is_path(model) else model
+    return resolved(model, "model") if is_path(model) else model
 
 
 def check_version(model: str) -> None:

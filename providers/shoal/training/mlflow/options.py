@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from shoal.data.parquet.paths import refuse_incomplete_address
 from shoal.option_validation import Settings
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
@@ -58,6 +59,13 @@ class Tracking(Settings):
         "to the run, with MLflow's own collectors. False: only if the caller has enabled MLflow's system metrics. The "
         "usage of the workers is always logged.",
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _complete(cls, uri: str | None) -> str | None:
+        if uri is not None:
+            refuse_incomplete_address(uri, "uri")
+        return uri
 
     @model_validator(mode="after")
     def _one_experiment(self) -> Self:

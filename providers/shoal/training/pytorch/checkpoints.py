@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from shoal.errors import TrainingError
 from shoal.training.context import say
-from shoal.training.locations import filesystem
+from shoal.training.locations import filesystem, is_local
+from shoal.training.safe_files import make_folder, open_file
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -73,8 +74,11 @@ class Checkpoints:
         found = self._found(fs, root)
         number = max([*self.known_seals, *(other for other, _ in found)], default=0) + 1
         before = self._current or dict(sorted(self.known_seals.items())[-1:])
-        fs.makedirs(root, exist_ok=True)
-        local = _is_local(fs)
+        local = is_local(fs)
+        if local:
+            make_folder(root.rpartition("/")[0], root)
+        else:
+            fs.makedirs(root, exist_ok=True)
         # On a local disk, the temporary file is in the folder of the checkpoint, so that it can be renamed to its final
         # name. A reader therefore never sees an incomplete checkpoint.
         file = tempfile.NamedTemporaryFile(dir=root if local else None, delete=False)  # noqa: SIM115
@@ -114,7 +118,8 @@ class Checkpoints:
             # process could change the checkpoint itself between the check and the load.
             with tempfile.TemporaryFile() as copy:
                 mac = self._mac(number)
-                with fs.open(f"{root}/{_name(number, seal)}", "rb") as file:
+                path = f"{root}/{_name(number, seal)}"
+                with open_file(path) if is_local(fs) else fs.open(path, "rb") as file:
                     while block := file.read(_BLOCK_BYTES):
                         mac.update(block)
                         copy.write(block)
@@ -193,7 +198,3 @@ def _unpickle(file: IO[bytes]) -> Any:
         # wrote the file.
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=False)
-
-
-def _is_local(fs: AbstractFileSystem) -> bool:
-    return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))

@@ -83,11 +83,13 @@ def run(
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
     _require_torch()
+    location = locations.local_path(location)
     locations.try_out(location)
     destination = Destination(location, claim, may_publish)
     destination.check()
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
+    claim.check(checkpoints.folder, shared=location)
     metrics = Metrics(on_metrics, on_progress)
     attempts = _Run(
         request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, on_node, began
@@ -141,7 +143,8 @@ class _Run:
 
     def result(self) -> FunctionResult:
         """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
-        self._claim.take(self._checkpoints.folder)
+        # See `train`: the folders of all checkpoints and of the job belong to shoal.
+        self._claim.take(self._checkpoints.folder, shared=self._checkpoints.folder.rsplit("/", 2)[0])
         self._announce("Started")
         try:
             with self._metrics:

@@ -13,7 +13,8 @@ from pathlib import Path
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
-from shoal.training.locations import filesystem
+from shoal.training.locations import filesystem, is_local
+from shoal.training.safe_files import copy_file, make_folder
 
 _BLOCK_BYTES = 2**20
 
@@ -62,8 +63,12 @@ def upload(folder: Path, paths: Iterable[str], target: str) -> None:
     fs, root = filesystem(target)
     for path in paths:
         to = f"{root}/{path}"
-        fs.makedirs(to.rpartition("/")[0], exist_ok=True)
-        fs.put_file(str(folder / path), to)
+        if is_local(fs):
+            make_folder(root.rpartition("/")[0], to.rpartition("/")[0])
+            copy_file(folder / path, to)
+        else:
+            fs.makedirs(to.rpartition("/")[0], exist_ok=True)
+            fs.put_file(str(folder / path), to)
 
 
 class Destination:
@@ -77,6 +82,7 @@ class Destination:
     """
 
     def __init__(self, location: str, claim: Claim, may_publish: Callable[[], bool]) -> None:
+        self._location = location
         self.path = f"{location.rstrip('/')}/model/{claim.job_id}"
         self._claim = claim
         self._may_publish = may_publish
@@ -96,8 +102,8 @@ class Destination:
         """
         if self.staging != self.path:
             self._restore()
-        self._claim.check(self.path)
-        self._claim.check(self.staging)
+        self._claim.check(self.path, shared=self._location)
+        self._claim.check(self.staging, shared=self._location)
 
     def prepare(self) -> None:
         """Create an empty folder for the ranks' uploads, and remove unfinished upload folders of earlier attempts.
@@ -109,7 +115,7 @@ class Destination:
             InvalidArgumentError: This run must not replace the staging folder; see :meth:`check`.
         """
         self._require_permission()
-        self._claim.take(self.staging)
+        self._claim.take(self.staging, shared=self._location)
         if self.staging != self.path:
             self._remove_leftovers("partial", keep=Path(self.staging))
 
@@ -132,7 +138,7 @@ class Destination:
             )
         self._require_permission()
         try:
-            self._claim.check(self.staging)
+            self._claim.check(self.staging, shared=self._location)
             if self.staging != self.path:
                 self._swap(Path(self.path), Path(self.staging))
         except InvalidArgumentError as error:
