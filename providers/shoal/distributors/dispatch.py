@@ -3,6 +3,7 @@ as a job on a pool."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from shoal.training.artifact_claims import Claim
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
+from shoal.training.host.hidden_output import SECRETS
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.pytorch.train_func import FRAMEWORK
 from shoal.training.run_config import RunConfig
@@ -170,7 +172,8 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
         )
     from shoal.jobs import credentials
 
-    return {**config.env, **credentials.secrets_of(config.secret_env, os.environ)}
+    hidden = credentials.secrets_of(config.secret_env, os.environ)
+    return {**config.env, **hidden, **({SECRETS: json.dumps(sorted(hidden.values()))} if hidden else {})}
 
 
 def _secrets_hidden(config: RunConfig) -> AbstractContextManager[None]:

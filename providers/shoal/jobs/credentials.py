@@ -86,12 +86,17 @@ class Secrets:
     @cached_property
     def known(self) -> KnownSecrets:
         """The values that are hidden, with their parts and forms."""
+        return KnownSecrets(self.values)
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        """The values that are hidden."""
         named = {value for name, value in self.environment.items() if name in self.named or _SECRET_NAME.search(name)}
         # `hide` removes a value for one of two reasons: the value contains a credential, or its key is a word such as
         # "password". In the second case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
-        return KnownSecrets(named.union(*parts))
+        return frozenset(named.union(*parts))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers. Database URLs are left out, because only the driver uses

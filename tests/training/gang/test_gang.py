@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from shoal.training.gang.heartbeats import WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
+from shoal.training.host.hidden_output import SECRETS
 from tests.support.two_node_cluster import TwoNodes, assert_ended
 from tests.support.waiting import wait_until
 
@@ -263,3 +265,35 @@ def test_a_worker_that_dies_while_it_joins(driver: TwoNodes, monkeypatch: pytest
     monkeypatch.setattr(ray_actors, "Worker", Frail)
     with pytest.raises(WorkerLostError, match=r"rank 0 \(node a-head\) was lost while it started"):
         Gang.start(TWO)
+
+
+def test_the_log_files_of_ray_lose_the_secrets_of_workers(driver: TwoNodes) -> None:
+    secret = "\n".join(["-----BEGIN KEY-----", "MIIEvQIBADANsecretline1", "AoGBAJ7secretline2222", "-----END KEY-----"])
+
+    def leak() -> list[str]:
+        import subprocess
+        import sys
+
+        first, second = os.environ["TLS_PEM"].splitlines()[1:3]
+        print("python", first)
+        print("error", [os.environ["TLS_PEM"]], file=sys.stderr)
+        subprocess.run(["sh", "-c", f"echo subprocess {second}"], check=True)
+        return [*os.environ]
+
+    end_gangs()
+    gang = Gang.start(GangShape(1, 1.0), env={"TLS_PEM": secret, SECRETS: json.dumps([secret])})
+    pid = gang.workers[0].pid
+    try:
+        [variables] = gang.run(leak, [()])
+    finally:
+        gang.end()
+
+    logs = Path(driver.cluster.head_node.get_session_dir_path(), "logs")
+
+    def printed() -> str:
+        return "".join(file.read_text() for file in sorted(logs.glob(f"worker-*-{pid}.*")))
+
+    wait_until(lambda: "subprocess ***" in printed() and "error [" in printed(), "output in Ray's files")
+    assert "python ***" in printed() and "error ['***']" in printed()
+    assert "secretline" not in printed()
+    assert "TLS_PEM" in variables and SECRETS not in variables

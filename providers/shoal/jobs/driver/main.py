@@ -60,6 +60,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
+from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.set_experiment import ARTIFACTS
 
@@ -371,6 +372,8 @@ class Driver:
         """Return the workers' environment variables: those of the spec, and those for credentials, working folder and
         MLflow run."""
         environment = {**self._secrets.variables(), **self._spec.run_config.env}
+        if self._secrets.values:
+            environment[SECRETS] = json.dumps(sorted(self._secrets.values))
         environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
             environment |= {
@@ -449,7 +452,7 @@ def main() -> int:
             attempts.end(store, key, JobState.FAILED, time.time(), seen={JobState.PENDING}, error=str(error))
             return 1
         filter_by(secrets.stream)
-        with hiding(secrets.known.hide):
+        with hiding(secrets.known.hide), hidden_output(secrets.values):
             return _start(store, key, secrets)
 
 

@@ -126,6 +126,7 @@ class Gang:
             shape: Number and size of the workers.
             timeout: Seconds to wait for CPUs and GPUs that are in use.
             env: Environment variables for the workers; may contain credentials. PWD is the workers' working folder.
+                SHOAL_SECRETS lists secrets that the workers hide in their output.
 
         Returns:
             A gang whose workers are all running and connected.

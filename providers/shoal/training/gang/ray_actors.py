@@ -55,7 +55,8 @@ class RayActors:
             self._actors.append(actor)
             if self._shape.trim_memory:
                 actor.trim_memory.remote()
-            joins.append(actor.join.remote(place, env))
+            # Ray writes the output of its workers into files on their nodes.
+            joins.append(actor.join.remote(place, env, True))
         for rank, (seat, ref) in enumerate(zip(self.seats, joins, strict=True)):
             try:
                 joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))

@@ -5,6 +5,7 @@ A worker runs in a Ray actor, or in a process without Ray.
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.host import change_directory, memory
+from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 
 
@@ -130,18 +132,24 @@ class Worker:
         """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
         memory.trim_memory()
 
-    def join(self, place: Place, env: Mapping[str, str]) -> Joined:
+    def join(self, place: Place, env: Mapping[str, str], hides_output: bool = False) -> Joined:
         """Connect this worker to the driver, and store the rank and the connection for later function calls.
 
         Args:
             place: Position of this worker in the gang, and the driver's address.
             env: Environment variables to set. The variables are passed as an argument, because Ray sends arguments from
-                process to process and does not store them. The value of PWD becomes the working folder.
+                process to process and does not store them. The value of PWD becomes the working folder. The value
+                of SHOAL_SECRETS is not set.
+            hides_output: Whether this process hides the secrets in its output itself, because the output does not get
+                to the driver only.
 
         Returns:
             The process id of this worker, and the working folder if the worker has created one.
         """
-        os.environ.update(env)
+        secrets = json.loads(env.get(SECRETS, "[]"))
+        if hides_output and secrets:
+            hide_output(secrets)
+        os.environ.update({name: value for name, value in env.items() if name != SECRETS})
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)
         position = GangPosition(place.rank, place.world_size)
