@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -173,7 +175,8 @@ def modes(file: Path) -> dict[str, int]:
 def test_no_other_user_can_read_a_new_store(elsewhere):
     with Store().reading() as session:
         session.get(Lock, "any")
-        assert modes(elsewhere) == {"state.db": 0o600, "state.db-wal": 0o600, "state.db-shm": 0o600}
+        made = modes(elsewhere)
+    assert made == dict.fromkeys(["state.db", "state.db-reserve", "state.db-shm", "state.db-wal"], 0o600)
 
 
 def test_a_store_that_others_could_read_is_private_after_it_was_opened(elsewhere, caplog):
@@ -229,6 +232,42 @@ def test_a_store_that_is_reached_by_a_link_of_another_user_is_refused(elsewhere,
     os.chown(link, 65534, -1, follow_symlinks=False)
     with pytest.raises(StoreError, match=r"is reached by the symlink .*link of user 65534"):
         Store()
+
+
+_ON_A_FULL_DISK = """
+import os, sys
+from shoal.state import Store
+from shoal.state.schema import Lock
+
+Store()
+try:
+    with open("filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError as error:
+    print(error.strerror)
+for _ in range(3):  # each with a connection of its own
+    with Store().reading() as session:
+        print(session.get(Lock, "any"))
+os.unlink("filler")
+Store()
+print(os.stat("home/state.db-reserve").st_size)
+"""
+
+
+def test_a_store_on_a_full_disk_can_be_read(tmp_path):
+    """SQLite needs disk space even to read. The disk is a tmpfs that only the processes of this test see."""
+    private = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else []), "sh", "-c"]
+    mount = "mount -t tmpfs -o size=2m,mode=700 tmpfs ."
+    if subprocess.run([*private, mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    script = f'{mount} && cd "$PWD" && SHOAL_HOME=$PWD/home exec "$0" -c "$1"'
+    done = subprocess.run(
+        [*private, script, sys.executable, _ON_A_FULL_DISK], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["No space left on device", "None", "None", "None", str(256 * 2**10)], (
+        done.stderr
+    )
 
 
 def test_the_schema_is_what_the_migrations_make(either_store):

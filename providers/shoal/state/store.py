@@ -43,6 +43,7 @@ class Store:
         if migrate:
             if self._file is not None:
                 make_file(self._file)
+                engines.fill_reserve(self._file)
             self._migrate()
 
     @contextmanager
