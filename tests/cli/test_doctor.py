@@ -14,6 +14,7 @@ from shoal.cli import doctor_checks as checks
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec import PoolSpec
+from shoal.state import Store
 from shoal.state.temp_folder import runtime_root
 from tests.cli.conftest import document
 from tests.support.waiting import wait_until
@@ -95,6 +96,13 @@ def test_a_store_that_cannot_be_opened(shoal, fresh_home):
     result = shoal("doctor", "--json")
     assert result.exit_code == 1
     assert "move it away" in by_name(result)["state store"]["found"]
+
+
+def test_a_store_that_others_could_read_is_a_note(shoal, fresh_home):
+    Store()
+    (fresh_home / "state.db").chmod(0o644)
+    assert "had mode 0644, now 0600" in shoal("doctor").output
+    assert "only you can read it (mode 0600)" in shoal("doctor").output
 
 
 def test_a_temporary_folder_with_a_long_path(shoal, fresh_home, tmp_path, monkeypatch):

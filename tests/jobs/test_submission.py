@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import pytest
@@ -779,6 +780,19 @@ class TestWait:
 
         assert f"job {handle.job_id}, attempt 1: removed its working folder" in discard_leftovers(store)
         assert (mine.exists(), unknown.exists()) == (False, True)
+
+    def test_a_half_written_model_is_swept_only_after_its_attempt(self, store, submit, spec):
+        handle = submit(spec)
+        folders = [subfolder("jobs", job_id, "1") for job_id in (handle.job_id, "of-another-store")]
+        mine, unknown = (folder / f"model.ubj.{uuid4().hex}" for folder in folders)
+        for file in (mine, unknown, folders[0] / "training.json"):
+            file.touch()
+
+        assert discard_leftovers(store) == []
+        attempts.end(store, key(handle), JobState.FAILED, 1.0, error="lost")
+
+        assert f"job {handle.job_id}, attempt 1: removed a half-written file" in discard_leftovers(store)
+        assert (mine.exists(), unknown.exists(), (folders[0] / "training.json").exists()) == (False, True, True)
 
     def test_staged_data_of_an_old_job_are_swept(self, store, submit, spec):
         """A thousand newer jobs have ended since it was killed."""

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +157,117 @@ def test_a_home_that_cannot_be_made_is_named(monkeypatch, tmp_path):
 def test_the_home_is_private(monkeypatch, tmp_path):
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "new"))
     assert home().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def elsewhere(fresh_home, tmp_path, monkeypatch) -> Path:
+    """A SQLite file outside of `$SHOAL_HOME`, in a folder that other users can enter."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir(mode=0o755)
+    monkeypatch.setenv("SHOAL_STATE_URL", f"sqlite:///{folder}/state.db")
+    return folder / "state.db"
+
+
+def modes(file: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in file.parent.glob(f"{file.name}*")}
+
+
+def test_no_other_user_can_read_a_new_store(elsewhere):
+    with Store().reading() as session:
+        session.get(Lock, "any")
+        made = modes(elsewhere)
+    assert made == dict.fromkeys(["state.db", "state.db-reserve", "state.db-shm", "state.db-wal"], 0o600)
+
+
+def test_a_store_that_others_could_read_is_private_after_it_was_opened(elsewhere, caplog):
+    Store()
+    elsewhere.chmod(0o644)
+    Store(migrate=False)
+    assert modes(elsewhere)["state.db"] == 0o600
+    assert "had mode 0644, so other users could read it" in caplog.text
+
+
+def test_a_store_in_the_home_is_made_private_without_a_warning(fresh_home, caplog):
+    Store()
+    (fresh_home / "state.db").chmod(0o666)
+    Store()
+    assert modes(fresh_home / "state.db")["state.db"] == 0o600
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"), [(0o1777, r"lies in .*elsewhere, which has mode 1777"), (0o777, "mode 0777")]
+)
+def test_a_store_in_a_folder_of_all_users_is_refused(elsewhere, mode, says):
+    elsewhere.parent.chmod(mode)
+    with pytest.raises(StoreError, match=rf"{says}: any user can put files there. Set SHOAL_STATE_URL"):
+        Store()
+    assert not elsewhere.exists()
+
+
+def test_a_store_that_any_user_may_have_changed_is_refused(elsewhere):
+    elsewhere.touch()
+    elsewhere.chmod(0o666)
+    with pytest.raises(StoreError, match=r"has mode 0666: any user may have changed it. .*chmod 600"):
+        Store()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", [".", "state.db", "state.db-wal", "state.db-journal"])
+def test_a_store_with_a_file_or_folder_of_another_user_is_refused(elsewhere, name):
+    path = elsewhere.parent / name
+    if name != ".":
+        path.touch(mode=0o600)
+    os.chown(path, 65534, -1)
+    with pytest.raises(StoreError, match="belongs to user 65534"):
+        Store()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_store_that_is_reached_by_a_link_of_another_user_is_refused(elsewhere, tmp_path, monkeypatch):
+    link = tmp_path / "link"
+    link.symlink_to(elsewhere.parent)
+    monkeypatch.setenv("SHOAL_STATE_URL", f"sqlite:///{link}/state.db")
+    Store()
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    with pytest.raises(StoreError, match=r"is reached by the symlink .*link of user 65534"):
+        Store()
+
+
+_ON_A_FULL_DISK = """
+import os, sys
+from shoal.state import Store
+from shoal.state.schema import Lock
+
+Store()
+try:
+    with open("filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError as error:
+    print(error.strerror)
+for _ in range(3):  # each with a connection of its own
+    with Store().reading() as session:
+        print(session.get(Lock, "any"))
+os.unlink("filler")
+Store()
+print(os.stat("home/state.db-reserve").st_size)
+"""
+
+
+def test_a_store_on_a_full_disk_can_be_read(tmp_path):
+    """SQLite needs disk space even to read. The disk is a tmpfs that only the processes of this test see."""
+    private = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else []), "sh", "-c"]
+    mount = "mount -t tmpfs -o size=2m,mode=700 tmpfs ."
+    if subprocess.run([*private, mount], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    script = f'{mount} && cd "$PWD" && SHOAL_HOME=$PWD/home exec "$0" -c "$1"'
+    done = subprocess.run(
+        [*private, script, sys.executable, _ON_A_FULL_DISK], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["No space left on device", "None", "None", "None", str(256 * 2**10)], (
+        done.stderr
+    )
 
 
 def test_the_schema_is_what_the_migrations_make(either_store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -73,6 +74,16 @@ def test_files_and_uploads_never_go_through_a_link(shared: Path, victims: Path):
     assert victims.read_text() == "precious"
     assert storage.read(str(folder / "results.pkl")) == b"results"
     assert storage.read(str(folder / "model.pt")) == b"weights"
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(safe_files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write(str(shared / "job" / "model.ubj"), b"half")
+    assert list((shared / "job").iterdir()) == []
 
 
 @pytest.mark.parametrize("file", [MARKER, "results.pkl", "training.json"])

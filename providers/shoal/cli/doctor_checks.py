@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -206,13 +207,21 @@ def _store() -> Iterator[Check]:
     from shoal.pool.api import list_pools
     from shoal.state import Store
 
+    before = _store_mode()
     try:
         store = Store()
         pools = list_pools(store)
     except (ShoalError, ImportError) as error:
         yield Check("state store", "broken", str(error), "fix the problem that this message names")
         return
-    yield Check("state store", "ok", f"can be opened; pools: {len(pools)}")
+    found = f"can be opened; pools: {len(pools)}"
+    if before is None:
+        yield Check("state store", "ok", found)
+    elif before & 0o077:
+        advice = "if other users could enter its folder, they could read the specs and errors of jobs"
+        yield Check("state store", "note", f"{found}; had mode {before:04o}, now 0600", advice)
+    else:
+        yield Check("state store", "ok", f"{found}; only you can read it (mode {before:04o})")
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
     yield _chosen_pool(pools)
@@ -222,6 +231,18 @@ def _store() -> Iterator[Check]:
         yield Check("left-over nodes", "note", ", ".join(left), "end them with `shoal sweep`")
     else:
         yield Check("left-over nodes", "ok", "none")
+
+
+def _store_mode() -> int | None:
+    """Return the mode of the SQLite file of the store; None if there is no such file."""
+    from shoal.state.engines import sqlite_file
+    from shoal.state.store import default_url
+
+    try:
+        file = sqlite_file(default_url())
+        return None if file is None else stat.S_IMODE(file.stat().st_mode)
+    except (StoreError, OSError):
+        return None
 
 
 def _shared_memory(pools: list[PoolStatus]) -> Check:

@@ -22,6 +22,7 @@ if one process keeps the lock for too long, probably because that process is pau
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -49,6 +50,11 @@ _TRY_S = 5
 """Seconds for which SQLite tries to get the lock before shoal checks whether the database has changed. SQLite tries 12
 times in the first 0.2 s, and then 10 times per second. With only 0.25 s here, 200 waiting processes used a quarter of
 the CPU time of two cores."""
+
+_RESERVE, _RESERVE_BYTES = "-reserve", 256 * 2**10
+"""Suffix of the name, and size, of the file that reserves disk space beside a SQLite file; see `fill_reserve`."""
+
+_DISK_IS_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 _QUEUE_WAIT_S = 120
 """Seconds after which a write transaction on PostgreSQL fails if it does not get the lock. Transactions wait for the
@@ -179,7 +185,7 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(made, "connect")
     def _connected(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
-        _use_wal(connection)
+        _use_wal(connection, Path(url.database or ""))
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
 
@@ -187,7 +193,35 @@ def _sqlite(url: URL) -> Engine:
     return made
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
+def fill_reserve(file: Path) -> None:
+    """Reserve some disk space beside a SQLite file, so that the file can be read when the disk is full.
+
+    Even to read, SQLite needs 32 KiB of disk space, for the file `-shm`. If there is no space for this file, a part of
+    the reserve is freed, and the reserve is filled again when the store is opened the next time.
+    """
+    # On a full disk, or in a missing folder, there is no reserve.
+    with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=_private) as reserve:
+        os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _give_back_reserve(file: Path) -> bool:
+    """Free a part of the disk space that :func:`fill_reserve` has reserved, and return whether there was any.
+
+    A part is kept, because a process that writes to the full disk may be faster to use the freed space.
+    """
+    try:
+        size = os.stat(f"{file}{_RESERVE}").st_size
+        os.truncate(f"{file}{_RESERVE}", max(0, size - _RESERVE_BYTES // 4))
+    except OSError:
+        return False
+    return size > 0
+
+
+def _use_wal(connection: sqlite3.Connection, file: Path) -> None:
     """Switch a SQLite file to WAL (write-ahead log), if the file was not switched before.
 
     While one connection switches a new file, all other connections fail at once, regardless of the busy timeout. So
@@ -202,6 +236,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", 0) in _DISK_IS_FULL and _give_back_reserve(file):
+                continue
             if not _is_busy(error) or time.monotonic() > end:
                 raise
         time.sleep(random.uniform(0.005, 0.02))  # a random time, so that two connections do not collide again

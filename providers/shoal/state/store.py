@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from shoal.state import engines, migrate
 from shoal.state.database_errors import explain
 from shoal.state.home import home
+from shoal.state.private_folders import keep_file_private, make_file
 from shoal.state.signals import uninterrupted
 
 
@@ -37,7 +38,12 @@ class Store:
         self.url = url or default_url()
         self._engine = engines.engine(self.url)
         self._file = engines.sqlite_file(self.url)
+        if self._file is not None:
+            keep_file_private(self._file)
         if migrate:
+            if self._file is not None:
+                make_file(self._file)
+                engines.fill_reserve(self._file)
             self._migrate()
 
     @contextmanager

@@ -74,6 +74,13 @@ def write(path: str, content: bytes) -> None:
         file.write(content)
 
 
+def unfinished() -> set[tuple[str, int]]:
+    """Return the job id and attempt of each folder under `$SHOAL_HOME` in which a killed process has left a temporary
+    file."""
+    found = (path for path in Path(root(None)).glob("*/*/*") if _UNFINISHED.fullmatch(path.name))
+    return {(path.parts[-3], int(path.parts[-2])) for path in found if path.parts[-2].isdigit()}
+
+
 def discard_unfinished(folder: str) -> None:
     """Remove temporary files that a killed process has left in a local folder.
 

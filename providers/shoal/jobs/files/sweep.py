@@ -14,7 +14,7 @@ from shoal.data.staging import staged_data
 from shoal.data.staging.location import default_location
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
-from shoal.jobs.files import staged_data_claims, working_folder
+from shoal.jobs.files import artifacts, staged_data_claims, storage, working_folder
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
@@ -38,7 +38,7 @@ def discard_leftovers(store: Store) -> list[str]:
     Returns:
         The actions that were taken, one sentence each.
     """
-    return [*_credentials(store), *_working_folders(store), *_staged_data(store)]
+    return [*_credentials(store), *_working_folders(store), *_unfinished_files(store), *_staged_data(store)]
 
 
 def _credentials(store: Store) -> Iterator[str]:
@@ -51,6 +51,14 @@ def _working_folders(store: Store) -> Iterator[str]:
     for submission_id, key in _ended(store, working_folder.left()):
         working_folder.discard(submission_id)
         yield f"job {key.job_id}, attempt {key.attempt}: removed its working folder"
+
+
+def _unfinished_files(store: Store) -> Iterator[str]:
+    """Remove half-written models and results that killed drivers have left, which may fill the disk."""
+    submission_ids = [Key(job_id, attempt).submission_id for job_id, attempt in sorted(storage.unfinished())]
+    for _submission_id, key in _ended(store, submission_ids):
+        storage.discard_unfinished(artifacts.folder(key, None))
+        yield f"job {key.job_id}, attempt {key.attempt}: removed a half-written file"
 
 
 def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, Key]]:
