@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from shoal import history
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool, report_pools
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.ui.access import Viewer
@@ -25,6 +27,7 @@ from shoal.ui.pages import Pages
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
 from tests.support.ui_systems import HOSTILE
+from tests.support.waiting import wait_until
 
 PAGES = ["/", "/jobs", "/models", "/history", "/pools/retrain", "/jobs/flights-2026-11-23"]
 
@@ -369,6 +372,33 @@ def test_the_mark_of_the_store_is_the_same_on_both_databases(either_store):
     assert [line.job_id for line in job_lines(store, changed_since=2e9)] == [
         line.job_id for line in job_lines(store) if line.state in (JobState.PENDING, JobState.RUNNING)
     ]
+
+
+def test_head_that_does_not_answer_delays_no_page(client, store, monkeypatch):
+    monkeypatch.setattr("shoal.pool.backends.ray.client.CLUSTER_PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        api = f"http://127.0.0.1:{hung.getsockname()[1]}"
+        pool, *rows = ui_systems.pool("lab", size=1)
+        pool.spec = PoolSpec(name="lab", backend="ray", address=api).model_dump()
+        pool.host, pool.host_id = "", None
+        node = ui_systems.node("lab", 0, endpoint={"api": api, "gcs": "127.0.0.1:1", "ray_node_id": "x"})
+        job = ui_systems.job("on-lab", "lab", JobState.RUNNING, 60)
+        ui_systems.write(store, pool, *rows, node, job)
+
+        # The contents show that no page waits: a page that has waited would name the head's silence.
+        text = client.get("/pools/lab").text
+        assert "1 of 1</b> nodes ready" in text and "no answer" not in text
+        assert "the pool&#39;s head is asked for the log" in client.get("/jobs/on-lab").text
+
+        def shown() -> str:
+            client.app.state.reader.read_again()
+            return client.get("/pools/lab").text
+
+        wait_until(lambda: "(no answer since the page&#39;s server was started)" in shown(), "the end of the request")
+        assert "0 of 1</b> nodes ready" in shown()
+        wait_until(
+            lambda: "no line was written yet" in client.get("/jobs/on-lab").text, "the end of the request", every=0.2
+        )
 
 
 def test_a_store_that_does_not_answer_leaves_the_last_contents(client, store, monkeypatch):

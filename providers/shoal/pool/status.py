@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
@@ -184,10 +184,10 @@ class PoolReport:
     dashboard: str | None
 
 
-def report_of(snapshot: Snapshot, now: float) -> PoolReport:
+def report_of(snapshot: Snapshot, now: float, check: Callable[[Snapshot], Seen]) -> PoolReport:
     """Build a pool's report: the pool's status (see `status_of`) and its operations."""
     return PoolReport(
-        status=status_of(snapshot, now),
+        status=_status_of(snapshot, now, check(snapshot)),
         operations=tuple(_operation_status(row) for row in reversed(snapshot.operations)),
         dashboard=PoolSpec.model_validate(snapshot.pool.spec).address,
     )
@@ -200,10 +200,13 @@ def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
         snapshot: The pool's rows.
         now: Seconds since the epoch.
     """
+    return _status_of(snapshot, now, check_nodes(snapshot))
+
+
+def _status_of(snapshot: Snapshot, now: float, seen: Seen) -> PoolStatus:
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     backend = BACKENDS[spec.backend]()
-    seen = _check_nodes(snapshot)
     nodes = [(node, _current_state(node, seen)) for node in snapshot.nodes]
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
@@ -261,7 +264,7 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
     Raises:
         PoolDownError: The pool has no ready head.
     """
-    seen = _check_nodes(snapshot)
+    seen = check_nodes(snapshot)
     for node in snapshot.nodes:
         if node.is_head and _current_state(node, seen) is NodeState.READY and node.endpoint:
             spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -272,7 +275,7 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
     )
 
 
-def _check_nodes(snapshot: Snapshot) -> Seen:
+def check_nodes(snapshot: Snapshot) -> Seen:
     """Check which nodes of a pool were lost after their rows were last written, and which requested nodes have joined
     the Ray cluster.
 

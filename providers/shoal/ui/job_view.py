@@ -21,6 +21,7 @@ from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
+from shoal.ui.head_answers import BackgroundReader
 from shoal.ui.live import MetricPoint
 
 _LOG_BYTES = 32_768
@@ -73,19 +74,26 @@ class JobView:
         return self.facts.get("model")
 
 
-def job_view(store: Store, line: JobLine, points: Sequence[MetricPoint], now: float) -> JobView:
+def job_view(
+    store: Store,
+    line: JobLine,
+    points: Sequence[MetricPoint],
+    logs: BackgroundReader[tuple[str, str | None]],
+    now: float,
+) -> JobView:
     """Build the contents of a job's page.
 
     Args:
         store: The state store.
         line: The attempt, as the list of jobs shows it.
         points: Metrics that this server read from the store while the attempt ran.
+        logs: Ends of logs that are not on this machine.
         now: Seconds since the epoch.
     """
     job = attempts.load(store, line.key)
     status = JobStatus.of(job)
     facts, tracking_uri, location = _settings(job.spec)
-    log, problem = _log_end(store, line)
+    log, problem = _log(store, line, logs)
     trained = _training_report(status.result, location)
     found = [
         run_link(line.holder),
@@ -189,6 +197,17 @@ def _series(trained: TrainResult) -> list[dict[str, Any]]:
 def _finite(value: float) -> float | None:
     """Return a metric's value; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
     return value if math.isfinite(value) else None
+
+
+def _log(store: Store, line: JobLine, logs: BackgroundReader[tuple[str, str | None]]) -> tuple[str, str | None]:
+    """Return the end of an attempt's log, or the reason why there is none. A log that is not on this machine comes from
+    the pool's head, which may not answer, so a thread asks for this log."""
+    if line.is_waiting:
+        return "", "no line was written yet"
+    if log_path(line.key).exists():
+        return _log_end(store, line)
+    key = f"{line.job_id} {line.attempt} {line.state in JOB_ENDED}"
+    return logs.last(key, lambda: _log_end(store, line)) or ("", "the pool's head is asked for the log")
 
 
 def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:

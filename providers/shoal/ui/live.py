@@ -23,6 +23,7 @@ from shoal.pool.status import PoolReport
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
+from shoal.ui.head_answers import BackgroundReader, HeadAnswers
 
 log = logging.getLogger("shoal.ui")
 
@@ -91,6 +92,8 @@ class _Cache:
     """Time of the last read of the pools, on the monotonic clock."""
     all_jobs_read: float
     """Time of the last read of all jobs, on the monotonic clock."""
+    answers: int
+    """Version of the heads' answers at the last read."""
 
 
 @dataclass(eq=False)
@@ -106,6 +109,9 @@ class StoreReader:
         store: The state store.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds of a clock that never jumps.
+
+    Attributes:
+        logs: Ends of logs that the heads have sent, and the reason if there is none.
     """
 
     def __init__(
@@ -120,6 +126,8 @@ class StoreReader:
         self._monotonic = monotonic
         self._reading = threading.Lock()
         self._cache: _Cache | None = None
+        self._heads = HeadAnswers(clock, monotonic)
+        self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
         self._pool_points: dict[str, deque[PoolPoint]] = {}
         self._metric_points: dict[Key, deque[MetricPoint]] = {}
         self._subscribers: set[_Subscriber] = set()
@@ -227,12 +235,15 @@ class StoreReader:
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:
         mark = store_mark(self.store)
-        is_same = cache is not None and cache.mark == mark and cache.overview.problem is None
+        answers = self._heads.version + self.logs.version
+        is_same = (
+            cache is not None and (cache.mark, cache.answers) == (mark, answers) and cache.overview.problem is None
+        )
         if cache is not None and is_same and now - cache.read < _LOOK_S:
             cache.looked = now
             return cache.overview
         at = self._clock()
-        pools = tuple(report_pools(self.store, embedded=True))
+        pools = tuple(report_pools(self.store, embedded=True, check=self._heads.check))
         jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
         self._note(pools, jobs.values(), at)
         old = cache.overview if cache is not None else None
@@ -241,7 +252,7 @@ class StoreReader:
             return old
         ordered = tuple(sorted(jobs.values(), key=lambda job: job.created_at, reverse=True))
         overview = Overview(old.version + 1 if old else 1, at, pools, ordered)
-        self._cache = _Cache(overview, mark, jobs, now, now, all_jobs_read)
+        self._cache = _Cache(overview, mark, jobs, now, now, all_jobs_read, answers)
         return overview
 
     def _jobs(

@@ -207,7 +207,13 @@ class Pages:
             raise JobNotFoundError(f"{missing} does not exist: choose a job from the list of jobs")
         report = next((each for each in overview.pools if each.status.name == chosen[0].pool), None)
         return {
-            "job": job_view(self._reader.store, chosen[0], self._reader.metric_points(chosen[0].key), self._clock()),
+            "job": job_view(
+                self._reader.store,
+                chosen[0],
+                self._reader.metric_points(chosen[0].key),
+                self._reader.logs,
+                self._clock(),
+            ),
             "attempts": lines,
             "has_pool": report is not None,
             "dashboard": dashboard_link(report.dashboard) if report else None,

@@ -17,6 +17,8 @@ import pytest
 
 from shoal.errors import JobError
 from shoal.jobs.head_client import JobClient
+from shoal.pool.backends.local import drivers
+from shoal.pool.backends.local.drivers import ForkServer, Process
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.ray_http import RayJob
 from shoal.pool.endpoint import driver_arguments, driver_command
@@ -92,6 +94,35 @@ def test_drivers_are_forks_that_end_with_the_server(
     forks.wait(30)
 
 
+def test_driver_that_cannot_start_is_refused_with_the_reason(fresh_home: Path, request: pytest.FixtureRequest) -> None:
+    before = set(psutil.Process().children())
+    server, client = request.getfixturevalue("server"), request.getfixturevalue("client")
+    [forks] = set(psutil.Process().children()) - before
+    assert client.submit(["/no/such/program"], "c-1", {})
+    failed = ended(client, "c-1")
+    assert failed.exit_code is None
+    assert failed.message == (
+        "the head cannot start another process: [Errno 2] No such file or directory: '/no/such/program'"
+    )
+    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-0", {})
+    assert ended(client, "d-0") == RayJob("SUCCEEDED", None, 0)  # so the fork server has done its imports
+    limits = forks.rlimit(psutil.RLIMIT_NOFILE)
+    forks.rlimit(psutil.RLIMIT_NOFILE, (0, limits[1]))
+    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
+    failed = ended(client, "d-1")
+    assert failed.status == "FAILED"
+    assert failed.exit_code is None
+    assert failed.message
+    assert failed.message.startswith("the head cannot start another process: [Errno 24] Too many open files")
+    assert client.logs("d-1") == ""
+    assert not client.stop("d-1")
+    assert not server.busy()
+    forks.rlimit(psutil.RLIMIT_NOFILE, limits)
+    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-2", {})
+    assert ended(client, "d-2") == RayJob("SUCCEEDED", None, 0)
+    assert set(psutil.Process().children()) - before == {forks}
+
+
 HEAD = """
 import sys
 from pathlib import Path
@@ -136,7 +167,7 @@ def test_the_fork_server_is_a_fork_of_a_head_with_one_thread_and_is_replaced_whe
 
 
 @pytest.fixture
-def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
     """A fork server whose drivers run the given code, which may `say` a value; its times are short."""
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)  # tests before this one may have set it
     main = tmp_path / "main.py"
@@ -145,20 +176,61 @@ def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     assert process.stdin and process.stdout
     served = 0
 
-    def run(code: str) -> dict[str, Any]:
+    def run(code: str, code_of_exit: int = 0) -> dict[str, Any]:
         nonlocal served
         served += 1
+        log = tmp_path / f"{served}.log"
         (tmp_path / f"{served}.py").write_text(code)
-        request = {"id": str(served), "arguments": [f"{served}.py"], "folder": str(tmp_path), "log": f"{served}.log"}
+        request = {"id": str(served), "arguments": [f"{served}.py"], "folder": str(tmp_path), "log": str(log)}
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == str(served)
-        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": 0}
+        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit}
+        if code_of_exit:
+            return {"log": log.read_text()}
         return json.loads((tmp_path / f"{served}.json").read_text())
 
     yield run
     process.stdin.close()
     assert process.wait(30) == 0
+
+
+def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, no_forks = tmp_path / "main.py", tmp_path / "no-forks"
+    main.write_text(FORK_SERVER)
+    start = lambda requests, answers: subprocess.Popen([sys.executable, main], stdin=requests, stdout=answers)  # noqa: E731
+    monkeypatch.setattr(drivers, "_start_fork_server", start)
+    (tmp_path / "wait.py").write_text("open('go').read()")
+    (tmp_path / "end.py").write_text("")
+    os.mkfifo(tmp_path / "go")
+    server = ForkServer()
+
+    def run(name: str, program: str) -> Process:
+        return server.start(name, [program], tmp_path, tmp_path / f"{name}.log")
+
+    try:
+        running = run("running", "wait.py")
+        assert running.pid
+        no_forks.touch()
+        refused = run("refused", "end.py")
+        wait_until(lambda: refused.poll() is not None, "the refusal")
+        assert refused.start_error == "the head cannot start another process: [Errno 11] no room"
+        with pytest.raises(ProcessLookupError, match="no room"):
+            refused.pid  # noqa: B018
+        no_forks.unlink()
+        later = run("later", "end.py")
+        assert wait_until(lambda: later.poll() is not None and (later.poll(), later.start_error), "its end") == (0, "")
+        assert running.poll() is None
+        assert server.is_current()
+        (tmp_path / "go").write_text("")
+        assert wait_until(lambda: running.poll() is not None and str(running.poll()), "its end") == "0"
+    finally:
+        server.close()
+
+
+def test_error_before_a_driver_has_begun_is_in_its_log(fork_server: Callable[..., dict[str, Any]]) -> None:
+    log = fork_server("raise OSError('no thread is left')", code_of_exit=1)
+    assert log["log"].splitlines()[-1] == "OSError: no thread is left"
 
 
 FORK_SERVER = """
@@ -173,6 +245,12 @@ def run():
     path.with_suffix(".json").write_text(json.dumps(names["said"]))
     return 0
 
+def fork(really=os.fork):
+    if Path(__file__).with_name("no-forks").exists():
+        raise BlockingIOError(11, "no room")
+    return really()
+
+os.fork = fork
 main.run = run
 fork_server.FORK_SERVER_IDLE_S = float(os.environ.get("IDLE_S", "300"))
 # A restart starts this file again, not the module.

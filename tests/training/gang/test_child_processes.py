@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,36 @@ def test_a_worker_starts_although_the_template_was_killed(forked: bool) -> None:
     end_gangs()
     with shared_gang(TWO) as gang:
         assert len(set(gang.run(os.getpid, [(), ()]))) == 2
+
+
+def test_failed_fork_of_a_worker_ends_the_gang_with_the_reason_and_leaves_the_template(
+    forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_forks = tmp_path / "no-forks"
+
+    def unless_full(start: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*args: Any, **options: Any) -> Any:
+            if no_forks.exists():
+                raise BlockingIOError(11, "no room")
+            return start(*args, **options)
+
+        return started
+
+    monkeypatch.setattr(os, "fork", unless_full(os.fork))
+    monkeypatch.setattr(subprocess, "Popen", unless_full(subprocess.Popen))
+    if forked:
+        use_template(fork_template())
+        import_ahead(TWO, [])
+    with shared_gang(TWO) as gang:
+        parents = {psutil.Process(worker.pid).ppid() for worker in gang.workers}
+    end_gangs()
+    no_forks.touch()
+    with pytest.raises(WorkerLostError, match=r"rank 0 could not be started, .*another process: \[Errno 11\] no room"):
+        Gang.start(TWO)
+    assert fork_template() is None
+    no_forks.unlink()
+    with shared_gang(TWO) as gang:
+        assert {psutil.Process(worker.pid).ppid() for worker in gang.workers} == parents
 
 
 def test_the_first_cause_is_raised_and_the_gang_ends() -> None:

@@ -1,9 +1,9 @@
 """Start drivers in milliseconds: fork, for each job, a process that has already imported the modules of a driver.
 
 A pool's head starts this process (``python -P -m shoal.jobs.driver.fork_server``) and writes a request for each job to
-its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started, one when
-it has ended. The process has one thread and runs no code of a job, and each fork of it serves one job. The drivers end
-with the process that forked them, and that process ends with the head.
+its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started or could
+not be started, one when it has ended. The process has one thread and runs no code of a job, and each fork of it serves
+one job. The drivers end with the process that forked them, and that process ends with the head.
 
 The process learns which libraries the jobs of its pool need: each driver reports at its end which of the `PRELOADED`
 modules it has imported. The process then imports these modules too, so that later drivers need no time for them.
@@ -19,6 +19,7 @@ import os
 import selectors
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
@@ -112,13 +113,21 @@ class ForkServer:
 
     def _start(self, request: dict[str, Any]) -> None:
         server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_driver(server, request)
+        try:
+            log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self._become_driver(server, request, log)
+            finally:
+                os.close(log)
+        except OSError as error:  # no process, memory or descriptor is left; the drivers that run must go on
+            self._answer({"id": request["id"], "refused": str(error)})
+            return
         self._running[pid] = request["id"]
         self._answer({"id": request["id"], "pid": pid})
 
-    def _become_driver(self, server: int, request: dict[str, Any]) -> NoReturn:
+    def _become_driver(self, server: int, request: dict[str, Any], log: int) -> NoReturn:
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
@@ -127,13 +136,10 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
             os.close(self._answers)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.chdir(request["folder"])
-            for descriptor, path, flags in (
-                (0, os.devnull, os.O_RDONLY),
-                (1, request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT),
-            ):
-                os.dup2(os.open(path, flags, 0o600), descriptor)
-            os.dup2(1, 2)
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()  # otherwise NumPy would draw the same random numbers in all drivers
@@ -142,6 +148,9 @@ class ForkServer:
             # The line is shorter than 4096 bytes, so that the lines of several drivers do not mix.
             os.write(self._report_to, " ".join([*used, ""]).encode())
             os._exit(code)
+        except BaseException:
+            traceback.print_exc()  # the job's error names the last line of the log
+            sys.stderr.flush()
         finally:
             os._exit(1)
 

@@ -4,7 +4,7 @@ work on all pools, such as `list_pools`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,13 +14,15 @@ from shoal import history
 from shoal.errors import InvalidArgumentError
 from shoal.pool import reconciler
 from shoal.pool.api.compute_pool import ComputePool
+from shoal.pool.backends import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
 from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import sweep as _sweep
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import ScaleOptions, checked_size
-from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, report_of
+from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, report_of
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 
@@ -113,13 +115,17 @@ def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[Po
     return [report.status for report in report_pools(store, embedded=embedded)]
 
 
-def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolReport]:
+def report_pools(
+    store: Store | None = None, *, embedded: bool = False, check: Callable[[Snapshot], Seen] = check_nodes
+) -> list[PoolReport]:
     """Return the status and the operations of every pool in the store. The number of database queries does not depend
     on the number of pools.
 
     Args:
         store: The state store.
         embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+        check: Function that returns which nodes of a pool are lost. Default: ask the pool's head, which may take
+            seconds.
     """
     with (store or Store()).reading() as session:
         snapshots = rows.load_all(session)
@@ -127,7 +133,7 @@ def report_pools(store: Store | None = None, *, embedded: bool = False) -> list[
     now = time.time()
     # The head of a remote pool may take seconds to answer, so several pools are queried at the same time.
     with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
-        return list(threads.map(lambda snapshot: report_of(snapshot, now), listed))
+        return list(threads.map(lambda snapshot: report_of(snapshot, now, check), listed))
 
 
 def sweep(store: Store | None = None) -> list[str]:

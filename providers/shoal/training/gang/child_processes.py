@@ -60,8 +60,14 @@ class ChildProcesses:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
         deadline = time.monotonic() + timeout
         joins = []
-        for place in places:
-            child = _Child(_StartSettings.of(self._shape))
+        for rank, place in enumerate(places):
+            try:
+                child = _Child(_StartSettings.of(self._shape))
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
+                raise WorkerLostError(
+                    f"rank {rank} could not be started, because this machine cannot start another process: {error}. "
+                    "Check its limits of processes and memory (`ulimit -u`, pids and memory of its container)"
+                ) from error
             self._children.append(child)
             if self._shape.trim_memory:
                 child.call("trim_memory")

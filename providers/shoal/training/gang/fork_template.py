@@ -56,13 +56,18 @@ class Template:
         """Fork a worker, and return the worker's process id.
 
         Directly after this call, the driver sends the file descriptors of the worker's socket and output.
+
+        Raises:
+            OSError: The machine has no room for another process.
         """
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
-        pid = os.fork()
-        if not pid:
-            self._become_worker(*descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        try:
+            pid = os.fork()
+            if not pid:
+                self._become_worker(*descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         return pid
 
     def exit_code(self, pid: int) -> int:
@@ -88,14 +93,21 @@ class Template:
             os._exit(1)
 
 
-def fork_template() -> socket.socket:
+def fork_template() -> socket.socket | None:
     """Fork a template from this process, which must have only one thread.
 
     Returns:
-        The driver's end of the socket to the template. The template ends when this socket is closed.
+        The driver's end of the socket to the template. The template ends when this socket is closed. None if the
+        machine has no room for another process; the workers are then started without a template.
     """
     ours, theirs = socket.socketpair()
-    if not os.fork():
+    try:
+        is_template = not os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if is_template:
         try:
             ours.close()
             serve(Connection(os.dup(theirs.fileno())), Template(theirs))

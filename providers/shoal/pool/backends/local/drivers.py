@@ -28,8 +28,16 @@ class Process(Protocol):
     def pid(self) -> int:
         """Return the id of the process."""
 
+    @property
+    def start_error(self) -> str:
+        """Return why the process could not be started; empty if it was started."""
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
+
+
+class _Command(subprocess.Popen[bytes]):
+    start_error = ""
 
 
 def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
@@ -39,14 +47,16 @@ def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
         command: Program and arguments.
         folder: Working folder of the process.
         log: File to which the output of the process is appended.
-
-    Raises:
-        OSError: The program cannot be started.
     """
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+    try:
+        with log.open("ab") as output:
+            return _Command(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+    except OSError as error:
+        process = _RequestedProcess()
+        process.refused(str(error))
+        return process
 
 
 def kill_group(process: Process) -> None:
@@ -106,25 +116,31 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
     return _ChildProcess(pid)
 
 
-class _RequestedDriver:
-    """A driver that was requested from the fork server. Its process may not have started yet."""
+class _RequestedProcess:
+    """A process that was requested from the fork server. It may not have started yet."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
         self._code: int | None = None
+        self._start_error = ""
         self._changed = threading.Event()
 
     @property
     def pid(self) -> int:
-        """Wait until the driver has started, and return its process id.
+        """Wait until the process has started, and return its process id.
 
         Raises:
-            ProcessLookupError: The driver was not started in time.
+            ProcessLookupError: The process was not started, or not in time.
         """
         self._changed.wait(DRIVER_START_TIMEOUT)
         if self._pid is None:
-            raise ProcessLookupError(f"the fork server did not start the driver within {DRIVER_START_TIMEOUT:.0f} s")
+            why = self._start_error or f"the fork server did not start it within {DRIVER_START_TIMEOUT:.0f} s"
+            raise ProcessLookupError(f"there is no process: {why}")
         return self._pid
+
+    @property
+    def start_error(self) -> str:
+        return self._start_error
 
     def poll(self) -> int | None:
         return self._code
@@ -137,6 +153,10 @@ class _RequestedDriver:
         self._code = code
         self._changed.set()
 
+    def refused(self, reason: str) -> None:
+        self._start_error = f"the head cannot start another process: {reason}"
+        self.ended(1)
+
 
 class ForkServer:
     """Handle of a fork server: a process that forks itself for each driver (see `shoal.jobs.driver.fork_server`).
@@ -145,7 +165,7 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        self._drivers: dict[str, _RequestedDriver] = {}
+        self._drivers: dict[str, _RequestedProcess] = {}
         self._stamp = _package_folder_times()
         self._has_ended = False
         requests, request_to = os.pipe()
@@ -178,7 +198,7 @@ class ForkServer:
         Raises:
             OSError: The fork server has ended.
         """
-        driver = self._drivers[key] = _RequestedDriver()
+        driver = self._drivers[key] = _RequestedProcess()
         request = {"id": key, "arguments": list(arguments), "folder": str(folder), "log": str(log)}
         self._requests.write(json.dumps(request).encode() + b"\n")
         return driver
@@ -196,9 +216,12 @@ class ForkServer:
                 driver = self._drivers[answer["id"]]
                 if "pid" in answer:
                     driver.started(answer["pid"])
+                    continue
+                if "refused" in answer:
+                    driver.refused(answer["refused"])
                 else:
                     driver.ended(answer["code"])
-                    del self._drivers[answer["id"]]
+                del self._drivers[answer["id"]]
         self._has_ended = True
         self._process.wait()
         # When the fork server ends, the kernel kills its drivers. So -SIGKILL is recorded as their exit code.

@@ -43,7 +43,7 @@ class _Driver:
     """
 
     def __init__(self, process: Process, log: Path) -> None:
-        self.log = log
+        self._log = log
         self._process = process
         self._is_stopped = False
 
@@ -55,8 +55,16 @@ class _Driver:
         code = self._process.poll()
         if code is None:
             return {"status": "RUNNING"}
+        if self._process.start_error:
+            return {"status": "FAILED", "message": self._process.start_error}
         status = "STOPPED" if self._is_stopped else "FAILED" if code else "SUCCEEDED"
         return {"status": status, "driver_exit_code": code}
+
+    def output(self) -> str:
+        """Return what the driver has printed; empty if there is no file, because the driver was never started."""
+        with suppress(FileNotFoundError):
+            return self._log.read_text(errors="replace")
+        return ""
 
     def stop(self) -> bool:
         """Send SIGTERM to the driver. If the driver does not end within 3 s, send SIGKILL to all of its processes.
@@ -148,7 +156,7 @@ class JobServer:
             case "GET", "":
                 return HTTPStatus.OK, driver.status()
             case "GET", "logs":
-                return HTTPStatus.OK, {"logs": driver.log.read_text(errors="replace")}
+                return HTTPStatus.OK, {"logs": driver.output()}
             case "POST", "stop":
                 return HTTPStatus.OK, {"stopped": driver.stop()}
             case "DELETE", "" if not driver.runs():
