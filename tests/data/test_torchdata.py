@@ -208,7 +208,8 @@ def test_integers_that_torch_cannot_compute_with(write: Write) -> None:
         (pa.array([datetime.datetime(2026, 1, 1)]), "seconds since a fixed time"),
         (pa.array([datetime.date(2026, 1, 1)]), "day of the year"),
         (pa.array([[1.0]]), "separate column"),
-        (pa.array([[1.0]], pa.list_(pa.float32(), 1)), "separate column"),
+        (pa.array([["a"]], pa.list_(pa.string(), 1)), "separate column"),
+        (pa.array([[1], [1, 2], [1]]), "different lengths"),
         (pa.array([{"a": 1}]), "separate column"),
         (pa.nulls(1), "null in every row"),
     ],
@@ -646,3 +647,37 @@ def test_without_torch(numbers: DataConnector, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"shoal\[torch\]"):
         numbers.to_torch_dataset()
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "int64", "fixed", "tensor", "nested"])
+def test_lists_are_tensors(write: Write, kind: str, shuffle: bool, batch_size: int | None) -> None:
+    dtype = kind if kind[-1].isdigit() else "float32"
+    given = np.arange(60).reshape((10, 3, 2) if kind in ("tensor", "nested") else (10, 6)).astype(dtype)
+    element = pa.from_numpy_dtype(given.dtype)
+    if kind == "tensor":
+        values: Any = pa.FixedShapeTensorArray.from_numpy_ndarray(given)
+    elif kind == "nested":
+        values = pa.array(given.tolist(), pa.list_(pa.list_(element, 2), 3))
+    elif kind == "fixed":
+        values = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), 6)
+    else:
+        values = pa.array(list(given))  # as from pandas
+    data = DataConnector.from_parquet(write("0.parquet", 3, i=list(range(10)), v=values))
+    dataset = data.to_torch_dataset(batch_size=batch_size, shuffle=shuffle)
+    items = list(DataLoader(dataset, batch_size=None if batch_size else 4))
+    rows = torch.cat([item["i"] for item in items])
+    assert sorted(rows.tolist()) == list(range(10))
+    found = torch.cat([item["v"] for item in items])
+    assert found.dtype == torch.from_numpy(given).dtype
+    assert torch.equal(found, torch.from_numpy(given)[rows])
+
+
+@pytest.mark.parametrize(
+    "values", [pa.array([[1, 2], None]), pa.array([[1, 2], [1, None]]), pa.array([[1.0], [], [1.0, 2.0]])]
+)
+def test_lists_that_are_no_tensor_are_refused(write: Write, values: pa.Array) -> None:
+    data = DataConnector.from_parquet(write("0.parquet", v=values))
+    with pytest.raises(DataError, match='column "v"'):
+        list(data.to_torch_dataset(batch_size=2))

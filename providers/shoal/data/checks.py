@@ -14,7 +14,7 @@ from shoal.data.filter_syntax import describe_filters
 from shoal.data.parquet.schema import distinct
 from shoal.data.parquet.types import common_type, largest_integer, lossy
 from shoal.data.planning.row_groups import RowRange
-from shoal.data.tensor_columns import dtype_of
+from shoal.data.tensor_columns import OBJECTS, dtype_of, list_shape
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
     for name in names:
         check_present(path, name, schema.names)
         type_ = schema.field(name).type
-        dtype = dtype_of(type_)
+        dtype = _list_dtype(source, name, type_) or dtype_of(type_)
         if dtype is None:
             advice = _advice(type_, "column") or "it is null in every row: fix the program that writes the dataset"
             left = "" if advice.endswith("leave it out") else ", or leave it out"
@@ -111,6 +111,42 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         dtypes[name] = dtype
     check_same_schema(source, names)
     return dtypes
+
+
+def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | None:
+    """Return the NumPy dtype of a row of a column of lists, such as ``(3,)float32``; None for other columns."""
+    found = list_shape(type_, 1)
+    element = dtype_of(found[1]) if found else None
+    if found is None or element in (None, OBJECTS) or 0 in found[0]:
+        return None
+    inner = 1
+    for size in found[0]:
+        inner *= size
+    import pyarrow as pa
+
+    variable = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    length, first = 0, ""
+    for group in source.row_groups():
+        if not group.rows:
+            continue
+        metadata = source.metadata(group.path).row_group(group.index)
+        for index in range(metadata.num_columns if variable else 0):
+            chunk = metadata.column(index)
+            path = chunk.path_in_schema
+            depth = 1 if isinstance(type_, pa.BaseExtensionType) else len(found[0])
+            if not path.startswith(f"{name}.") or path[len(name) + 1 :].count(".") != 2 * depth - 1:
+                continue
+            here, rest = divmod(chunk.num_values, metadata.num_rows * inner)
+            place = f"{group.path}, row group {group.index}"
+            if rest or (length and here != length):
+                what = f"{here} elements in {place}, but {length} in {first}" if not rest else f"several lengths in {place}"
+                raise DataError(
+                    f'{place}: column "{name}" of type {type_} has lists of different lengths ({what}): a tensor needs '
+                    "lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
+                )
+            length, first = here, place
+    shape, _ = list_shape(type_, length or 1) or found
+    return f"({','.join(map(str, shape))},){element}"
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:

@@ -50,6 +50,74 @@ def dtype_of(type_: pa.DataType) -> str | None:
     return OBJECTS if _is_text(type_) or _is_bytes(type_) else None
 
 
+def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.DataType] | None:
+    """Return the shape of the lists of a column, and the type of their elements.
+
+    Args:
+        type_: Type of the column.
+        length: Number of elements of each list, if the type does not contain it.
+
+    Returns:
+        Shape of one row, and type of the elements; None if the column is not one of lists, or if lists of variable length
+        are inside other lists.
+    """
+    import pyarrow as pa
+
+    if isinstance(type_, pa.FixedShapeTensorType):
+        permuted = list(type_.permutation or []) not in ([], list(range(len(type_.shape))))
+        return None if permuted else (tuple(type_.shape), type_.value_type)
+    shape: list[int] = []
+    while pa.types.is_fixed_size_list(type_) or (not shape and _is_variable(type_)):
+        shape.append(type_.list_size if pa.types.is_fixed_size_list(type_) else length)
+        type_ = type_.value_type
+    return (tuple(shape), type_) if shape else None
+
+
+def _is_variable(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRange) -> np.ndarray:
+    """Convert a column of lists to an array ``[rows, *shape]``, which uses the memory of Arrow's elements."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    place = f'{part.path}, row group {part.row_group}: column "{name}" of type {column.type}'
+    rows = len(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    per_row = 1
+    while True:
+        type_ = column.type
+        floats = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+        if column.null_count and not floats:
+            row = part.row_number(int(np.argmax(column.is_null().to_numpy())) // per_row)
+            raise DataError(
+                f"{place} has a null list or a null element at row {row}, but only elements that are floats can be null "
+                "(as NaN): fill in these values, or leave these rows out"
+            )
+        if not (pa.types.is_fixed_size_list(type_) or _is_variable(type_)):
+            break
+        if _is_variable(type_):
+            lengths = pc.list_value_length(column).to_numpy()
+            bad = np.flatnonzero(lengths != dtype.shape[0])
+            if len(bad):
+                raise DataError(
+                    f"{place} has a list of {lengths[bad[0]]} elements at row {part.row_number(int(bad[0]))}, but lists "
+                    f"of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut the lists"
+                )
+            per_row *= dtype.shape[0]
+        else:
+            per_row *= type_.list_size
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], type_.value_type)
+    values = to_column(column, name, dtype.base.name, part)
+    assert isinstance(values, np.ndarray)
+    return values.reshape(rows, *dtype.shape)
+
+
 def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) -> Column:
     """Convert a column of an Arrow table to a NumPy array. A column of text or bytes is converted to an Arrow array.
 
@@ -62,7 +130,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
         part: Row range that the values were read from, for error messages.
 
     Returns:
-        A NumPy array ``[rows]`` with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
+        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
         (large_binary).
 
     Raises:
@@ -72,6 +140,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     import numpy as np
     import pyarrow as pa
 
+    if dtype.startswith("("):
+        return _to_lists(column, name, np.dtype(dtype), part)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     type_ = column.type
@@ -117,7 +187,7 @@ def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
 
     if isinstance(pieces[0], np.ndarray):
         whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return whole if order is None else whole.take(order)
+        return whole if order is None else whole.take(order, axis=0)
     joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
     return joined if order is None else joined.take(pa.array(order))
 

@@ -57,7 +57,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
     ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
-    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str or bytes, and DataLoader
+    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str, bytes or (lists) tensor, and DataLoader
     combines the items into batches.
 
     Each ``iter()`` begins an epoch when its first item is requested. With ``shuffle=True`` every epoch has its own
@@ -383,6 +383,9 @@ def _tensor(values: np.ndarray | list[Any]) -> Any:
 
 
 def _listed(values: np.ndarray | list[Any]) -> list[Any]:
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        # Each row gets memory of its own, so that a row that is kept does not keep the others.
+        return [row.clone() for row in torch.from_numpy(values)]
     return values if isinstance(values, list) else list(values.tolist())
 
 
