@@ -6,6 +6,7 @@ A worker runs in a Ray actor, or in a process without Ray.
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,9 @@ class Worker:
         Returns:
             The process id of this worker, and the working folder if the worker has created one.
         """
+        # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
+        # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update(env)
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)
