@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gzip
 import os
 import signal
 import subprocess
@@ -58,6 +60,28 @@ def leave_something() -> list[str]:
     found = [name for name in ("LEFT",) if name in os.environ] + [name for name in ("left",) if hasattr(np, name)]
     os.environ["LEFT"] = np.left = "by an earlier worker"  # type: ignore[attr-defined]
     return [*found, str(random.random()), str(np.random.random())]
+
+
+def leave_to_the_interpreter(folder: str) -> None:
+    """Leave open files, an exit handler, a finalizer and a thread, which the interpreter completes at its end."""
+    import atexit
+    import builtins
+    import gzip
+    import weakref
+
+    here = Path(folder)
+    table = (here / "table.csv").open("w")
+    compressed = gzip.open(here / "rows.gz", "wt")  # noqa: SIM115
+    table.write("1,0.5\n")
+    compressed.write("row\n")
+    builtins.left = [table, compressed, atexit]  # type: ignore[attr-defined]
+    weakref.finalize(table, (here / "finalized").write_text, "yes")
+    atexit.register((here / "summary").write_text, "written")
+    threading.Timer(0.2, (here / "thread").write_text, ["done"]).start()
+
+
+def wait_in_a_thread() -> None:
+    threading.Thread(target=threading.Event().wait).start()
 
 
 def fail_in_rank_1() -> None:
@@ -126,6 +150,42 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run() -> None:
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
             gang.run(os.getpid, [(), ()])
+    assert_ended([worker.pid for worker in gang.workers])
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(folder.iterdir())
+    return {file.name: (gzip.open(file, "rt") if file.suffix == ".gz" else file.open()).read() for file in files}
+
+
+def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_parent(
+    tmp_path: Path, forked: bool
+) -> None:
+    folders = [tmp_path / name for name in ("plain", "0", "1")]
+    for folder in folders:
+        folder.mkdir()
+    source = f"from tests.training.gang.test_child_processes import *; leave_to_the_interpreter({str(folders[0])!r})"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
+    inherited = tmp_path / "inherited"
+    atexit.register(inherited.touch)
+    if forked:
+        use_template(fork_template())
+        import_ahead(TWO, [])
+    gang = Gang.start(TWO)
+    gang.run(leave_to_the_interpreter, [(str(folder),) for folder in folders[1:]])
+    gang.finish()
+    atexit.unregister(inherited.touch)
+    assert contents(folders[1]) == contents(folders[2]) == contents(folders[0])
+    assert set(contents(folders[0])) == {"table.csv", "rows.gz", "summary", "thread", "finalized"}
+    assert not inherited.exists()
+    assert_ended([worker.pid for worker in gang.workers])
+
+
+def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    gang = Gang.start(TWO)
+    gang.run(wait_in_a_thread, [(), ()])
+    gang.finish(timeout=0.5)
+    assert "did not end within 0.5 s" in capsys.readouterr().out
     assert_ended([worker.pid for worker in gang.workers])
 
 

@@ -51,7 +51,9 @@ def left_in(folder: Path) -> list[str]:
 def test_every_rank_knows_its_place_and_what_was_handed_to_it(
     driver: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = distributor(functions.where, tmp_path, job_id="place").run(hyper_params={"lr": 0.1, "layers": [1, 2]})
+    run = distributor(functions.where, tmp_path, job_id="place").run(
+        str(tmp_path / "at-exit"), hyper_params={"lr": 0.1, "layers": [1, 2]}
+    )
     first, second = run.get_results()
     assert [place["RANK"] for place in (first, second)] == ["0", "1"]
     assert [place["GROUP_RANK"] for place in (first, second)] == ["0", "1"]
@@ -66,8 +68,10 @@ def test_every_rank_knows_its_place_and_what_was_handed_to_it(
         assert place["threads"] == 1
     assert run.get_metrics() == {"loss": 0.5}
     assert run.get_model_dir() == f"{tmp_path}/model/place"
-    published = [MARKER, *(f"rank-{rank}/mine.txt" for rank in (0, 1)), "same.txt"]
-    assert left_in(tmp_path) == [f"model/place/{name}" for name in published]
+    published = [MARKER, "open.txt", *(f"rank-{rank}/mine.txt" for rank in (0, 1)), "same.txt"]
+    assert left_in(tmp_path) == ["at-exit-0", "at-exit-1", *(f"model/place/{name}" for name in published)]
+    assert Path(run.get_model_dir(), "open.txt").read_text() == "left open"
+    assert [(tmp_path / f"at-exit-{rank}").read_text() for rank in (0, 1)] == ["at exit"] * 2
     printed = capsys.readouterr().out.splitlines()
     for rank in (0, 1):
         assert f"[rank {rank}] hello from {rank}" in printed

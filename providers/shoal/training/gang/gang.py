@@ -31,11 +31,13 @@ from shoal.training.gang.heartbeats import EventKind, WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
+from shoal.training.host import interpreter_end
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,
     UNREACHABLE_WORKER_S,
     WORKER_END_S,
+    WORKER_FINISH_S,
     WORKER_KILL_S,
     WORKER_START_S,
 )
@@ -232,9 +234,37 @@ class Gang:
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             return self._run(function, args_per_rank, deadline, on_note)
+        except TimeoutError:
+            self.end()
+            raise TrainingError(
+                "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
+            ) from None
         except BaseException:
             self.end()
             raise
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """End the workers of a gang that has done its work, after the code in them has ended as an interpreter ends:
+        threads that are no daemons have ended, exit handlers have run, and open files are written.
+
+        After 30 s, or `timeout`, the workers are killed. What fails here is only printed, because the work is done.
+
+        Args:
+            timeout: Maximum time in seconds; None means only the limit of 30 s.
+        """
+        limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
+        try:
+            if self.sound:
+                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
+        except TimeoutError:
+            say(
+                f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
+                "training: end threads before the function returns, or start them with daemon=True"
+            )
+        except ShoalError as error:
+            say(f"after the end of the training: {error}")
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Kill the workers, wait until they have ended, and close the sidecars (helpers such as XGBoost's tracker).
@@ -310,9 +340,7 @@ class Gang:
         while talking or len(results) < size:
             event = self._next(deadline)
             if event is None:
-                raise TrainingError(
-                    "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
-                )
+                raise TimeoutError
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):

@@ -16,7 +16,7 @@ from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
-from shoal.training.host import change_directory, memory
+from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 
 
@@ -145,6 +145,7 @@ class Worker:
         # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
         # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        interpreter_end.forget_exit_handlers()
         os.environ.update(env)
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)

@@ -208,6 +208,7 @@ class _Run:
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)
             )
+            gang.finish(timeout=self._restarts.timeout)
         finally:
             gang.end()
         return FunctionResult(

@@ -23,7 +23,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.training.cluster import LeavingNodes
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.host import memory
+from shoal.training.host import interpreter_end, memory
 from shoal.training.host.usage import USAGE_NOTE, measured
 from shoal.training.mlflow.logged_models import adopt_model
 from shoal.training.mlflow.set_experiment import let_user_choose_experiment
@@ -179,6 +179,9 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         if any(word in str(error) for word in _PEER_WORDS):
             raise PeerError(f"{type(error).__name__}: {error}") from error
         raise
+    finally:
+        # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
+        interpreter_end.write_open_files()
     adopt_model(gang.log)
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
 
