@@ -20,11 +20,13 @@ from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostErro
 from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.context import gang_context
+from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
+from shoal.training.gang.worker import Failure
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
@@ -82,6 +84,19 @@ def leave_to_the_interpreter(folder: str) -> None:
 
 def wait_in_a_thread() -> None:
     threading.Thread(target=threading.Event().wait).start()
+
+
+def raise_in_rank_1(error: BaseException) -> None:
+    if gang_context().rank == 1:
+        raise error
+    threading.Event().wait()
+
+
+def wait_in_rank_1(file: str) -> int:
+    rank = gang_context().rank
+    while rank == 1 and not os.path.exists(file):
+        threading.Event().wait(0.05)
+    return rank
 
 
 def fail_in_rank_1() -> None:
@@ -151,6 +166,41 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run() -> None:
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
             gang.run(os.getpid, [(), ()])
     assert_ended([worker.pid for worker in gang.workers])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_an_exception_that_ends_processes_is_an_error_of_the_function(error: BaseException) -> None:
+    expected = f"rank 1 .* failed: {type(error).__name__}"
+    with pytest.raises(TrainingError, match=expected) as info, shared_gang(TWO) as gang:
+        gang.run(raise_in_rank_1, [(error,), (error,)])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+def test_ranks_that_return_long_before_others_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def end_the_wait(text: str) -> None:
+        said.append(text)
+        (tmp_path / "said").touch()
+
+    monkeypatch.setattr(gang_module, "UNEVEN_RETURN_S", 0.1)
+    monkeypatch.setattr(gang_module, "say", end_the_wait)
+    with shared_gang(TWO) as gang:
+        assert gang.run(wait_in_rank_1, [(str(tmp_path / "said"),)] * 2, timeout=60) == [0, 1]
+    [message] = [text for text in said if "uneven batches?" in text]
+    assert message.startswith("rank 0 returned 0 s ago, but rank 1 did not")
+
+
+def test_the_notes_of_all_ranks_that_failed_are_in_the_error() -> None:
+    gang = Gang(TWO)
+    for rank in (1, 0):
+        gang._answered(rank, Failure("ValueError: x", f"traceback of rank {rank}", None))
+    first = gang._next(0)
+    assert isinstance(first, gang_module._Cause)
+    assert [note.splitlines()[1] for note in gang._first_cause(first).__notes__] == [
+        "traceback of rank 1",
+        "traceback of rank 0",
+    ]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -50,6 +50,7 @@ def where(at_exit: str = "") -> dict[str, Any]:
             runtime.get_world_size(), runtime.get_local_world_size(),
         ],
         "threads": torch.get_num_threads(),
+        "argv": sys.argv,
         "own": os.environ.get("TEST_OWN"),
     }  # fmt: skip
 
@@ -198,7 +199,19 @@ def shard_fully() -> dict[str, Any]:
     return {"losses": losses, "local": local, "whole": {name: tuple(value.shape) for name, value in whole.items()}}
 
 
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("the text cannot be made")
+
+
+def fail_without_text() -> None:
+    raise TextlessError
+
+
 def unpicklable() -> Any:
+    context = get_context()
+    (Path(context.get_model_dir()) / "weights").write_text("trained")
+    context.get_metrics_reporter().log_metrics({"loss": 0.5})
     return (number for number in range(3))
 
 

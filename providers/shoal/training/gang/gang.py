@@ -16,7 +16,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -35,6 +35,7 @@ from shoal.training.host import interpreter_end
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,
+    UNEVEN_RETURN_S,
     UNREACHABLE_WORKER_S,
     WORKER_END_S,
     WORKER_FINISH_S,
@@ -337,13 +338,20 @@ class Gang:
         self._started.run(function, args_per_rank, self._answered)
         results: dict[int, Any] = {}
         talking = set(range(size))
+        report_at = math.inf
         while talking or len(results) < size:
-            event = self._next(deadline)
+            event = self._next(min(deadline, report_at))
+            if event is None and report_at < deadline:
+                report_at = math.inf
+                say(_uneven(results, size))
+                continue
             if event is None:
                 raise TimeoutError
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
+                if not results:
+                    report_at = time.monotonic() + UNEVEN_RETURN_S
                 results[event.rank] = event.value
             elif isinstance(event, _Note):
                 if on_note:
@@ -354,6 +362,8 @@ class Gang:
 
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
+
+        The error gets the notes of the other failures, too.
 
         The wait is only 0.5 s if one of the errors reports something else than an unreachable worker.
         """
@@ -368,7 +378,11 @@ class Gang:
                 causes.append(event)
         # The cause with the lowest weight is the most likely one. If several causes have the same lowest weight, min()
         # returns the earliest of them.
-        return min(causes, key=lambda cause: cause.weight).error
+        chosen = min(causes, key=lambda cause: cause.weight)
+        for cause in causes:
+            for note in () if cause is chosen else getattr(cause.error, "__notes__", ()):
+                chosen.error.add_note(note)
+        return chosen.error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:
         who = self._who(rank)
@@ -424,6 +438,21 @@ class Gang:
 
     def _who(self, rank: int) -> str:
         return str(self.workers[rank]) if rank < len(self.workers) else f"rank {rank}"
+
+
+def _uneven(returned: Collection[int], size: int) -> str:
+    """Return a message about ranks that have not returned long after others have."""
+    waiting = [rank for rank in range(size) if rank not in returned]
+    return (
+        f"{_ranks(sorted(returned))} returned {UNEVEN_RETURN_S:.0f} s ago, but {_ranks(waiting)} did not: uneven "
+        "batches? A rank that trains on more batches than another waits for it in a collective operation and does not "
+        "end. If the rank is only saving its model, ignore this message"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def _reserved(shape: GangShape, deadline: float) -> Workers:

@@ -179,7 +179,7 @@ class Worker:
         assert self._driver is not None
         try:
             return Success(function(*args))
-        except Exception as exc:
+        except BaseException as exc:  # also KeyboardInterrupt and SystemExit, which would end this process
             error = exc if isinstance(exc, DataError | TrainingError | InvalidArgumentError) else None
             summary = "".join(traceback.format_exception_only(exc)).strip()
             return Failure(summary, traceback.format_exc(), error)

@@ -47,7 +47,8 @@ def write_open_files() -> None:
     to them blocks if their reader is stuck.
     """
     gc.collect()
-    opened = [each for each in gc.get_objects() if isinstance(each, io.IOBase) and _is_open_file(each)]
+    # `type` runs no code of the objects. `isinstance` reads `__class__`, at which objects of PyTorch print a warning.
+    opened = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase) and _is_open_file(each)]
     # The order matters: a text file writes into a compressed file, which writes into a buffered one.
     writes = [each.flush for each in opened if isinstance(each, io.TextIOWrapper)]
     writes += [each.close for each in opened if type(each).__module__ in ("gzip", "bz2", "lzma")]
