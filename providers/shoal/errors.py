@@ -160,7 +160,7 @@ class BudgetError(ShoalError):
     permanent = True
 
 
-class CapacityError(ShoalError):
+class CapacityError(ShoalError, RuntimeError):
     """The training requests more nodes, CPUs or GPUs than the pool has, or than became free in time."""
 
     permanent = True
@@ -189,8 +189,11 @@ class DataAccessError(DataError):
     permanent = False
 
 
-class TrainingError(ShoalError):
-    """Training failed. The message contains the first error and the rank on which it occurred."""
+class TrainingError(ShoalError, RuntimeError):
+    """Training failed. The message contains the first error and the rank on which it occurred.
+
+    The error is a RuntimeError, too, as the errors of PySpark's TorchDistributor are.
+    """
 
 
 class WorkerLostError(TrainingError):
@@ -213,8 +216,10 @@ class RegistryError(ShoalError):
     """The MLflow model registry does not exist, does not answer, or rejects the request."""
 
 
-class JobFailedError(JobError):
+class JobFailedError(JobError, TrainingError):
     """The job ended without a result. The message ends with the cause.
+
+    The error is a TrainingError, too, so that a call raises the same on a pool and in a connected Ray cluster.
 
     Args:
         message: The error message.

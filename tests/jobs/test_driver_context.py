@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.jobs.driver.context import AttemptContext
+from shoal.errors import JobError
+from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.function import _Sender
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -17,6 +19,36 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 
 KEY = Key("job", 1)
+
+
+class AwayServer:
+    """MLflow run whose server is away at first."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.metrics: list[tuple[str, float, int, float]] = []
+
+    def log_metrics(self, metrics: list[tuple[str, float, int, float]]) -> None:
+        if self.is_away:
+            raise ConnectionError("connection refused")
+        self.metrics += metrics
+
+
+def test_metrics_are_kept_while_mlflow_is_away_and_sent_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.jobs.driver.function.METRICS_PERIOD_S", 0.0)
+    run = AwayServer()
+    with _Sender(run) as sender:  # type: ignore[arg-type]
+        sender.log(0, {"loss": 3.0}, 1)
+        sender.log(0, {"loss": 2.0}, 2)
+        assert capsys.readouterr().out.count("will be sent later: connection refused") == 1
+    told = r"its model is saved in /models/x, but MLflow failed: ConnectionError"
+    with pytest.raises(JobError, match=told), saved_before("/models/x"):
+        sender.flush()
+    run.is_away = False
+    sender.flush()
+    assert [(name, value, step) for name, value, step, _ in run.metrics] == [("loss", 3.0, 1), ("loss", 2.0, 2)]
 
 
 class Administrator(io.StringIO):

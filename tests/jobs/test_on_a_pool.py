@@ -24,7 +24,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
-from shoal.errors import JobCancelledError, JobFailedError
+from shoal.errors import JobCancelledError, JobFailedError, TrainingError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking, skipping_if_unchanged
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.head_client import JobClient
@@ -411,8 +411,11 @@ def test_a_function_chooses_the_experiment_of_the_jobs_run(
 
 def test_a_jobs_log_ends_with_the_first_ranks_traceback_and_the_cause(pool: ComputePool, tmp_path: Path) -> None:
     config = RunConfig(pool_name=pool.name, job_id="fails", artifact_location=str(tmp_path))
-    with pytest.raises(JobFailedError, match=r"rank 1 \(node .*\) failed: ZeroDivisionError: on purpose"):
+    with pytest.raises(TrainingError, match=r"rank 1 \(node .*\) failed: ZeroDivisionError: on purpose") as info:
         PyTorchDistributor(fail_in_rank_1, PyTorchScalingConfig(num_nodes=2), config).run()
+    [note] = info.value.__notes__
+    assert note.startswith("In rank 1 (node")
+    assert note.endswith("ZeroDivisionError: on purpose")
     log = list(jobs.attach("fails").logs())
     assert "ZeroDivisionError: on purpose" in log[-1]
     assert any("in fail_in_rank_1" in line for line in log[-12:])

@@ -128,11 +128,12 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(self._values(result))
 
     def _values(self, result: JobResult) -> list[Any]:
+        from shoal.distributors.call_values import Response
         from shoal.jobs import load_results
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return list(load_results(result, location).results)
+        return Response(load_results(result, location)).get_results()
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
         """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""

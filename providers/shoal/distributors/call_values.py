@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.redaction import redact_value
 from shoal.training.locations import resolved
-from shoal.training.pytorch.request import FunctionResult
+from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult, PredictResult
@@ -39,8 +39,28 @@ class Response:
         return dict(self.result.metrics)
 
     def get_results(self) -> list[Any]:
-        """Return the return values of the function on all ranks, in the order of the ranks."""
-        return list(self.result.results)
+        """Return the return values of the function on all ranks, in the order of the ranks.
+
+        Raises:
+            TrainingError: A rank returned a value that cannot be pickled. The other methods still work.
+        """
+        return [value_of(self.result, rank) for rank in range(len(self.result.results))]
+
+
+def value_of(result: FunctionResult, rank: int) -> Any:
+    """Return the value that the function has returned on a rank.
+
+    Raises:
+        TrainingError: The value cannot be pickled.
+    """
+    value = result.results[rank]
+    if isinstance(value, MissingValue):
+        raise TrainingError(
+            f"the function has ended on all ranks, but the return value of rank {rank} is lost: {value.reason}. Return "
+            "plain data, tensors or a state_dict; files of the model folder are saved in "
+            f"{redact_value(result.model_dir)}"
+        )
+    return value
 
 
 def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) -> Callable[[JobResult], Any]:
@@ -136,8 +156,8 @@ def function_value(result: JobResult, *, location: str | None, returns: Returns)
 
     answer = load_results(result, location)
     if returns == "ranks":
-        return list(answer.results)
-    return answer.results[0] if returns == "rank-0" else Response(answer)
+        return Response(answer).get_results()
+    return value_of(answer, 0) if returns == "rank-0" else Response(answer)
 
 
 def _booster(result: JobResult, *, location: str | None) -> Any:

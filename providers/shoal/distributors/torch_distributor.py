@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.distributors import dispatch
+from shoal.distributors.call_values import value_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import FunctionRequest
@@ -88,7 +89,7 @@ class TorchDistributor:
             TrainingError: A rank raised an exception; the error describes the first one.
         """
         response: Response = self._call(main, args, kwargs).run()
-        return response.get_results()[0]
+        return value_of(response.result, 0)
 
     def submit(
         self, main: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any

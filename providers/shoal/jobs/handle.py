@@ -817,7 +817,10 @@ class JobHandle:
         if job.state is JobState.CANCELLED:
             raise JobCancelledError(f"{what} was cancelled: {job.error}")
         if job.state is JobState.FAILED:
-            raise JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
+            error = JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
+            for traceback in self.log_follower().tracebacks():
+                error.add_note(traceback)
+            raise error
         self._await_clean_up(job)
         result = JobResult.model_validate(job.result)
         # The result is marked as returned to a caller only in this last step. If this process is killed before this

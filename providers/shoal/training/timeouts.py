@@ -38,6 +38,15 @@ UNREACHABLE_WORKER_S = 4.5
 """Same limit as `FURTHER_ERRORS_S`, while all known errors only report an unreachable worker. If a host vanishes, the
 driver notices this only after the 4 s of the TCP keepalive."""
 
+UNEVEN_RETURN_S = 60.0
+"""Seconds after the return of the first rank until the log says which ranks have not returned. Ranks that train on the
+same number of batches return within seconds of each other, and saving a model on one rank rarely takes a minute."""
+
+WORKER_FINISH_S = 30.0
+"""Seconds to wait, after a successful training, until the threads of the workers have ended and their exit handlers
+have run. Experiment trackers send their last data in an exit handler, which takes seconds. A thread that never ends
+must not keep the job, which has its result, from ending."""
+
 WORKER_KILL_S = 1.0
 """Seconds to wait until killed workers have ended, before the driver closes the workers' sockets. In our measurements
 killed processes ended within 0.1 s, so the limit is reached only if a node is dead or a host has vanished."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gzip
 import os
 import signal
 import subprocess
@@ -18,11 +20,13 @@ from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostErro
 from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.context import gang_context
+from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
+from shoal.training.gang.worker import Failure
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
@@ -58,6 +62,41 @@ def leave_something() -> list[str]:
     found = [name for name in ("LEFT",) if name in os.environ] + [name for name in ("left",) if hasattr(np, name)]
     os.environ["LEFT"] = np.left = "by an earlier worker"  # type: ignore[attr-defined]
     return [*found, str(random.random()), str(np.random.random())]
+
+
+def leave_to_the_interpreter(folder: str) -> None:
+    """Leave open files, an exit handler, a finalizer and a thread, which the interpreter completes at its end."""
+    import atexit
+    import builtins
+    import gzip
+    import weakref
+
+    here = Path(folder)
+    table = (here / "table.csv").open("w")
+    compressed = gzip.open(here / "rows.gz", "wt")  # noqa: SIM115
+    table.write("1,0.5\n")
+    compressed.write("row\n")
+    builtins.left = [table, compressed, atexit]  # type: ignore[attr-defined]
+    weakref.finalize(table, (here / "finalized").write_text, "yes")
+    atexit.register((here / "summary").write_text, "written")
+    threading.Timer(0.2, (here / "thread").write_text, ["done"]).start()
+
+
+def wait_in_a_thread() -> None:
+    threading.Thread(target=threading.Event().wait).start()
+
+
+def raise_in_rank_1(error: BaseException) -> None:
+    if gang_context().rank == 1:
+        raise error
+    threading.Event().wait()
+
+
+def wait_in_rank_1(file: str) -> int:
+    rank = gang_context().rank
+    while rank == 1 and not os.path.exists(file):
+        threading.Event().wait(0.05)
+    return rank
 
 
 def fail_in_rank_1() -> None:
@@ -156,6 +195,77 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run() -> None:
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
             gang.run(os.getpid, [(), ()])
+    assert_ended([worker.pid for worker in gang.workers])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_an_exception_that_ends_processes_is_an_error_of_the_function(error: BaseException) -> None:
+    expected = f"rank 1 .* failed: {type(error).__name__}"
+    with pytest.raises(TrainingError, match=expected) as info, shared_gang(TWO) as gang:
+        gang.run(raise_in_rank_1, [(error,), (error,)])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+def test_ranks_that_return_long_before_others_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def end_the_wait(text: str) -> None:
+        said.append(text)
+        (tmp_path / "said").touch()
+
+    monkeypatch.setattr(gang_module, "UNEVEN_RETURN_S", 0.1)
+    monkeypatch.setattr(gang_module, "say", end_the_wait)
+    with shared_gang(TWO) as gang:
+        assert gang.run(wait_in_rank_1, [(str(tmp_path / "said"),)] * 2, timeout=60) == [0, 1]
+    [message] = [text for text in said if "uneven batches?" in text]
+    assert message.startswith("rank 0 returned 0 s ago, but rank 1 did not")
+
+
+def test_the_notes_of_all_ranks_that_failed_are_in_the_error() -> None:
+    gang = Gang(TWO)
+    for rank in (1, 0):
+        gang._answered(rank, Failure("ValueError: x", f"traceback of rank {rank}", None))
+    first = gang._next(0)
+    assert isinstance(first, gang_module._Cause)
+    assert [note.splitlines()[1] for note in gang._first_cause(first).__notes__] == [
+        "traceback of rank 1",
+        "traceback of rank 0",
+    ]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(folder.iterdir())
+    return {file.name: (gzip.open(file, "rt") if file.suffix == ".gz" else file.open()).read() for file in files}
+
+
+def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_parent(
+    tmp_path: Path, forked: bool
+) -> None:
+    folders = [tmp_path / name for name in ("plain", "0", "1")]
+    for folder in folders:
+        folder.mkdir()
+    source = f"from tests.training.gang.test_child_processes import *; leave_to_the_interpreter({str(folders[0])!r})"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
+    inherited = tmp_path / "inherited"
+    atexit.register(inherited.touch)
+    if forked:
+        use_template(fork_template())
+        import_ahead(TWO, [])
+    gang = Gang.start(TWO)
+    gang.run(leave_to_the_interpreter, [(str(folder),) for folder in folders[1:]])
+    gang.finish()
+    atexit.unregister(inherited.touch)
+    assert contents(folders[1]) == contents(folders[2]) == contents(folders[0])
+    assert set(contents(folders[0])) == {"table.csv", "rows.gz", "summary", "thread", "finalized"}
+    assert not inherited.exists()
+    assert_ended([worker.pid for worker in gang.workers])
+
+
+def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    gang = Gang.start(TWO)
+    gang.run(wait_in_a_thread, [(), ()])
+    gang.finish(timeout=0.5)
+    assert "did not end within 0.5 s" in capsys.readouterr().out
     assert_ended([worker.pid for worker in gang.workers])
 
 

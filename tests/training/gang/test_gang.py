@@ -42,6 +42,15 @@ def raise_in(rank: int, error: Exception, others: str) -> None:
     threading.Event().wait()
 
 
+def terminate_rank_1() -> None:
+    try:
+        if gang_context().rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(30)
+    except BaseException as error:
+        raise RuntimeError("user code caught the end of its process") from error
+
+
 def assert_gone(gang: Gang) -> None:
     # Their sockets are closed before `end` returns; the rest of an exit takes the kernel a few milliseconds.
     assert_ended([worker.pid for worker in gang.workers])
@@ -156,6 +165,12 @@ def test_a_worker_that_died_between_two_calls_is_told(driver: TwoNodes) -> None:
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
             gang.run(where_am_i, [(), ()])
+    assert_gone(gang)
+
+
+def test_a_worker_that_got_sigterm_is_lost_and_its_function_has_not_failed(driver: TwoNodes) -> None:
+    with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"), shared_gang(TWO) as gang:
+        gang.run(terminate_rank_1, [(), ()])
     assert_gone(gang)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import builtins
 import os
 import signal
 import sys
@@ -22,10 +24,14 @@ def gpus() -> dict[str, Any]:
     return {name: os.environ[name] for name in ("WORLD_SIZE", "CUDA_VISIBLE_DEVICES")}
 
 
-def where() -> dict[str, Any]:
+def where(at_exit: str = "") -> dict[str, Any]:
     import torch
 
     context = get_context()
+    builtins.left = (Path(context.get_model_dir()) / "open.txt").open("w")  # type: ignore[attr-defined]
+    builtins.left.write("left open")  # type: ignore[attr-defined]
+    if at_exit:
+        atexit.register(Path(f"{at_exit}-{context.get_rank()}").write_text, "at exit")
     (Path(context.get_model_dir()) / "same.txt").write_text("same")
     (Path(context.get_model_dir()) / f"rank-{context.get_rank()}").mkdir()
     (Path(context.get_model_dir()) / f"rank-{context.get_rank()}" / "mine.txt").write_text(str(os.getpid()))
@@ -44,6 +50,7 @@ def where() -> dict[str, Any]:
             runtime.get_world_size(), runtime.get_local_world_size(),
         ],
         "threads": torch.get_num_threads(),
+        "argv": sys.argv,
         "own": os.environ.get("TEST_OWN"),
     }  # fmt: skip
 
@@ -192,7 +199,19 @@ def shard_fully() -> dict[str, Any]:
     return {"losses": losses, "local": local, "whole": {name: tuple(value.shape) for name, value in whole.items()}}
 
 
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("the text cannot be made")
+
+
+def fail_without_text() -> None:
+    raise TextlessError
+
+
 def unpicklable() -> Any:
+    context = get_context()
+    (Path(context.get_model_dir()) / "weights").write_text("trained")
+    context.get_metrics_reporter().log_metrics({"loss": 0.5})
     return (number for number in range(3))
 
 

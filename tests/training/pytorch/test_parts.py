@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ from shoal.training.capacity import Node
 from shoal.training.gang.placement import GangShape
 from shoal.training.mlflow.logged_models import adopt_model
 from shoal.training.progress import Progress
-from shoal.training.pytorch import model_dir
+from shoal.training.pytorch import model_dir, worker
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context
@@ -462,6 +464,35 @@ def test_a_function_is_checked_against_its_arguments() -> None:
         Program.of(train, [1], {"rat": 0.2})
     with pytest.raises(InvalidArgumentError, match="must be a function or the path of a script, not 3"):
         PyTorchDistributor(3)  # type: ignore[arg-type]
+
+
+async def coroutine() -> int:
+    return 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+class GeneratorObject:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, partial(generator), GeneratorObject()], ids=str)
+def test_a_function_whose_call_does_not_run_its_code_is_refused(function: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is (an async|a generator) function, whose call returns before"):
+        PyTorchDistributor(function)
+
+
+def test_a_returned_ddp_model_can_be_read_without_a_process_group(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        content = worker._pickled(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert isinstance(content, bytes)
+    assert type(cloudpickle.loads(content)) is torch.nn.Linear
 
 
 def test_large_data_in_a_closure_is_refused_with_advice() -> None:

@@ -51,7 +51,9 @@ def left_in(folder: Path) -> list[str]:
 def test_every_rank_knows_its_place_and_what_was_handed_to_it(
     driver: TwoNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = distributor(functions.where, tmp_path, job_id="place").run(hyper_params={"lr": 0.1, "layers": [1, 2]})
+    run = distributor(functions.where, tmp_path, job_id="place").run(
+        str(tmp_path / "at-exit"), hyper_params={"lr": 0.1, "layers": [1, 2]}
+    )
     first, second = run.get_results()
     assert [place["RANK"] for place in (first, second)] == ["0", "1"]
     assert [place["GROUP_RANK"] for place in (first, second)] == ["0", "1"]
@@ -64,10 +66,13 @@ def test_every_rank_knows_its_place_and_what_was_handed_to_it(
         assert place["other names"] == [place["asked"][0], *place["asked"][:5]]
         assert place["hyper"] == {"lr": 0.1, "layers": [1, 2]}
         assert place["threads"] == 1
+        assert place["argv"] == ["where"]
     assert run.get_metrics() == {"loss": 0.5}
     assert run.get_model_dir() == f"{tmp_path}/model/place"
-    published = [MARKER, *(f"rank-{rank}/mine.txt" for rank in (0, 1)), "same.txt"]
-    assert left_in(tmp_path) == [f"model/place/{name}" for name in published]
+    published = [MARKER, "open.txt", *(f"rank-{rank}/mine.txt" for rank in (0, 1)), "same.txt"]
+    assert left_in(tmp_path) == ["at-exit-0", "at-exit-1", *(f"model/place/{name}" for name in published)]
+    assert Path(run.get_model_dir(), "open.txt").read_text() == "left open"
+    assert [(tmp_path / f"at-exit-{rank}").read_text() for rank in (0, 1)] == ["at exit"] * 2
     printed = capsys.readouterr().out.splitlines()
     for rank in (0, 1):
         assert f"[rank {rank}] hello from {rank}" in printed
@@ -288,9 +293,17 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         theirs.unlink()
 
 
-def test_a_result_that_cannot_be_sent_is_told(driver: TwoNodes, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"rank [01] .* failed: .*pickle"):
-        distributor(functions.unpicklable, tmp_path).run()
+def test_a_value_that_cannot_be_sent_loses_neither_the_model_nor_the_metrics(driver: TwoNodes, tmp_path: Path) -> None:
+    response = distributor(functions.unpicklable, tmp_path).run()
+    assert Path(response.get_model_dir(), "weights").read_text() == "trained"
+    assert response.get_metrics() == {"loss": 0.5}
+    with pytest.raises(TrainingError, match=r"return value of rank 0 is lost: a generator cannot be pickled"):
+        response.get_results()
+
+
+def test_an_exception_without_a_text_is_the_cause(driver: TwoNodes, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"failed: .*TextlessError: <exception str\(\) failed>"):
+        distributor(functions.fail_without_text, tmp_path).run()
 
 
 def test_torch_distributor_returns_the_first_ones_value(driver: TwoNodes, capsys: pytest.CaptureFixture[str]) -> None:

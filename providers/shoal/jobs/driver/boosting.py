@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
@@ -123,12 +123,14 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     outcome: Outcome | None = None
     uri = path
     if run:
-        run.log_rounds(trained.eval_results)
-        run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
+        with saved_before(path):
+            run.log_rounds(trained.eval_results)
+            run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
         sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
         booster = trained.booster()
-        uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
+        with saved_before(path):
+            uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
         if spec.register_as:
             with place.stopwatch.scoring():
                 outcome = promotion.enter(

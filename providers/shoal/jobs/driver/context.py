@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from shoal.errors import JobError, ShoalError
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -13,10 +15,32 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.results import JobTimes
+from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.artifact_claims import Claim
 from shoal.training.progress import OnProgress
+
+
+@contextmanager
+def saved_before(path: str) -> Iterator[None]:
+    """Name the saved model in the error if the `with` block, which sends data to MLflow, fails.
+
+    Args:
+        path: Path or URI of the model.
+
+    Raises:
+        JobError: MLflow does not answer, or rejects a request.
+    """
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise JobError(
+            f"the training has ended and its model is saved in {redact_value(path)}, but MLflow failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -50,7 +74,9 @@ class AttemptContext:
         """Return the seconds that each step has taken up to now, print them, and log them to the MLflow run."""
         times = self.stopwatch.times()
         if self.run:
-            self.run.log_values({f"seconds/{step}": seconds for step, seconds in times.measured().items()})
+            # The model is saved by now, and these metrics must not lose it.
+            with suppress(Exception):
+                self.run.log_values({f"seconds/{step}": seconds for step, seconds in times.measured().items()})
         return times
 
     def claim(self) -> Claim:

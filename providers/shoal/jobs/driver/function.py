@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, saved_before
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
@@ -35,7 +35,7 @@ _SYSTEM = "system/"
 class _Sender:
     """Buffer for the metrics and the usage of all ranks, which are sent to MLflow in batches.
 
-    The object is a context manager, and sends the remaining metrics at the end of its block.
+    The object is a context manager, and tries to send the remaining metrics at the end of its block.
 
     Args:
         run: MLflow run of the attempt; None: the metrics are discarded.
@@ -48,14 +48,15 @@ class _Sender:
         self._sent = time.monotonic()
         self._peaks: dict[int, dict[str, float]] = {}
         self._steps: Counter[int] = Counter()
+        self._is_away = False
 
     def __enter__(self) -> _Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # If the `with` block has raised an error, errors of MLflow are ignored, so that the caller sees the error of
-        # the block.
-        with contextlib.suppress(*([] if error is None else [Exception])):
+        # Errors of MLflow are ignored: the metrics stay in the buffer, and `flush` sends them after the results are
+        # saved.
+        with contextlib.suppress(Exception):
             self._send()
 
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
@@ -86,11 +87,23 @@ class _Sender:
 
     def _send_at_times(self) -> None:
         if time.monotonic() - self._sent >= METRICS_PERIOD_S:
-            self._send()
+            # A server that is away does not end the training. The metrics are sent together with later ones.
+            try:
+                self._send()
+            except Exception as error:
+                if not self._is_away:
+                    print(f"the metrics cannot be sent to MLflow now, and will be sent later: {error}", flush=True)
+                self._is_away = True
+                self._sent = time.monotonic()
+
+    def flush(self) -> None:
+        """Send the remaining metrics, and raise the error of MLflow if this fails."""
+        self._send()
 
     def _send(self) -> None:
         if self._run and self._waiting:
             self._run.log_metrics(self._waiting)
+            self._is_away = False
         if self._run and self._usage:
             # shoal logs the usage metrics without a request from user code. So the training does not fail if they
             # cannot be sent to MLflow.
@@ -164,6 +177,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
     place.on_trained()
     results, digest = artifacts.save_results(folder, claim, answer)
+    with saved_before(answer.model_dir):
+        sender.flush()
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         with place.stopwatch.scoring():

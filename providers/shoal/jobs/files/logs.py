@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ LOG_NAME = "driver.log"
 def log_path(key: Key) -> Path:
     """Return the path of an attempt's log on the head's machine."""
     return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
+
+
+_TAIL_BYTES = 2**17
+"""Number of bytes at the end of a log in which the tracebacks of a failed function are searched."""
+_TRACEBACK = re.compile(r"^In rank \d+ \(.*?(?=^In rank \d+ \(|^failed: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 class LogFollower:
@@ -43,6 +49,13 @@ class LogFollower:
         self._path = log_path(key)
         self._over_http = over_http
         self.position = position
+
+    def tracebacks(self) -> list[str]:
+        """Return the tracebacks of the ranks of a failed function, which the driver prints at the end of its log."""
+        with suppress(FileNotFoundError):
+            self.position = max(0, self._path.stat().st_size - _TAIL_BYTES)
+        text = "\n".join(self.lines(ended=True))[-_TAIL_BYTES:]
+        return [found.strip() for found in _TRACEBACK.findall(text)]
 
     @property
     def has_file(self) -> bool:

@@ -16,7 +16,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -32,11 +32,14 @@ from shoal.training.gang.heartbeats import EventKind, WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
+from shoal.training.host import interpreter_end
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,
+    UNEVEN_RETURN_S,
     UNREACHABLE_WORKER_S,
     WORKER_END_S,
+    WORKER_FINISH_S,
     WORKER_KILL_S,
     WORKER_START_S,
 )
@@ -234,9 +237,37 @@ class Gang:
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             return self._run(function, args_per_rank, deadline, on_note)
+        except TimeoutError:
+            self.end()
+            raise TrainingError(
+                "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
+            ) from None
         except BaseException:
             self.end()
             raise
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """End the workers of a gang that has done its work, after the code in them has ended as an interpreter ends:
+        threads that are no daemons have ended, exit handlers have run, and open files are written.
+
+        After 30 s, or `timeout`, the workers are killed. What fails here is only printed, because the work is done.
+
+        Args:
+            timeout: Maximum time in seconds; None means only the limit of 30 s.
+        """
+        limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
+        try:
+            if self.sound:
+                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
+        except TimeoutError:
+            say(
+                f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
+                "training: end threads before the function returns, or start them with daemon=True"
+            )
+        except ShoalError as error:
+            say(f"after the end of the training: {error}")
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Kill the workers, wait until they have ended, and close the sidecars (helpers such as XGBoost's tracker).
@@ -309,15 +340,20 @@ class Gang:
         self._started.run(function, args_per_rank, self._answered)
         results: dict[int, Any] = {}
         talking = set(range(size))
+        report_at = math.inf
         while talking or len(results) < size:
-            event = self._next(deadline)
+            event = self._next(min(deadline, report_at))
+            if event is None and report_at < deadline:
+                report_at = math.inf
+                say(_uneven(results, size))
+                continue
             if event is None:
-                raise TrainingError(
-                    "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
-                )
+                raise TimeoutError
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
+                if not results:
+                    report_at = time.monotonic() + UNEVEN_RETURN_S
                 results[event.rank] = event.value
             elif isinstance(event, _Note):
                 if on_note:
@@ -328,6 +364,8 @@ class Gang:
 
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
+
+        The error gets the notes of the other failures, too.
 
         The wait is only 0.5 s if one of the errors reports something else than an unreachable worker.
         """
@@ -342,7 +380,11 @@ class Gang:
                 causes.append(event)
         # The cause with the lowest weight is the most likely one. If several causes have the same lowest weight, min()
         # returns the earliest of them.
-        return min(causes, key=lambda cause: cause.weight).error
+        chosen = min(causes, key=lambda cause: cause.weight)
+        for cause in causes:
+            for note in () if cause is chosen else getattr(cause.error, "__notes__", ()):
+                chosen.error.add_note(note)
+        return chosen.error
 
     def _raised(self, rank: int, failure: Failure) -> _Cause:
         who = self._who(rank)
@@ -399,6 +441,21 @@ class Gang:
 
     def _who(self, rank: int) -> str:
         return str(self.workers[rank]) if rank < len(self.workers) else f"rank {rank}"
+
+
+def _uneven(returned: Collection[int], size: int) -> str:
+    """Return a message about ranks that have not returned long after others have."""
+    waiting = [rank for rank in range(size) if rank not in returned]
+    return (
+        f"{_ranks(sorted(returned))} returned {UNEVEN_RETURN_S:.0f} s ago, but {_ranks(waiting)} did not: uneven "
+        "batches? A rank that trains on more batches than another waits for it in a collective operation and does not "
+        "end. If the rank is only saving its model, ignore this message"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def _reserved(shape: GangShape, deadline: float) -> Workers:

@@ -63,7 +63,7 @@ def shared_gang(
     if spare is not gang:
         # Another thread of this driver has just stored an idle gang with the same number and size of workers. Only one
         # such gang is kept, so the gang of this run ends.
-        gang.end()
+        gang.finish()
 
 
 def end_gangs() -> None:
@@ -73,7 +73,7 @@ def end_gangs() -> None:
             if not _idle:
                 return
             _, gang = _idle.popitem()
-        gang.end()
+        gang.finish()
 
 
 @functools.cache

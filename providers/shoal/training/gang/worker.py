@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
-from shoal.training.host import change_directory, memory
+from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 
@@ -146,6 +147,10 @@ class Worker:
         Returns:
             The process id of this worker, and the working folder if the worker has created one.
         """
+        # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
+        # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        interpreter_end.forget_exit_handlers()
         secrets = json.loads(env.get(SECRETS, "[]"))
         if hides_output and secrets:
             hide_output(secrets)
@@ -182,7 +187,7 @@ class Worker:
         assert self._driver is not None
         try:
             return Success(function(*args))
-        except Exception as exc:
+        except BaseException as exc:  # also KeyboardInterrupt and SystemExit, which would end this process
             error = exc if isinstance(exc, DataError | TrainingError | InvalidArgumentError) else None
             summary = "".join(traceback.format_exception_only(exc)).strip()
             return Failure(summary, traceback.format_exc(), error)

@@ -28,7 +28,7 @@ from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.logged_metrics import Metrics, OnMetrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult, RankStats
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
 from shoal.training.pytorch.scaling import lay_out
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
@@ -211,10 +211,11 @@ class _Run:
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)
             )
+            gang.finish(timeout=self._restarts.timeout)
         finally:
             gang.end()
         return FunctionResult(
-            results=tuple(outcome.value for outcome in outcomes),
+            results=tuple(_loaded(outcome.value) for outcome in outcomes),
             metrics=self._metrics.last,
             model_dir=model_dir,
             num_workers=layout.num_workers,
@@ -275,6 +276,18 @@ class _Run:
             return None
         self._layout = layout
         return f"{layout.num_workers} workers"
+
+
+def _loaded(value: bytes | MissingValue) -> Any:
+    """Unpickle a return value. A value that cannot be unpickled here must not lose a finished training."""
+    import cloudpickle
+
+    if isinstance(value, MissingValue):
+        return value
+    try:
+        return cloudpickle.loads(value)
+    except Exception as error:
+        return MissingValue(f"the value cannot be unpickled in this process ({type(error).__name__}: {error})")
 
 
 def _check_data(request: FunctionRequest, workers: int) -> None:

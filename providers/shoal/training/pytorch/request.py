@@ -79,11 +79,27 @@ class RankStats:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingValue:
+    """Stands in a result for a return value that cannot be pickled or unpickled.
+
+    Args:
+        reason: Type of the value, and the error.
+    """
+
+    reason: str
+
+    @classmethod
+    def of(cls, value: object, error: Exception) -> MissingValue:
+        """Create the record of a value whose pickling has raised `error`."""
+        return cls(f"a {type(value).__qualname__} cannot be pickled ({type(error).__name__}: {error})")
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionResult:
     """Result of running a user's function in several workers.
 
     Args:
-        results: Return values of the function, by rank.
+        results: Return values of the function, by rank; a `MissingValue` for a value that cannot be sent.
         metrics: The last value of each metric that rank 0 logged.
         model_dir: Path or URI of the folder with the merged model files of all ranks.
         num_workers: Number of workers that ran at the end.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
@@ -103,10 +105,26 @@ def check_runnable(target: Any, argument: str, function: str = "a function") -> 
         function: Text that describes the allowed functions in the message, such as ``a function``.
 
     Raises:
-        InvalidArgumentError: `target` is of another type.
+        InvalidArgumentError: `target` is of another type, or is an async function or a generator function.
     """
     if not callable(target) and not isinstance(target, str | os.PathLike):
         raise InvalidArgumentError(f"{argument} must be {function} or the path of a script, not {target!r}")
+    if kind := _not_called_to_its_end(target):
+        raise InvalidArgumentError(
+            f"{argument} is {kind}, whose call returns before its code has run: pass a plain function, which may call "
+            "asyncio.run(...) or loop over the generator"
+        )
+
+
+def _not_called_to_its_end(target: Any) -> str | None:
+    while isinstance(target, partial):
+        target = target.func
+    for function in (target, vars(type(target)).get("__call__")):
+        if inspect.iscoroutinefunction(function):
+            return "an async function"
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            return "a generator function"
+    return None
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import shutil
 import socket
+import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +26,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.training.cluster import LeavingNodes
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.host import memory
+from shoal.training.host import interpreter_end, memory
 from shoal.training.host.usage import USAGE_NOTE, measured
 from shoal.training.mlflow.logged_models import adopt_model
 from shoal.training.mlflow.set_experiment import let_user_choose_experiment
@@ -32,7 +35,8 @@ from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.console import tagged_output
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine
-from shoal.training.pytorch.program import SCRIPT_FOLDER
+from shoal.training.pytorch.program import SCRIPT_FOLDER, name_of
+from shoal.training.pytorch.request import MissingValue
 from shoal.training.timeouts import TORCH_JOIN_S
 
 if TYPE_CHECKING:
@@ -47,6 +51,11 @@ _PEER_WORDS = (
     "Broken pipe",
     "remote process exited",
     "gloo/transport",
+)
+_SPAWN = re.compile(r"on <module '__main__'|on __main__ failed|not found as __main__\.|__mp_main__")
+_SPAWN_ADVICE = (
+    "The class or function is defined in the calling script, which a process that was started by spawn or forkserver "
+    'cannot import: move it into a module, or use DataLoader(..., multiprocessing_context="fork")'
 )
 _MODEL = "shoal-model-"
 
@@ -84,12 +93,12 @@ class Outcome:
     """Result of the user's function on one rank.
 
     Args:
-        value: Return value of the user's function.
+        value: Pickled return value of the user's function; a `MissingValue` if the value cannot be pickled.
         files: SHA-256 digest of each file in the rank's model folder, by the file's relative path.
         peak_rss_bytes: Highest resident memory of the rank's process, in bytes.
     """
 
-    value: Any
+    value: bytes | MissingValue
     files: dict[str, str]
     peak_rss_bytes: int
 
@@ -174,13 +183,36 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     )
     try:
         with tagged_output(gang.rank, gang.log), measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})):
-            value = cloudpickle.loads(assignment.program)()
+            program = cloudpickle.loads(assignment.program)
+            sys.argv = [name_of(program.target)]  # not the arguments of Ray's worker, which argparse would refuse
+            value = _pickled(program())
     except Exception as error:
-        if any(word in str(error) for word in _PEER_WORDS):
-            raise PeerError(f"{type(error).__name__}: {error}") from error
+        # `str(error)` may raise in a class of the user.
+        text = "".join(traceback.format_exception_only(error)).strip()
+        if any(word in text for word in _PEER_WORDS):
+            raise PeerError(text) from error
+        if _SPAWN.search(text):
+            error.add_note(_SPAWN_ADVICE)
         raise
+    finally:
+        # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
+        interpreter_end.write_open_files()
     adopt_model(gang.log)
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
+
+
+def _pickled(value: Any) -> bytes | MissingValue:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(value, DistributedDataParallel):
+        # The wrapper can be unpickled only in a process group, which the driver and the caller do not have.
+        print("the function returned a DistributedDataParallel: its module is returned instead", flush=True)
+        value = value.module
+    try:
+        content: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        return MissingValue.of(value, error)
+    return content
 
 
 def upload(paths: Sequence[str], target: str) -> None:
