@@ -70,6 +70,10 @@ class _Weight(IntEnum):
     """A worker could not reach another worker."""
 
 
+class _TimeLimitError(Exception):
+    """Raised if a run has not ended at its deadline. An own class, because `on_note` may raise a TimeoutError."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cause:
     weight: _Weight
@@ -237,7 +241,7 @@ class Gang:
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             return self._run(function, args_per_rank, deadline, on_note)
-        except TimeoutError:
+        except _TimeLimitError:
             self.end()
             raise TrainingError(
                 "the training did not end within its time limit (RunConfig.timeout): increase or remove the limit"
@@ -259,7 +263,7 @@ class Gang:
         try:
             if self.sound:
                 self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
-        except TimeoutError:
+        except _TimeLimitError:
             say(
                 f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
                 "training: end threads before the function returns, or start them with daemon=True"
@@ -348,7 +352,7 @@ class Gang:
                 say(_uneven(results, size))
                 continue
             if event is None:
-                raise TimeoutError
+                raise _TimeLimitError
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
