@@ -130,7 +130,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
         part: Row range that the values were read from, for error messages.
 
     Returns:
-        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
+        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an
+        Arrow array ``[rows]`` for text (large_string) and bytes
         (large_binary).
 
     Raises:
