@@ -130,18 +130,32 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
         if not group.rows:
             continue
         metadata = source.metadata(group.path).row_group(group.index)
-        for index in range(metadata.num_columns if variable else 0):
+        for index in range(metadata.num_columns):
             chunk = metadata.column(index)
             path = chunk.path_in_schema
             depth = 1 if isinstance(type_, pa.BaseExtensionType) else len(found[0])
             if not path.startswith(f"{name}.") or path[len(name) + 1 :].count(".") != 2 * depth - 1:
                 continue
+            stats = chunk.statistics if chunk.is_stats_set else None
+            nulls = stats.null_count if stats is not None and stats.has_null_count else 0
+            if nulls and group.rows == metadata.num_rows and not str(element).startswith("float"):
+                raise DataError(
+                    f'{group.path}, row group {group.index}: column "{name}" of type {type_} has {nulls} null lists or '
+                    "elements, but only elements that are floats can be null (as NaN): fill in these values, or leave "
+                    "these rows out"
+                )
+            if not variable:
+                continue
             here, rest = divmod(chunk.num_values, metadata.num_rows * inner)
             place = f"{group.path}, row group {group.index}"
             if rest or (length and here != length):
-                what = f"{here} elements in {place}, but {length} in {first}" if not rest else f"several lengths in {place}"
+                what = (
+                    f"{here} elements in {place}, but {length} in {first}"
+                    if not rest
+                    else f"several lengths in {place}"
+                )
                 raise DataError(
-                    f'{place}: column "{name}" of type {type_} has lists of different lengths ({what}): a tensor needs '
+                    f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): a tensor needs '
                     "lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
                 )
             length, first = here, place

@@ -58,7 +58,7 @@ def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.Dat
         length: Number of elements of each list, if the type does not contain it.
 
     Returns:
-        Shape of one row, and type of the elements; None if the column is not one of lists, or if lists of variable length
+        Shape of one row, and type of the elements; None if the column is not one of lists, or if variable length
         are inside other lists.
     """
     import pyarrow as pa
@@ -96,7 +96,7 @@ def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRang
         if column.null_count and not floats:
             row = part.row_number(int(np.argmax(column.is_null().to_numpy())) // per_row)
             raise DataError(
-                f"{place} has a null list or a null element at row {row}, but only elements that are floats can be null "
+                f"{place} has a null list or element at row {row}, but only elements that are floats can be null "
                 "(as NaN): fill in these values, or leave these rows out"
             )
         if not (pa.types.is_fixed_size_list(type_) or _is_variable(type_)):
@@ -106,7 +106,7 @@ def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRang
             bad = np.flatnonzero(lengths != dtype.shape[0])
             if len(bad):
                 raise DataError(
-                    f"{place} has a list of {lengths[bad[0]]} elements at row {part.row_number(int(bad[0]))}, but lists "
+                    f"{place} has a list of {lengths[bad[0]]} at row {part.row_number(int(bad[0]))}, but lists "
                     f"of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut the lists"
                 )
             per_row *= dtype.shape[0]
@@ -130,7 +130,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
         part: Row range that the values were read from, for error messages.
 
     Returns:
-        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an Arrow array ``[rows]`` for text (large_string) and bytes
+        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an
+        Arrow array ``[rows]`` for text (large_string) and bytes
         (large_binary).
 
     Raises:

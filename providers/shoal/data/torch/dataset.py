@@ -57,7 +57,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
     With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
     ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
-    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str, bytes or (lists) tensor, and DataLoader
+    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str, bytes or (lists)
+    tensor, and DataLoader
     combines the items into batches.
 
     Each ``iter()`` begins an epoch when its first item is requested. With ``shuffle=True`` every epoch has its own
