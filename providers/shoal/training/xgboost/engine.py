@@ -73,7 +73,13 @@ class XGBoost:
             len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
         )
         seed = seed_of(merged, request.run_config.seed)
-        check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols)
+        check_params(
+            {**params, "seed": seed},
+            request.input_cols,
+            request.categorical_cols,
+            grouped=request.group_col is not None,
+            evaluated=bool(request.eval_set),
+        )
         if advice := inexact_leaves("xgboost", objective, size.num_workers):
             say(advice)
         return params, seed

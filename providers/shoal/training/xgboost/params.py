@@ -99,7 +99,14 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
     return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = ()) -> None:
+def check_params(
+    params: Mapping[str, Any],
+    input_cols: Sequence[str],
+    categorical_cols: Sequence[str] = (),
+    *,
+    grouped: bool = False,
+    evaluated: bool = False,
+) -> None:
     """Make XGBoost check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 8 ms.
@@ -108,9 +115,12 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
         params: Parameters of the workers.
         input_cols: Feature columns, which constraints in `params` may name.
         categorical_cols: The feature columns that contain categories.
+        grouped: Whether the training has a group column.
+        evaluated: Whether the training has an eval set, so that XGBoost computes the metrics in `eval_metric`.
 
     Raises:
-        TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
+        TrainingError: XGBoost refuses a value, or cannot compute a metric of this objective; the message contains
+            XGBoost's message.
         InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
             only print a warning.
     """
@@ -139,6 +149,30 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], categoric
     if unused:
         known = sorted({*_names(json.loads(config)), *_NAMES.aliases})
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
+    if evaluated:
+        if grouped:
+            rows.set_group([2])
+        if params.get("objective") == "survival:aft":
+            rows.set_float_info("label_lower_bound", [1.0, 1.0])
+            rows.set_float_info("label_upper_bound", [1.0, 2.0])
+        _check_metrics(probed, rows)
+
+
+def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
+    """Raise TrainingError if XGBoost cannot compute a metric in `eval_metric` for the given rows and the objective."""
+    import xgboost
+
+    asked = params.get("eval_metric")
+    for metric in [asked] if isinstance(asked, str) else list(asked or []):
+        try:
+            xgboost.Booster({**params, "eval_metric": metric, "verbosity": 0}, [rows]).eval(rows)
+        except xgboost.core.XGBoostError as exc:
+            objective = params.get("objective", "reg:squarederror")
+            raise TrainingError(
+                f'XGBoost cannot compute eval_metric="{metric}" with objective="{objective}": use a metric that suits '
+                "the objective, or remove eval_metric to get the metric of the objective. XGBoost's message: "
+                f"{own_message(exc)}"
+            ) from exc
 
 
 def own_message(exc: BaseException) -> str:
