@@ -174,6 +174,11 @@ def by_sql(nights: Nights, folder: Path) -> Callable[[int], dict[str, Any]]:
     return rows
 
 
+def test_a_metric_that_the_challengers_predictions_do_not_suit_is_refused_before_the_training(nights: Nights) -> None:
+    with pytest.raises(InvalidArgumentError, match=r'"rmse" does not suit .* \(multi:softprob\): rmse needs one'):
+        nights.run(params={"objective": "multi:softprob", "num_class": 3})
+
+
 @pytest.mark.parametrize("source", [by_filters, by_sql])
 def test_the_third_run_without_new_rows_is_skipped(nights, tmp_path, capsys, source):
     rows = source(nights, tmp_path)

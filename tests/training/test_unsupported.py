@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import UNSUPPORTED, Unsupported, inexact_leaves
 from shoal.training.boosting.user_code import UserCode
@@ -83,3 +83,23 @@ def test_leaves_that_are_means_of_the_workers_are_announced(capsys: pytest.Captu
 def test_the_guide_contains_the_table() -> None:
     written = unsupported_table.PAGE.read_text()
     assert written == unsupported_table.page(), "run `python -m tests.support.unsupported_table`"
+
+
+@pytest.mark.parametrize(
+    ("library", "given", "said"),
+    [
+        ("xgboost", {"eval_metric": "aft-nloglik"}, 'eval_metric="aft-nloglik" with objective="reg:squarederror"'),
+        ("lightgbm", {"metric": "multi_logloss"}, "Multiclass objective and metrics don't match"),
+    ],
+)
+def test_a_metric_that_does_not_suit_the_objective_is_refused(library: str, given: dict[str, Any], said: str) -> None:
+    request = TrainRequest(
+        framework=library,
+        dataset={"paths": ("/none",)},
+        eval_set={"eval": {"paths": ("/other",)}},
+        input_cols=("a", "b"),
+        label_col="y",
+        params=given,
+    )
+    with pytest.raises(TrainingError, match=said):
+        ENGINES[library].params(request, GangSize(2, 1, 1, 0), UserCode())

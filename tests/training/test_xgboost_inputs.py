@@ -280,8 +280,12 @@ def test_label_columns_that_cannot_be_trained_are_refused(fields: dict[str, Any]
     with pytest.raises(InvalidArgumentError, match="label_cols names 2 columns, and the parameters ask for 3 outputs"):
         XGBoost().params(several, size, UserCode())
     for params in ({"objective": "binary:logistic", "eval_metric": "auc"}, {"objective": "rank:pairwise"}):
-        with pytest.raises((InvalidArgumentError, TrainingError), match=r"XGBoost refuses|group_col"):
-            XGBoost().params(request("rows.parquet", params, label_cols=LABELS), size, UserCode())
+        with pytest.raises((InvalidArgumentError, TrainingError), match=r"cannot compute eval_metric|group_col"):
+            XGBoost().params(
+                request("rows.parquet", params, label_cols=LABELS, eval_set={"eval": {"paths": ("e",)}}),
+                size,
+                UserCode(),
+            )
     with pytest.raises(InvalidArgumentError, match="register compares the predictions of one label column"):
         JobSpec.parse(
             {**several.model_dump(), "register": {"model": "m", "metric": "rmse", "holdout": {"paths": ["h"]}}}

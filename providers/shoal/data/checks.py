@@ -155,8 +155,8 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                     else f"several lengths in {place}"
                 )
                 raise DataError(
-                    f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): a tensor needs '
-                    "lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
+                    f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): '
+                    "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
                 )
             length, first = here, place
     shape, _ = list_shape(type_, length or 1) or found

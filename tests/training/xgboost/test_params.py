@@ -185,3 +185,38 @@ def test_unknown_parameters_are_errors(name: str, hint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=hint) as caught:
         check_params({name: 1, "eta": 0.1}, ["a"])
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"objective": "binary:logistic"},
+        {"objective": "multi:softmax", "num_class": 3},
+        {"objective": "rank:ndcg"},
+        {"objective": "survival:aft"},
+        {"objective": "reg:quantileerror", "quantile_alpha": [0.2, 0.8]},
+    ],
+    ids=lambda params: params.get("objective", "default"),
+)
+def test_a_metric_is_refused_exactly_if_plain_xgboost_refuses_it(params: dict[str, Any]) -> None:
+    features = np.random.default_rng(0).normal(size=(20, 2))
+    labels = np.arange(20.0) % (3 if "num_class" in params else 2)
+    grouped = params.get("objective") == "rank:ndcg"
+    matrix = xgboost.DMatrix(features, labels, qid=np.arange(20) // 10 if grouped else None)
+    if params.get("objective") == "survival:aft":
+        matrix.set_float_info("label_lower_bound", labels + 1)
+        matrix.set_float_info("label_upper_bound", labels + 2)
+    metrics = ("rmse", "logloss", "auc", "merror", "mlogloss", "ndcg@3", "aft-nloglik", "interval-regression-accuracy")
+    for metric in metrics:
+        given = worker_params({**params, "eval_metric": ["mphe", metric]}, threads=1, gpus=0)
+        try:
+            xgboost.train(given, matrix, 1, evals=[(matrix, "eval")], verbose_eval=False)
+        except xgboost.core.XGBoostError:
+            with pytest.raises(TrainingError, match=f'cannot compute eval_metric="{metric}" with objective=.*: use a'):
+                check_params(given, ["a", "b"], grouped=grouped, evaluated=True)
+        else:
+            check_params(given, ["a", "b"], grouped=grouped, evaluated=True)
+        check_params(given, ["a", "b"], grouped=grouped)  # without an eval set, no metric is computed
+    # The objective is a function, and the parameter is missing.
+    check_params(worker_params({"num_class": 3, "eval_metric": "mlogloss"}, threads=1, gpus=0), ["a"], evaluated=True)

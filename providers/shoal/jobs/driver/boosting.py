@@ -6,6 +6,7 @@ If the job registers the model, the model is compared with the champion, the ver
 from __future__ import annotations
 
 import hashlib
+import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from shoal.jobs.prediction.model import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.training.boosting.prediction import Output
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import forget_lean, import_lean
 
@@ -86,6 +88,8 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     artifacts.check(folder, claim, spec.run_config.artifact_location)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
+    if spec.register_as:
+        promotion.try_challenger(spec.register_as, _output(spec, user_code))
     fingerprints: Fingerprints | None = None
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
@@ -226,6 +230,13 @@ def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
     if times is None:
         return described
     return described.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
+
+
+def _output(spec: JobSpec, user_code: UserCode) -> Output:
+    """Return the form of the predictions of the model that the job will train."""
+    library = importlib.import_module(f"shoal.training.{spec.framework}.prediction")
+    output: Output = library.output_of(spec.params, custom_objective=user_code.objective is not None)
+    return output
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:

@@ -227,6 +227,40 @@ def check_predictions(metric: str, predictions: Numbers, *, gives_classes: bool 
     (_one_column if takes in (Takes.VALUES, Takes.SCORES, Takes.RANKS) else _probabilities)(metric, predictions)
 
 
+def check_output(
+    metric: str, values: int, classes: int, *, gives_classes: bool = False, is_unbounded: bool = False
+) -> None:
+    """Check, before a model is trained, that a metric can be computed from the form of the model's predictions.
+
+    Args:
+        metric: One of :data:`NAMES`.
+        values: Number of predicted values per row.
+        classes: Number of classes.
+        gives_classes: Whether the predictions are class numbers.
+        is_unbounded: Whether the predictions are raw scores, counts or times, and so no probabilities.
+
+    Raises:
+        DataError: The predictions do not suit the metric.
+    """
+    import numpy as np
+
+    takes = metric_named(metric).takes
+    labels = np.arange(classes, dtype=np.float64)
+    if takes in (Takes.VALUES, Takes.RANKS):
+        # Which labels these metrics accept depends on the metric, so only the number of values is checked.
+        _one_column(metric, np.zeros(classes) if values == 1 else np.zeros((classes, values)))
+    elif is_unbounded and (takes is not Takes.SCORES or metric == "brier_score"):
+        raise DataError(
+            f"{metric} needs probabilities{' or classes' if takes is Takes.CLASSES else ''}, but the model predicts "
+            "raw scores, counts or times: choose another metric, or an objective that gives probabilities, such as "
+            "binary:logistic or multi:softprob (XGBoost), or binary or multiclass (LightGBM)"
+        )
+    else:
+        # A perfect prediction of each class.
+        certain = labels if gives_classes or values == 1 else np.eye(classes, values)
+        metric_value(metric, labels, certain, gives_classes=gives_classes)
+
+
 def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None) -> bool:
     """Return whether a metric is computed from predicted class numbers and not from probabilities.
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.errors import JobError, RegistryError
+from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.metrics.evaluation import check_output
 from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name
@@ -53,6 +54,7 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
+from shoal.training.boosting.prediction import Output
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -130,6 +132,30 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
     with _reading(register, version):
         champion = _load(register, version, columns)
         holdout_evaluation.try_out(champion, holdout, register.metric)
+
+
+def try_challenger(register: Register, output: Output) -> None:
+    """Check before the training that the metric that decides can be computed from the challenger's predictions.
+
+    Args:
+        register: The rules of the comparison.
+        output: Form of the challenger's predictions.
+
+    Raises:
+        InvalidArgumentError: The predictions do not suit the metric.
+    """
+    try:
+        check_output(
+            register.metric,
+            output.values,
+            output.classes,
+            gives_classes=output.gives_classes,
+            is_unbounded=output.is_unbounded,
+        )
+    except DataError as error:
+        raise InvalidArgumentError(
+            f'register.metric "{register.metric}" does not suit the objective ({output.objective}): {error}'
+        ) from error
 
 
 class _UnreadError(JobError):

@@ -21,6 +21,25 @@ Predict = Callable[["pa.Table", "np.ndarray | None"], "np.ndarray"]
 (float64 ``[rows]`` or ``[rows, outputs]``, or None); it returns predictions (``[rows]`` or ``[rows, classes]``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Form of the predictions of a model that is not trained yet, as its parameters determine it.
+
+    Args:
+        objective: Name of the objective, as an error names it.
+        values: Number of values per row.
+        classes: Number of classes; 2 if the objective has no number of classes.
+        gives_classes: Whether the predictions are class numbers.
+        is_unbounded: Whether the predictions are raw scores, counts or times, and so no probabilities.
+    """
+
+    objective: str
+    values: int = 1
+    classes: int = 2
+    gives_classes: bool = False
+    is_unbounded: bool = False
+
+
 @dataclass(frozen=True)
 class BoosterPredictor:
     """Predictor for the rows of tables and datasets, with one trained model (booster) of any boosting library.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
-from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
+from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.lightgbm.categories import categories_of, columns_of_codes
+from shoal.training.lightgbm.params import RANKING, merge_params, objective_of
 
 if TYPE_CHECKING:
     import lightgbm
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
 # columns a slice has at least `_SLICE_ROWS` rows, because each column of a slice has a fixed cost.
 _SLICE_VALUES = 2**19
 _SLICE_ROWS = 1_024
+
+_UNBOUNDED = (*RANKING, "poisson", "gamma", "tweedie", "cross_entropy_lambda")
+"""Objectives whose predictions are raw scores, counts or other numbers without an upper bound."""
+
+
+def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
+    """Return the form of the predictions of a model that will be trained with these parameters.
+
+    Args:
+        params: The user's parameters.
+        custom_objective: Whether the objective is a function; the predictions are then raw scores.
+    """
+    objective = "a function" if custom_objective else objective_of(merge_params(params, None, 1))
+    classes = int(params.get("num_class") or params.get("num_classes") or 1)
+    is_unbounded = custom_objective or objective in _UNBOUNDED
+    return Output(objective, values=classes, classes=max(2, classes), is_unbounded=is_unbounded)
 
 
 def predict_booster(

@@ -91,7 +91,14 @@ class XGBoost:
         outputs *= labels
         request.check_margins(outputs)
         seed = seed_of(merged, request.run_config.seed)
-        learner = check_params({**params, "seed": seed}, request.input_cols, request.categorical_cols, labels)
+        learner = check_params(
+            {**params, "seed": seed},
+            request.input_cols,
+            request.categorical_cols,
+            num_labels=labels,
+            grouped=request.group_col is not None,
+            evaluated=bool(request.eval_set),
+        )
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         weights = request.weights_of_features

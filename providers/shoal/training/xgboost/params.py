@@ -122,7 +122,13 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
 
 
 def check_params(
-    params: Mapping[str, Any], input_cols: Sequence[str], categorical_cols: Sequence[str] = (), num_labels: int = 1
+    params: Mapping[str, Any],
+    input_cols: Sequence[str],
+    categorical_cols: Sequence[str] = (),
+    *,
+    num_labels: int = 1,
+    grouped: bool = False,
+    evaluated: bool = False,
 ) -> dict[str, Any]:
     """Make XGBoost check the parameters in this process, before any worker starts.
 
@@ -133,12 +139,15 @@ def check_params(
         input_cols: Feature columns, which constraints in `params` may name.
         categorical_cols: The feature columns that contain categories.
         num_labels: Number of label columns.
+        grouped: Whether the training has a group column.
+        evaluated: Whether the training has an eval set, so that XGBoost computes the metrics in `eval_metric`.
 
     Returns:
         XGBoost's configuration of the learner.
 
     Raises:
-        TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
+        TrainingError: XGBoost refuses a value, or cannot compute a metric of this objective; the message contains
+            XGBoost's message.
         InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
             only print a warning.
     """
@@ -162,9 +171,7 @@ def check_params(
         try:
             booster = xgboost.Booster(probed, [rows])
             if num_labels > 1:
-                # Some objectives and metrics accept one label only, and say so when they get several.
-                booster.update(rows, 0)
-                booster.eval(rows)
+                booster.update(rows, 0)  # an objective that accepts one label only says so here
             config: dict[str, Any] = json.loads(booster.save_config())
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
@@ -172,8 +179,32 @@ def check_params(
     if unused:
         known = sorted({*_names(config), *_NAMES.aliases})
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
+    if evaluated:
+        if grouped:
+            rows.set_group([2])
+        if params.get("objective") == "survival:aft":
+            rows.set_float_info("label_lower_bound", [1.0, 1.0])
+            rows.set_float_info("label_upper_bound", [1.0, 2.0])
+        _check_metrics(probed, rows)
     learner: dict[str, Any] = config["learner"]
     return learner
+
+
+def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
+    """Raise TrainingError if XGBoost cannot compute a metric in `eval_metric` for the given rows and the objective."""
+    import xgboost
+
+    asked = params.get("eval_metric")
+    for metric in [asked] if isinstance(asked, str) else list(asked or []):
+        try:
+            xgboost.Booster({**params, "eval_metric": metric, "verbosity": 0}, [rows]).eval(rows)
+        except xgboost.core.XGBoostError as exc:
+            objective = params.get("objective", "reg:squarederror")
+            raise TrainingError(
+                f'XGBoost cannot compute eval_metric="{metric}" with objective="{objective}": use a metric that suits '
+                "the objective, or remove eval_metric to get the metric of the objective. XGBoost's message: "
+                f"{own_message(exc)}"
+            ) from exc
 
 
 def own_message(exc: BaseException) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import to_matrix
-from shoal.training.boosting.prediction import BoosterPredictor, Predict, class_probabilities
+from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.xgboost.categories import categories_of, columns_of_codes
 from shoal.training.xgboost.missing import missing_of
 
@@ -20,6 +20,29 @@ if TYPE_CHECKING:
 
 _CLASSES = ("multi:softmax", "binary:hinge")
 """Objectives whose predictions are numbers of classes and not probabilities."""
+
+_UNBOUNDED = ("rank:", "count:", "survival:", "binary:logitraw", "reg:gamma", "reg:tweedie")
+"""Beginnings of the objectives whose predictions are raw scores, counts or times."""
+
+
+def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
+    """Return the form of the predictions of a model that will be trained with these parameters.
+
+    Args:
+        params: The user's parameters.
+        custom_objective: Whether the objective is a function; the predictions are then raw scores.
+    """
+    objective = "a function" if custom_objective else str(params.get("objective", "reg:squarederror"))
+    classes, quantiles = int(params.get("num_class") or 1), params.get("quantile_alpha")
+    gives_classes = not custom_objective and objective in _CLASSES
+    several = len(quantiles) if isinstance(quantiles, list | tuple) else classes
+    return Output(
+        objective,
+        values=1 if gives_classes else several,
+        classes=max(2, classes),
+        gives_classes=gives_classes,
+        is_unbounded=custom_objective or objective.startswith(_UNBOUNDED),
+    )
 
 
 def predict_booster(
