@@ -174,3 +174,24 @@ def test_predicted_classes_are_compared_by_metrics_of_classes_only() -> None:
 def test_a_model_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be loaded"):
         model_loading.load(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_margins_of_a_model_that_shoal_logged_are_added_as_the_library_adds_them(tmp_path: Path, library: str) -> None:
+    margin = 3 * FRAME["a"].to_numpy() - 1
+    if library == "xgboost":
+        data = xgb.DMatrix(NUMBERS, VALUE, base_margin=margin)
+        model = xgb.train({"nthread": 1, "objective": "count:poisson"}, data, 5)
+        expected = model.predict(data)
+    else:
+        params = {"verbosity": -1, "num_threads": 1, "objective": "poisson"}
+        model = lgb.train(params, lgb.Dataset(NUMBERS, VALUE, init_score=margin), 5)
+        expected = np.exp(model.predict(NUMBERS, raw_score=True) + margin)  # LightGBM's predict takes no margins
+    uri = saved(tmp_path, model, metadata={"shoal": {"base_margin_cols": ["m"]}})
+    rows = FRAME.assign(m=margin, y=VALUE)
+    np.testing.assert_allclose(predicted(tmp_path, uri, rows), expected, rtol=1e-5)
+
+    rows.to_parquet(tmp_path / "rows.parquet")
+    register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "rows.parquet"))
+    measured = holdout_evaluation.evaluate(model_loading.load(uri), Holdout.read(register, "y"), ["rmse"])
+    assert measured.value == pytest.approx(np.sqrt(np.mean((expected - VALUE) ** 2)), rel=1e-5)
