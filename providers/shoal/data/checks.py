@@ -5,6 +5,7 @@ Every error message contains the file and the column.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -115,15 +116,13 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | None:
     """Return the NumPy dtype of a row of a column of lists, such as ``(3,)float32``; None for other columns."""
+    import pyarrow as pa
+
     found = list_shape(type_, 1)
     element = dtype_of(found[1]) if found else None
     if found is None or element in (None, OBJECTS) or 0 in found[0]:
         return None
-    inner = 1
-    for size in found[0]:
-        inner *= size
-    import pyarrow as pa
-
+    inner = math.prod(found[0])
     variable = pa.types.is_list(type_) or pa.types.is_large_list(type_)
     length, first = 0, ""
     for group in source.row_groups():
@@ -149,14 +148,11 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
             here, rest = divmod(chunk.num_values, metadata.num_rows * inner)
             place = f"{group.path}, row group {group.index}"
             if rest or (length and here != length):
-                what = (
-                    f"{here} elements in {place}, but {length} in {first}"
-                    if not rest
-                    else f"several lengths in {place}"
-                )
+                what = "in this row group" if rest else f"{here} elements here, but {length} in {first}"
                 raise DataError(
                     f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): '
-                    "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
+                    "a tensor needs lists of one length, so pad or cut the lists, or leave the column out "
+                    "(columns=[...])"
                 )
             length, first = here, place
     shape, _ = list_shape(type_, length or 1) or found

@@ -58,8 +58,8 @@ def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.Dat
         length: Number of elements of each list, if the type does not contain it.
 
     Returns:
-        Shape of one row, and type of the elements; None if the column is not one of lists, or if variable length
-        are inside other lists.
+        Shape of one row, and type of the elements; None if the column is not one of lists, or if lists of several
+        lengths are inside other lists.
     """
     import pyarrow as pa
 
@@ -106,8 +106,8 @@ def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRang
             bad = np.flatnonzero(lengths != dtype.shape[0])
             if len(bad):
                 raise DataError(
-                    f"{place} has a list of {lengths[bad[0]]} at row {part.row_number(int(bad[0]))}, but lists "
-                    f"of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut the lists"
+                    f"{place} has a list of {lengths[bad[0]]} elements at row {part.row_number(int(bad[0]))}, but "
+                    f"lists of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut the lists"
                 )
             per_row *= dtype.shape[0]
         else:
