@@ -20,10 +20,11 @@ from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.ui.access import Viewer
+from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
+from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
 from tests.support.ui_systems import HOSTILE
@@ -88,6 +89,23 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(stranger):
     assert stranger.get("/jobs").status_code == 200
     hostile = stranger.get(f"/jobs/https:é%0d%0a?token={TOKEN}")
     assert (hostile.status_code, hostile.headers["location"]) == (303, "./https%3A%C3%A9%0D%0A")
+
+
+def test_cookie_goes_only_to_paths_with_the_secret_prefix(store):
+    app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"))
+    client = TestClient(below("s3cret", app), base_url="http://127.0.0.1:8000", follow_redirects=False)
+    answer = client.get(f"/s3cret/jobs?token={TOKEN}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./jobs")
+    assert answer.headers["set-cookie"].endswith("; Path=/s3cret/; HttpOnly; SameSite=Lax")
+    page = client.get("/s3cret/jobs")
+    assert page.status_code == 200
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert client.get("/s3cret/static/page.css").status_code == 200
+    assert client.get("/jobs").status_code == 404
+    cookies = [
+        client.build_request("GET", f"http://127.0.0.1:{where}").headers.get("cookie") for where in ("1/", "1/x")
+    ]
+    assert cookies == [None, None]
 
 
 def test_the_policy_forbids_scripts_of_others(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -213,7 +214,7 @@ def command(store: Store) -> Iterator[tuple[subprocess.Popen[str], str]]:
     )
     assert started.stdout is not None
     link = started.stdout.readline().removeprefix("shoal ui: ").strip()
-    assert link.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/\?token=\S+", link)
     yield started, link
     started.kill()
     started.communicate()

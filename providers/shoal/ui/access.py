@@ -79,7 +79,7 @@ class TokenAccess:
     def _cookie(self, request: Request) -> str:
         # With `SameSite=Strict`, the browser would not send the cookie after the redirect if the user had opened the
         # link from a file or from another site. `Lax` is safe, because each action also needs the CSRF token.
-        path = request.scope.get("root_path") or "/"
+        path = f"{request.scope.get('root_path', '')}/"
         return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
 
 

@@ -11,6 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import cli_holder
@@ -69,6 +72,19 @@ def redirect_file(link: str) -> Path:
     return Path(path)
 
 
+def below(prefix: str, app: ASGIApp) -> Starlette:
+    """Return an application that serves another application at the paths ``/<prefix>/``, and nothing at other paths.
+
+    Browsers send a host's cookies to all its ports, and so to servers of other users of this machine. But the page's
+    cookie has the path of the page, so browsers send it only to paths with the prefix, which nobody else knows.
+
+    Args:
+        prefix: Random text.
+        app: The web page.
+    """
+    return Starlette(routes=[Mount(f"/{prefix}", app)])
+
+
 def serve(port: int, *, opens_browser: bool) -> None:
     """Serve the page on 127.0.0.1 until Ctrl-C or SIGTERM, and print the link with the token.
 
@@ -80,7 +96,7 @@ def serve(port: int, *, opens_browser: bool) -> None:
         InvalidArgumentError: The port is in use.
         StoreError: The store cannot be opened.
     """
-    token = secrets.token_urlsafe(24)
+    token, prefix = secrets.token_urlsafe(24), secrets.token_urlsafe(16)
     app = create_app(access=TokenAccess(token, cli_holder()))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,9 +106,13 @@ def serve(port: int, *, opens_browser: bool) -> None:
             raise InvalidArgumentError(
                 f"port={port} cannot be used ({error.strerror}): choose another port, or remove --port"
             ) from None
-        link = f"http://{_HOST}:{listener.getsockname()[1]}/?token={token}"
+        link = f"http://{_HOST}:{listener.getsockname()[1]}/{prefix}/?token={token}"
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
+            below(prefix, app),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            server_header=False,
         )
         # On a signal, Uvicorn's server ends and raises the signal again. Here a signal is the normal end, not an error.
         with suppress(KeyboardInterrupt):
