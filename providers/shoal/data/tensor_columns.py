@@ -107,7 +107,7 @@ def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRang
             if len(bad):
                 raise DataError(
                     f"{place} has a list of {lengths[bad[0]]} elements at row {part.row_number(int(bad[0]))}, but "
-                    f"lists of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut the lists"
+                    f"lists of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut them"
                 )
             per_row *= dtype.shape[0]
         else:
