@@ -192,7 +192,7 @@ def test_a_store_in_the_home_is_made_private_without_a_warning(fresh_home, caplo
     (fresh_home / "state.db").chmod(0o666)
     Store()
     assert modes(fresh_home / "state.db")["state.db"] == 0o600
-    assert "mode" not in caplog.text
+    assert "its mode is now 0600" not in caplog.text
 
 
 @pytest.mark.parametrize(
