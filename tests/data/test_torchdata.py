@@ -207,9 +207,7 @@ def test_integers_that_torch_cannot_compute_with(write: Write) -> None:
     [
         (pa.array([datetime.datetime(2026, 1, 1)]), "seconds since a fixed time"),
         (pa.array([datetime.date(2026, 1, 1)]), "day of the year"),
-        (pa.array([[1.0]]), "separate column"),
         (pa.array([["a"]], pa.list_(pa.string(), 1)), "separate column"),
-        (pa.array([[1], [1, 2], [1]]), "different lengths"),
         (pa.array([{"a": 1}]), "separate column"),
         (pa.nulls(1), "null in every row"),
     ],
