@@ -672,6 +672,16 @@ def test_lists_are_tensors(write: Write, kind: str, shuffle: bool, batch_size: i
     assert torch.equal(found, torch.from_numpy(given)[rows])
 
 
+def test_null_elements_of_lists_are_nan_and_files_have_lists_of_one_length(write: Write) -> None:
+    first = write("0.parquet", v=pa.array([[1.0, None], [None, 4.0]], pa.large_list(pa.float32())))
+    (item,) = DataConnector.from_parquet(first).to_torch_dataset(batch_size=2)
+    right = torch.from_numpy(np.array([[1, np.nan], [np.nan, 4]], np.float32))
+    assert torch.equal(item["v"].nan_to_num(-1), right.nan_to_num(-1))
+    second = write("1.parquet", v=pa.array([[1.0, 2.0, 3.0]], pa.large_list(pa.float32())))
+    with pytest.raises(DataError, match=r"1\.parquet, row group 0: .* \(3 elements here, but 2 in .*0\.parquet"):
+        DataConnector.from_parquet([first, second]).to_torch_dataset()
+
+
 @pytest.mark.parametrize(
     "values", [pa.array([[1, 2], None]), pa.array([[1, 2], [1, None]]), pa.array([[1.0], [], [1.0, 2.0]])]
 )

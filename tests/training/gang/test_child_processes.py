@@ -105,6 +105,29 @@ def fail_in_rank_1() -> None:
     threading.Event().wait()
 
 
+def print_without_newlines(total: int) -> None:
+    for done in range(total):
+        print(f"\r{done} of {total}", end="", flush=True)
+
+
+def test_output_without_newlines_gets_into_the_log_in_parts(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.training.gang.child_processes._LONGEST_LINE", 100)
+    with shared_gang(GangShape(1, 1.0)) as gang:
+        gang.run(print_without_newlines, [(50,)])
+        said = ""
+
+        def printed() -> bool:
+            nonlocal said
+            said += capfd.readouterr().out
+            return "30 of 50" in said
+
+        wait_until(printed, "the beginning of the output, while the worker runs")
+    end_gangs()
+    wait_until(lambda: "49 of 50" in (said + capfd.readouterr().out), "the rest of the output")
+
+
 def test_workers_have_ranks_folder_and_environment_and_what_they_print_is_printed_here(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], forked: bool
 ) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from io import BufferedReader
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +29,9 @@ from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
 
 _LOOPBACK = "127.0.0.1"
+
+_LONGEST_LINE = 2**16
+"""Number of bytes after which a text without a newline in the output of a worker is divided."""
 
 
 class ChildProcesses:
@@ -323,9 +327,24 @@ class _Child:
         self._process.wait()
 
     def _print(self, output: int) -> None:
-        with os.fdopen(output, "rb") as lines:
-            for line in lines:
+        with os.fdopen(output, "rb") as pipe:
+            for line in _lines(pipe):
                 say(f"(worker pid={self._process.pid}) {line.decode(errors='backslashreplace').rstrip()}")
+
+
+def _lines(pipe: BufferedReader) -> Iterator[bytes]:
+    """Yield the lines of a worker's output. A long text without a newline, such as that of a progress bar, is divided
+    after a carriage return or a space, so that it takes little memory and gets into the log."""
+    text = b""
+    while chunk := pipe.read1():
+        *lines, text = (text + chunk).split(b"\n")
+        yield from lines
+        while len(text) > _LONGEST_LINE:
+            end = max(text.rfind(b"\r", 0, _LONGEST_LINE), text.rfind(b" ", 0, _LONGEST_LINE)) + 1 or _LONGEST_LINE
+            yield text[:end]
+            text = text[end:]
+    if text:
+        yield text
 
 
 def _start(settings: _StartSettings, calls: socket.socket, output: int) -> _Process:

@@ -5,12 +5,14 @@ The format of the data is described in `shoal.training.gang.heartbeats`, which i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import socket
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.training.gang.heartbeats import detect_vanished_host
@@ -38,8 +40,9 @@ class DriverConnection:
         self._sending = threading.Lock()
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
         # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
-        # raylet is still the parent process.
-        self._raylet = os.getppid()
+        # raylet is still the parent process. Without Ray, the parent is the driver or the template of workers.
+        self._parent = os.getppid()
+        self._is_under_raylet = _name_of(self._parent) == "raylet"
         self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-heartbeats", daemon=True).start()
 
@@ -73,8 +76,10 @@ class DriverConnection:
             # then ends its own process.
             if selector.select(timeout=WORKER_HEARTBEAT_S):
                 _leave()
-            if os.getppid() != self._raylet:
-                self._send(b"x" + json.dumps("the raylet of its node ended, so the node is lost").encode())
+            if os.getppid() != self._parent:
+                raylet = "the raylet of its node ended, so the node is lost"
+                cause = raylet if self._is_under_raylet else "the process that started it ended"
+                self._send(b"x" + json.dumps(cause).encode())
                 _leave()
             self._send(b"h")
 
@@ -84,6 +89,12 @@ class DriverConnection:
                 self._sock.sendall(frame + b"\n")
         except OSError:
             _leave()
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _leave() -> None:
