@@ -50,15 +50,15 @@ names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True)
 SCHEMES = st.sampled_from(["http://", "https://", "s3://", "file://", "postgresql://", "//", "http:", "x+y://"])
 
 
-def urls(schemes: st.SearchStrategy[str] = SCHEMES) -> st.SearchStrategy[str]:
-    """URLs, half of them broken, some with a password."""
+def urls(schemes: st.SearchStrategy[str] = SCHEMES, folder: str = "") -> st.SearchStrategy[str]:
+    """URLs, half of them broken, some with a password. Their paths begin with the name of a folder, if one is given."""
     return st.builds(
         "{}{}{}{}{}{}".format,
         schemes,
         st.sampled_from(["", "", f"user:{SECRET}@", f":{SECRET}@", "@"]),
         st.sampled_from(["host", "10.0.0.5", "[::1", "[::1]", "", "Ä", "a b", "host\0"]),
         st.sampled_from(["", ":80", ":notaport", ":99999", ":-1", ":"]),
-        st.one_of(st.just(""), words.map("/{}".format)),
+        st.one_of(st.just(""), words.map(f"{folder}/{{}}".format)),
         st.sampled_from(["", "?", "?a=1", "?a=1&a=2", "#f", "?%zz"]),
     )
 

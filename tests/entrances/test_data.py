@@ -16,7 +16,10 @@ from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, documents, many, texts, urls
 
 # Names that no file system of this machine serves: a scheme of the cloud would be asked over the network.
-local_urls = urls(st.sampled_from(["file://", "file:", "//", "x+y://", "local://", "memory://"]))
+LOCAL_SCHEMES = st.sampled_from(["file://", "file:", "//", "x+y://", "local://", "memory://"])
+local_urls = urls(LOCAL_SCHEMES)
+FOLDER = "/FOLDER"
+"""Stands for a folder of the test, so that no example makes a folder at the root of the file system."""
 
 
 @many
@@ -36,10 +39,11 @@ def test_paths(nothing_left, path: Any):
 @many
 @example(location="file://host/%00")
 @example(location=f"file:user:{SECRET}@host/{'a' * 300}")
-@given(location=st.one_of(local_urls, st.sampled_from(["a\0b", "\ud800", "/proc/x", "/dev/null"])))
+@given(location=st.one_of(urls(LOCAL_SCHEMES, FOLDER), st.sampled_from(["a\0b", "\ud800", "/proc/x", "/dev/null"])))
 def test_staging_locations(nothing_left, tmp_path: Path, location: str):
     import pandas as pd
 
+    location = location.replace(FOLDER, f"{tmp_path}/a/b/c", 1)
     with refusals():
         DataConnector.from_dataframe(pd.DataFrame({"a": [1]}), staging_location=location).discard_staging()
     # The location itself stays: it is the caller's. What was staged there must be gone, so that it is empty.
