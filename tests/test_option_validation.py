@@ -27,8 +27,8 @@ TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
         ({"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
         (
             {"weight_col": "a"},
-            "a column may have only one role (feature, label, weight, margin or group), but these columns have more "
-            "than one: a",
+            "a column may have only one role (feature, label, bound, weight, margin or group), but these columns have "
+            "more than one: a",
         ),
     ],
 )

@@ -126,7 +126,10 @@ def _die_before_change(which: str, under: str) -> None:
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if not (written or event in _CHANGES) or under not in str(arguments[0]):
+        path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | os.PathLike) else ""
+        # A relative path is below a folder that was opened before, whose descriptor the event does not contain.
+        inside = under in path or (path and not os.path.isabs(path))
+        if not (written or event in _CHANGES) or not inside:
             return
         renamed_to_it = event == "os.rename" and str(arguments[1]).endswith(which)
         if which == str(next(changes)) or renamed_to_it:
