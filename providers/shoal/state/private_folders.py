@@ -131,7 +131,7 @@ def keep_file_private(file: Path) -> None:
             owner, mode = found.stat().st_uid, stat.S_IMODE(found.stat().st_mode)
         except OSError:
             continue
-        if owner != os.geteuid():
+        if not _is_trusted(owner):
             raise StoreError(
                 f"{found} belongs to user {owner}, who can change it: move the file away, or set SHOAL_STATE_URL to a "
                 "file that belongs to you"
@@ -141,9 +141,11 @@ def keep_file_private(file: Path) -> None:
                 f"{found} has mode {mode:04o}: any user may have changed it. Check its contents and run "
                 f"`chmod 600 {found}`"
             )
-        if mode & 0o077:
+        if mode & 0o077 and owner == os.geteuid():
             try:
                 found.chmod(0o600)
+            except FileNotFoundError:
+                continue  # the last connection of another process was closed, and SQLite has removed the file
             except OSError as error:
                 raise StoreError(
                     f"{found} has mode {mode:04o}, and changing it to 0600 failed: {error}. Set SHOAL_STATE_URL to "

@@ -65,7 +65,10 @@ class BackgroundReader(Generic[T]):
             is_fresh = answer is not None and self._monotonic() - answer.read_at < _FRESH_S
             if not is_fresh and key not in self._pending and len(self._pending) < _MOST_THREADS:
                 self._pending.add(key)
-                threading.Thread(target=self._read, args=(key, read), name="shoal-ui-head", daemon=True).start()
+                try:
+                    threading.Thread(target=self._read, args=(key, read), name="shoal-ui-head", daemon=True).start()
+                except RuntimeError:  # no thread is left
+                    self._pending.discard(key)
         return None if answer is None else answer.value
 
     def _read(self, key: str, read: Callable[[], T]) -> None:

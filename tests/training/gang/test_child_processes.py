@@ -69,6 +69,7 @@ def leave_to_the_interpreter(folder: str) -> None:
     import atexit
     import builtins
     import gzip
+    import multiprocessing
     import weakref
 
     here = Path(folder)
@@ -80,6 +81,12 @@ def leave_to_the_interpreter(folder: str) -> None:
     weakref.finalize(table, (here / "finalized").write_text, "yes")
     atexit.register((here / "summary").write_text, "written")
     threading.Timer(0.2, (here / "thread").write_text, ["done"]).start()
+    multiprocessing.get_context("fork").Process(target=write_later, args=(here / "process",)).start()
+
+
+def write_later(path: Path) -> None:
+    threading.Event().wait(0.2)
+    path.write_text("done")
 
 
 def wait_in_a_thread() -> None:
@@ -279,7 +286,7 @@ def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_par
     gang.finish()
     atexit.unregister(inherited.touch)
     assert contents(folders[1]) == contents(folders[2]) == contents(folders[0])
-    assert set(contents(folders[0])) == {"table.csv", "rows.gz", "summary", "thread", "finalized"}
+    assert set(contents(folders[0])) == {"table.csv", "rows.gz", "summary", "thread", "finalized", "process"}
     assert not inherited.exists()
     assert_ended([worker.pid for worker in gang.workers])
 

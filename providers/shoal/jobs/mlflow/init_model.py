@@ -38,7 +38,8 @@ def load(model: str, framework: Framework) -> bytes:
     if is_mlflow(model) or os.path.isdir(model):
         return model_loading.load_booster(model, framework)
     try:
-        return storage.read(model)
+        # The user may have named a link. Unlike shoal's own files in shared folders, it is followed.
+        return storage.read(model if "://" in model else os.path.realpath(model))
     except OSError as error:
         raise InvalidArgumentError(
             f"init_model {redact_value(model)} cannot be read: {error}. Name a file that {framework} has written, or "

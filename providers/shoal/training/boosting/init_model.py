@@ -93,6 +93,11 @@ class InitModel:
                 f"init_model was trained with missing={self.missing:g}, and this training has missing="
                 f"{request.missing}: set missing={self.missing:g}"
             )
+        if self.missing is None and request.missing is not None:
+            say(
+                f"init_model does not say which value counts as missing: if it was trained without "
+                f"missing={request.missing:g}, its trees treat this value in another way than before"
+            )
         if self.code_cols:
             raise InvalidArgumentError(
                 f"init_model does not contain the categories of its categorical columns {_listed(self.code_cols)}, so "

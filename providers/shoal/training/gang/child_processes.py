@@ -334,13 +334,15 @@ class _Child:
 
 def _lines(pipe: BufferedReader) -> Iterator[bytes]:
     """Yield the lines of a worker's output. A long text without a newline, such as that of a progress bar, is divided
-    after a carriage return or a space, so that it takes little memory and gets into the log."""
+    before a carriage return or after a space, so that it takes little memory and gets into the log."""
     text = b""
     while chunk := pipe.read1():
         *lines, text = (text + chunk).split(b"\n")
         yield from lines
         while len(text) > _LONGEST_LINE:
-            end = max(text.rfind(b"\r", 0, _LONGEST_LINE), text.rfind(b" ", 0, _LONGEST_LINE)) + 1 or _LONGEST_LINE
+            end = text.rfind(b"\r", 1, _LONGEST_LINE)
+            if end < 0:
+                end = text.rfind(b" ", 0, _LONGEST_LINE) + 1 or _LONGEST_LINE
             yield text[:end]
             text = text[end:]
     if text:

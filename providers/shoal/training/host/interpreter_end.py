@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import stat
+import sys
 import threading
 import weakref
 
@@ -28,7 +29,12 @@ def forget_exit_handlers() -> None:
     finalize = weakref.finalize
     for inherited in list(finalize._registry):  # type: ignore[attr-defined]
         inherited.atexit = False
-    # Python registers these two handlers once a process, so the removed ones would not be registered again.
+    # Python registers these handlers once a process, so the removed ones would not be registered again. The first one
+    # ends the processes and queues of `multiprocessing`; the inherited ones belong to the parent.
+    if util := sys.modules.get("multiprocessing.util"):
+        util._finalizer_registry.clear()
+        sys.modules["multiprocessing.process"]._children.clear()
+        atexit.register(util._exit_function)
     atexit.register(finalize._exitfunc)  # type: ignore[attr-defined]
     atexit.register(logging.shutdown)
 
