@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -125,16 +126,20 @@ def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pyte
     assert heard.board.wait_all_gone(30)
 
 
-def test_a_worker_ends_with_its_raylet(heard: Heard) -> None:
-    # A shell between us and the worker is the raylet here.
+@pytest.mark.parametrize(
+    ("name", "cause"), [("raylet", "the raylet of its node ended"), ("driver", "the process that started it ended")]
+)
+def test_a_worker_ends_with_its_parent(heard: Heard, tmp_path: Path, name: str, cause: str) -> None:
+    # A shell between us and the worker is the raylet, or a driver without Ray, here.
+    (tmp_path / name).symlink_to("/bin/sh")
     args = [heard.board.host, str(heard.board.port), heard.board.token, "0"]
-    raylet = subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", WORKER, *args])
+    parent = subprocess.Popen([tmp_path / name, "-c", '"$@" & wait', "sh", sys.executable, "-c", WORKER, *args])
     assert heard.next()[1] is EventKind.DONE
-    raylet.kill()
-    raylet.wait()
+    parent.kill()
+    parent.wait()
     rank, kind, why = heard.next()
     assert (rank, kind) == (0, EventKind.GONE)
-    assert "raylet" in why
+    assert cause in why
     assert heard.board.wait_all_gone(30)
 
 
