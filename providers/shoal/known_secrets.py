@@ -212,13 +212,11 @@ def _decoded(secret: str) -> Iterator[str]:
     yield from (text for text in (unquote(secret), secret.replace("\\n", "\n")) if text != secret)
     joined = "".join(secret.split())
     if _BASE64.fullmatch(joined):
+        digits = joined.rstrip("=").translate(str.maketrans("-_", "+/"))
         try:
-            text = base64.b64decode(joined.rstrip("=") + "=" * (-len(joined.rstrip("=")) % 4), altchars=b"-_").decode()
+            text = base64.b64decode(digits + "=" * (-len(digits) % 4)).decode()
         except ValueError:
-            try:
-                text = base64.b64decode(joined + "=" * (-len(joined) % 4)).decode()
-            except ValueError:
-                return
+            return
         if all(character.isprintable() or character.isspace() for character in text):
             yield text
 

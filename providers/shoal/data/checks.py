@@ -6,7 +6,7 @@ Every error message contains the file and the column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
@@ -21,9 +21,11 @@ from shoal.errors import DataError, InvalidArgumentError
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
+    from shoal.data.planning.row_groups import RowGroup
 
 
 def validate_columns(
@@ -122,41 +124,49 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
     element = dtype_of(found[1]) if found else None
     if found is None or element in (None, OBJECTS) or 0 in found[0]:
         return None
-    inner = math.prod(found[0])
-    variable = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    depth = 1 if isinstance(type_, pa.BaseExtensionType) else len(found[0])
+    is_variable = pa.types.is_list(type_) or pa.types.is_large_list(type_)
     length, first = 0, ""
+    for group, chunk, rows in _elements(source, name, depth):
+        place = f"{group.path}, row group {group.index}"
+        stats = chunk.statistics if chunk.is_stats_set else None
+        nulls = stats.null_count if stats is not None and stats.has_null_count else 0
+        if nulls and group.rows == rows and not str(element).startswith("float"):
+            raise DataError(
+                f'{place}: column "{name}" of type {type_} has {nulls} null lists or elements, but only elements that '
+                "are floats can be null (as NaN): fill in these values, or leave these rows out"
+            )
+        if not is_variable:
+            continue
+        here, rest = divmod(chunk.num_values, rows * math.prod(found[0]))
+        if rest or (length and here != length):
+            what = "in this row group" if rest else f"{here} elements here, but {length} in {first}"
+            raise DataError(
+                f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): '
+                "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
+            )
+        length, first = here, place
+    shape, _ = list_shape(type_, length or 1) or found
+    return f"({','.join(map(str, shape))},){element}"
+
+
+def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
+    """Yield each row group with rows, the metadata of the elements of a column of lists in it, and the number of its
+    rows without filters.
+
+    Args:
+        source: Dataset.
+        name: Name of the column.
+        depth: Number of lists that lie in each other.
+    """
     for group in source.row_groups():
         if not group.rows:
             continue
         metadata = source.metadata(group.path).row_group(group.index)
-        for index in range(metadata.num_columns):
-            chunk = metadata.column(index)
-            path = chunk.path_in_schema
-            depth = 1 if isinstance(type_, pa.BaseExtensionType) else len(found[0])
-            if not path.startswith(f"{name}.") or path[len(name) + 1 :].count(".") != 2 * depth - 1:
-                continue
-            stats = chunk.statistics if chunk.is_stats_set else None
-            nulls = stats.null_count if stats is not None and stats.has_null_count else 0
-            if nulls and group.rows == metadata.num_rows and not str(element).startswith("float"):
-                raise DataError(
-                    f'{group.path}, row group {group.index}: column "{name}" of type {type_} has {nulls} null lists or '
-                    "elements, but only elements that are floats can be null (as NaN): fill in these values, or leave "
-                    "these rows out"
-                )
-            if not variable:
-                continue
-            here, rest = divmod(chunk.num_values, metadata.num_rows * inner)
-            place = f"{group.path}, row group {group.index}"
-            if rest or (length and here != length):
-                what = "in this row group" if rest else f"{here} elements here, but {length} in {first}"
-                raise DataError(
-                    f'{place}: column "{name}" of type {type_} has lists of different lengths or null lists ({what}): '
-                    "a tensor needs lists of one length, so pad or cut the lists, or leave the column out "
-                    "(columns=[...])"
-                )
-            length, first = here, place
-    shape, _ = list_shape(type_, length or 1) or found
-    return f"({','.join(map(str, shape))},){element}"
+        for chunk in map(metadata.column, range(metadata.num_columns)):
+            below = chunk.path_in_schema.removeprefix(f"{name}.")
+            if below != chunk.path_in_schema and below.count(".") == 2 * depth - 1:
+                yield group, chunk, metadata.num_rows
 
 
 def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:

@@ -64,10 +64,12 @@ def hide_output(secrets: Iterable[str]) -> int:
         handed = ours(os.memfd_create("shoal-secrets"))
         os.write(handed, json.dumps(list(secrets)).encode())
         ended, done = os.pipe()
-        pipes = [os.pipe() for _ in _OUTPUTS]
-        passed = [handed, ours(done)]
-        for output, (read, write) in zip(_OUTPUTS, pipes, strict=True):
-            ours(write)
+        on_error = stack.enter_context(contextlib.ExitStack())
+        on_error.callback(os.close, ended)
+        passed, writes = [handed, ours(done)], []
+        for output in _OUTPUTS:
+            read, write = os.pipe()
+            writes.append(ours(write))
             passed += [ours(read), ours(os.dup(output))]
         subprocess.run(
             [sys.executable, "-P", "-c", _START, *map(str, passed)],
@@ -78,8 +80,9 @@ def hide_output(secrets: Iterable[str]) -> int:
             env={**os.environ, "PYTHONPATH": source_root},
         )
         _flush()
-        for output, (_, write) in zip(_OUTPUTS, pipes, strict=True):
+        for output, write in zip(_OUTPUTS, writes, strict=True):
             os.dup2(write, output)
+        on_error.pop_all()
     return ended
 
 
@@ -94,18 +97,20 @@ def hidden_output(secrets: Iterable[str]) -> Iterator[None]:
         yield
         return
     before = [os.dup(output) for output in _OUTPUTS]
-    ended = hide_output(values)
+    ended: int | None = None
     try:
+        ended = hide_output(values)
         yield
     finally:
         _flush()
         for output, original in zip(_OUTPUTS, before, strict=True):
             os.dup2(original, output)
             os.close(original)
-        with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
-            selector.select(_END_S)
-        os.close(ended)
+        if ended is not None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(ended, selectors.EVENT_READ)
+                selector.select(_END_S)
+            os.close(ended)
 
 
 def read_pipes(secrets: int, done: int, *descriptors: int) -> None:

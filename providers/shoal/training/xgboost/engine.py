@@ -19,7 +19,14 @@ from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
 from shoal.training.xgboost.metrics import approximate
-from shoal.training.xgboost.params import check_params, ignored_weights, merge_params, seed_of, worker_params
+from shoal.training.xgboost.params import (
+    check_params,
+    ignored_weights,
+    merge_params,
+    outputs_per_label,
+    seed_of,
+    worker_params,
+)
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -80,8 +87,7 @@ class XGBoost:
                 "objective, or remove both"
             )
         params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
-        quantiles = params.get("quantile_alpha")
-        outputs = len(quantiles) if isinstance(quantiles, (list, tuple)) else max(1, int(params.get("num_class") or 1))
+        outputs = outputs_per_label(params)
         labels = max(1, len(request.label_cols))
         if labels > 1 and outputs > 1:
             raise InvalidArgumentError(

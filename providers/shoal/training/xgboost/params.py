@@ -121,6 +121,12 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
     return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
 
+def outputs_per_label(params: Mapping[str, Any]) -> int:
+    """Return the number of raw scores per row and label of a model: one per class or quantile."""
+    quantiles = params.get("quantile_alpha")
+    return len(quantiles) if isinstance(quantiles, list | tuple) else max(1, int(params.get("num_class") or 1))
+
+
 def check_params(
     params: Mapping[str, Any],
     input_cols: Sequence[str],

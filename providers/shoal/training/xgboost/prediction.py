@@ -10,6 +10,7 @@ from shoal.data.matrix import to_matrix
 from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.xgboost.categories import categories_of, columns_of_codes
 from shoal.training.xgboost.missing import missing_of
+from shoal.training.xgboost.params import outputs_per_label
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,13 +34,11 @@ def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
         custom_objective: Whether the objective is a function; the predictions are then raw scores.
     """
     objective = "a function" if custom_objective else str(params.get("objective", "reg:squarederror"))
-    classes, quantiles = int(params.get("num_class") or 1), params.get("quantile_alpha")
     gives_classes = not custom_objective and objective in _CLASSES
-    several = len(quantiles) if isinstance(quantiles, list | tuple) else classes
     return Output(
         objective,
-        values=1 if gives_classes else several,
-        classes=max(2, classes),
+        values=1 if gives_classes else outputs_per_label(params),
+        classes=max(2, int(params.get("num_class") or 1)),
         gives_classes=gives_classes,
         is_unbounded=custom_objective or objective.startswith(_UNBOUNDED),
     )
