@@ -101,8 +101,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             dataset: Rows to train on: a connector of either kind, or a pandas DataFrame.
             input_cols: Names of the feature columns. Feature columns must be numeric or boolean, except
                 `categorical_cols`. Nulls count as missing values.
-            label_col: Name of the label column, which must have no nulls. Only with bounds or `label_cols`
-                it may be omitted.
+            label_col: Name of the label column, which must have no nulls. It may be omitted only with bounds or
+                `label_cols`.
             eval_set: Rows on which the model is evaluated after each round, with the name "eval". A dict gives several
                 such datasets by name.
             verbose_eval: How often the metrics are printed in this process. True: after every round; a number n: after

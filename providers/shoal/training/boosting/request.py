@@ -61,8 +61,8 @@ class TrainRequest(Settings):
     )
     label_col: str = Field(
         min_length=1,
-        description="Name of the column that contains the labels. With label_lower_bound_col and label_upper_bound_col "
-        "it may be omitted, and is then the column of the lower bounds; with label_cols, the first of them.",
+        description="Name of the column that contains the labels. If it is omitted, it is the first of label_cols, or "
+        "label_lower_bound_col.",
     )
     label_cols: tuple[str, ...] = Field(
         default=(),

@@ -160,8 +160,8 @@ def check_params(
     import numpy as np
     import xgboost
 
-    # The check uses the CPU, because the driver's node may have no GPU. Every objective accepts the labels 0 and 1, and
-    # for gradients the label 1.
+    # The check uses the CPU, because the driver's node may have no GPU. Every objective accepts the labels 0 and 1.
+    # With several label columns, gradients are computed, too: then all labels are 1, because some need positive labels.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
     rows = xgboost.DMatrix(
