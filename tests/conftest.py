@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.support.tiny_pools",
     "tests.support.gpu_machine",
     "tests.support.guides",
+    "tests.support.later_schema",
     "tests.support.prefect_server",
     "tests.support.two_node_cluster",
 ]

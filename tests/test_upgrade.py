@@ -19,7 +19,6 @@ from shoal.jobs import JobHandle, parse_spec
 from shoal.jobs.fingerprint import fingerprint
 from shoal.pool.api import list_pools
 from shoal.state import Store, home
-from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
 from shoal.state.temp_folder import runtime_root
@@ -28,7 +27,7 @@ from tests.support.previous_version import HOLDER, POOL, document
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
-BEFORE, ITS_SCHEMA = "6e7d17f", "0003"
+BEFORE, ITS_SCHEMA = "HEAD", "0001"
 """Commit of the version before, and the schema that it knows."""
 
 
@@ -91,7 +90,9 @@ def running(installation: Installation, tmp_path: Path) -> Iterator[dict[str, An
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)  # two nodes and two jobs start one after the other
-def test_a_pool_and_a_job_of_the_version_before_go_on_after_the_store_is_upgraded(installation, running, tmp_path):
+def test_a_pool_and_a_job_of_the_version_before_go_on_after_the_store_is_upgraded(
+    installation, running, later_schema, tmp_path
+):
     wait_until((tmp_path / "began").exists, "the job's function", seconds=120)
     assert schema_in_store() == ITS_SCHEMA
     with Store(migrate=False).reading() as session:
@@ -100,7 +101,7 @@ def test_a_pool_and_a_job_of_the_version_before_go_on_after_the_store_is_upgrade
 
     pool = ComputePool(POOL, holder=HOLDER)
 
-    assert schema_in_store() == SCHEMA_VERSION
+    assert schema_in_store() == later_schema
     assert pool.renew()
     asked_again = ask(tmp_path)
     assert (asked_again.job_id, asked_again.attempt) == (running["job_id"], 1)
@@ -158,8 +159,9 @@ SPECS = [
 
 FINGERPRINTS = """
 import json, sys
-from shoal.jobs import parse_spec, staging
-print(json.dumps([staging.question(parse_spec(json.loads(spec)).completed("pool", {})) for spec in sys.argv[1:]]))
+from shoal.jobs import parse_spec
+from shoal.jobs.fingerprint import fingerprint
+print(json.dumps([fingerprint(parse_spec(json.loads(spec)).identifying("pool", {})) for spec in sys.argv[1:]]))
 """
 
 
@@ -186,11 +188,11 @@ except StoreError as error:
 """
 
 
-def test_the_version_before_refuses_an_upgraded_store_and_its_running_processes_use_it(installation):
+def test_the_version_before_refuses_an_upgraded_store_and_its_running_processes_use_it(installation, later_schema):
     store = Store()
 
     said = installation.run("-c", REFUSED)
 
-    assert f"was written by a newer shoal (schema {SCHEMA_VERSION}, this one knows {ITS_SCHEMA}): upgrade shoal" in said
+    assert f"(its schema is {later_schema}, this version supports {ITS_SCHEMA}): upgrade shoal" in said
     with store.reading() as session:
         assert session.get_one(Lock, "of a running process").holder == "before"

@@ -166,9 +166,6 @@ def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
 def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:
     """Add a line about the end of an operation to the record. The line names the actor who requested the operation.
 
-    If an older version of shoal has accepted the request, the record has no line about the request. Then no line about
-    the end is added, either.
-
     Args:
         session: The write transaction.
         operation_id: Id of the operation.

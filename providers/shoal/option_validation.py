@@ -7,10 +7,10 @@ import contextlib
 import difflib
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
@@ -39,6 +39,20 @@ class Settings(RedactedRepr, BaseModel):
         # an error for one nested model at a time, without the path to the wrong field.
         __init__.__pydantic_base_init__ = True
 
+    added_later: ClassVar[frozenset[str]] = frozenset()
+    """Options that shoal 0.1.0 did not have."""
+
+    @model_serializer(mode="wrap")
+    def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out options that were added later and have their default values. A spec that an earlier version has
+        stored then keeps its fingerprint, and processes of that version, which refuse unknown options, can read it."""
+        document: dict[str, Any] = write(self)
+        for name in self.added_later:
+            field = type(self).model_fields[name]
+            if getattr(self, name) == field.get_default(call_default_factory=True):
+                document.pop(name, None)
+        return document
+
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
         """Build the options from a mapping of names to values.
@@ -64,26 +78,6 @@ class Settings(RedactedRepr, BaseModel):
         """
         with _explained(cls, lambda problem: _is_certain(problem, fields, is_known)):
             cls.model_validate(dict(fields))
-
-
-def without_defaults(options: Settings, document: Mapping[str, Any], newer: Collection[str]) -> dict[str, Any]:
-    """Return options as plain data, but leave out newer options (unknown to earlier versions of shoal) that have their
-    default values.
-
-    A spec that an earlier version of shoal has stored then keeps its fingerprint. And processes of earlier versions,
-    which refuse unknown options, can read the document.
-
-    Args:
-        options: The options.
-        document: All options as plain data.
-        newer: Names of the options that earlier versions of shoal did not have.
-    """
-    fields = type(options).model_fields
-    return {
-        name: value
-        for name, value in document.items()
-        if name not in newer or getattr(options, name) != fields[name].get_default(call_default_factory=True)
-    }
 
 
 def unknown_value(field: str, given: str, allowed: str) -> str:

@@ -31,17 +31,16 @@ def document(folder: Path, **run_config: Any) -> dict[str, Any]:
 
 def work(folder: str) -> str:
     """Say in `began` that it runs; returns the schema that its worker's code knows."""
-    from shoal.state import migrate, store
+    from shoal.state import migrate
 
     (Path(folder) / "began").touch()
     wait_until((Path(folder) / "go").exists, "the upgrade", seconds=240)
-    # The version before has it in `store`.
-    return str(getattr(migrate, "SCHEMA_VERSION", None) or getattr(store, "SCHEMA_VERSION", None))
+    return migrate.SCHEMA_VERSION
 
 
 def start(folder: Path) -> dict[str, Any]:
     from shoal import ComputePool, jobs
-    from shoal.state.home import runtime_root
+    from shoal.state.temp_folder import runtime_root
 
     pool = ComputePool(f"local://{POOL}?max_nodes=2", holder=HOLDER).up()
     pool.lease(1)

@@ -16,7 +16,7 @@ from pydantic import (
 from shoal.data.filter_syntax import Filters, parse_filters
 from shoal.data.query_syntax import check_connection_name, check_query
 from shoal.data.staging.staged_copy import StagedCopy
-from shoal.option_validation import Settings, without_defaults
+from shoal.option_validation import Settings
 
 
 class SplitSpec(Settings):
@@ -145,20 +145,15 @@ class DatasetSpec(Settings):
         return None if self.sql is None else json.dumps([self.connection, self.sql, self.params], sort_keys=True)
 
     @model_serializer(mode="wrap")
-    def _without_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         if self._staged_copy is not None:
             self._staged_copy.written()
-        return without_defaults(self, write(self), _NEWER)
+        return super()._as_document(write)
 
 
 def is_relative(path: str) -> bool:
     """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
     return "://" not in path and not path.startswith(("/", "~"))
-
-
-_NEWER = ("filters", "sql", "connection", "params", "time_col")
-"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
-set."""
 
 
 def as_dataset_spec(value: Any) -> Any:

@@ -88,12 +88,9 @@ class Gang:
         return cls(workers, each.num_cpus, each.num_gpus)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Build a group of workers from the result of :meth:`to_json`.
-
-        A row from an older version of shoal has no group, and gets the default group, which needs all CPUs of the pool.
-        """
-        return cls(**fields) if fields else cls()
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a group of workers from the result of :meth:`to_json`."""
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the group of workers as plain data, which the job's row stores."""

@@ -115,9 +115,9 @@ class Secrets:
 
     @classmethod
     def loads(cls, content: str | bytes) -> Self:
-        """Build the credentials from the result of :meth:`dumps`. JSON that shoal 0.1 wrote has no field ``named``."""
+        """Build the credentials from the result of :meth:`dumps`."""
         found = json.loads(content)
-        return cls(found["environment"], found["uris"], frozenset(found.get("named", ())))
+        return cls(found["environment"], found["uris"], frozenset(found["named"]))
 
     # A traceback may print the result of `__repr__`, so the result contains no values.
     def __repr__(self) -> str:

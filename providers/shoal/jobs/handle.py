@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
@@ -67,7 +66,6 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import NO_GCS, Endpoint, driver_command
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
-from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
@@ -130,15 +128,14 @@ class JobStatus:
             pool=job.pool,
             holder=job.holder,
             state=job.state,
-            # shoal 0.1 stored errors with their credentials, so the credentials are removed here.
-            error=job.error and redact(job.error),
+            error=job.error,
             result=JobResult.model_validate(job.result) if job.result else None,
             mlflow_run_id=job.mlflow_run_id,
             created_at=job.created_at,
             started_at=job.started_at,
             ended_at=job.ended_at,
             progress=_progress(job),
-            priority=job.priority or 0,
+            priority=job.priority,
             position=place.position if place and job.is_waiting else None,
             node_seconds=node_seconds,
         )
@@ -185,7 +182,7 @@ class JobHandle:
         self._key = Key(job.id, job.attempt)
         self._pool = job.pool
         self._submissions = attempts.submissions(job) if submissions is None else submissions
-        self._is_sealed = bool(job.needs_credentials)
+        self._is_sealed = job.needs_credentials
         self._secrets = secrets
         self._actor = actor
         self._package = package
@@ -617,7 +614,7 @@ class JobHandle:
             return True
         missing = verdict is Missing.SUBMISSION
         if missing and job.admitted_at is None and submitter_is_gone(job, self._clock()):
-            pid = job.submitter and job.submitter["pid"]
+            pid = job.submitter["pid"]
             why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
             return self.end_pending(job, JobState.FAILED, why)
         if self._is_orphan(job, ORPHAN_GRACE_S):
@@ -892,7 +889,7 @@ def _entrypoint(job: Job) -> list[str]:
     library's memory. If the training registers its model, they do not share the library, because only the driver needs
     the library's code for scikit-learn.
     """
-    python = str((job.submitter or {}).get("python", sys.executable))
+    python = str(job.submitter["python"])
     library = str(job.spec.get("framework"))
     is_shared = library in get_args(Framework) and not job.spec.get("register_as")
     shared = [library] if is_shared and job.endpoint["gcs"] == NO_GCS else []

@@ -188,9 +188,6 @@ def submitter_is_gone(job: Job, now: float) -> bool:
         job: The attempt's row.
         now: Present time in seconds since the epoch.
     """
-    # shoal 0.1 did not record which process submitted a job, so this function cannot check whether that process runs.
-    if job.submitter is None:
-        return False
     submitter = ProcessId.from_json(job.submitter)
     if submitter.alive():
         return False

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json, to_json
 
-from shoal.option_validation import Settings, without_defaults
+from shoal.option_validation import Settings
 from shoal.redaction import redact_value
 
 Reason = Literal[
@@ -32,10 +32,6 @@ PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_compa
 
 DATA_TAGS = "shoal.data_"
 """Prefix of the names of the MLflow tags that describe the training rows of a registered version."""
-
-
-_NEWER = ("peak_usage_per_worker", "node_seconds", "times")
-"""Fields that results of earlier versions of shoal do not have."""
 
 
 class _Stored(Settings):
@@ -187,12 +183,11 @@ class JobResult(PlainResult):
     node_seconds: float | None = Field(
         default=None,
         description="Number of nodes that the job has used, multiplied by the seconds: the nodes of its workers, or "
-        "one node (the head with the driver) while it has no workers. None: an earlier version of shoal ran the job.",
+        "one node (the head with the driver) while it has no workers.",
     )
     times: JobTimes | None = Field(
         default=None,
-        description="Seconds of each step of the job. None: the training was skipped, or an earlier version of shoal "
-        "ran the job.",
+        description="Seconds of each step of the job. None: the training was skipped.",
     )
     restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(
@@ -221,7 +216,7 @@ class JobResult(PlainResult):
     recent: tuple[RecentVersion, ...] = Field(
         default=(),
         description="The versions of the model that were registered before this one, the newest first, at most ten. "
-        "Empty: there are none, the model is not registered, or an earlier version of shoal ran the job.",
+        "Empty: there are none, or the model is not registered.",
     )
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
@@ -233,12 +228,8 @@ class JobResult(PlainResult):
     )
 
     def document(self) -> dict[str, Any]:
-        """Return the result as plain data for the store.
-
-        A field that earlier versions of shoal do not know is left out while it has its default value, so that these
-        versions can read the result.
-        """
-        return without_defaults(self, self.model_dump(mode="json"), _NEWER)
+        """Return the result as plain data for the store."""
+        return self.model_dump(mode="json")
 
     @field_validator("model_path", "model_uri", "results_path", "output_path")
     @classmethod

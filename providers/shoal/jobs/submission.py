@@ -248,7 +248,7 @@ def _of_earlier_try(
         # try; otherwise the job is ended.
         if job.state is JobState.PENDING and job.queued_at is None:
             why = "another try of the task submits the task's job with another spec"
-            if job.spec["question"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
+            if job.spec["fingerprint"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
                 handle.cancel(why)  # a driver has started the job meanwhile, so the job is running
             continue
         joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task, detach=detach)

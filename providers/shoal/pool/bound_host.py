@@ -13,13 +13,8 @@ ANYWHERE = ""
 
 
 def is_here(pool: Pool) -> bool:
-    """Return whether this machine can start and end a pool's nodes.
-
-    Rows written by shoal 0.1 have no host id. Such a pool belongs to the machine whose hostname is in the row.
-    """
-    if pool.host == ANYWHERE:
-        return True
-    return pool.host == hostname() if pool.host_id is None else pool.host_id == host_id()
+    """Return whether this machine can start and end a pool's nodes."""
+    return pool.host == ANYWHERE or pool.host_id == host_id()
 
 
 def bind_here(pool: Pool) -> None:

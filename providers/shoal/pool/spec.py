@@ -11,22 +11,16 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 from pydantic import (
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.option_validation import Settings, unknown_value, without_defaults
+from shoal.option_validation import Settings, unknown_value
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_address, redact_value
-
-_NEWER = ("ray", "ray_dashboard", "ca_file", "token_over_http", "shared_folders")
-"""Options that earlier versions of shoal do not know. A process of an earlier version rejects a stored spec that
-contains one of these options."""
 
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
@@ -140,14 +134,6 @@ class PoolSpec(Settings):
             "only for ray:// pools."
         ),
     ] = None
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict, without newer options (`_NEWER`) that have their default values.
-
-        A reconciler of an earlier version can then read the row of a pool that this version has started or altered.
-        """
-        return without_defaults(self, serialize(self), _NEWER)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -26,8 +26,7 @@ def dumps(document: Any) -> str:
 
 
 def loads(written: str | bytes) -> Any:
-    """Decode a document that `dumps` has written. Documents of shoal 0.1 with plain NaN and Infinity are decoded,
-    too."""
+    """Decode a document that `dumps` has written."""
     return json.loads(written, object_hook=_untagged)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from shoal.errors import StoreError
 from shoal.state.database_errors import shown
 
-SCHEMA_VERSION = "0014"
+SCHEMA_VERSION = "0001"
 """Newest revision in `migrations/versions`."""
 
 SCRIPTS = Path(__file__).with_name("migrations")

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ class ProcessId:
     pid: int
     # Start time of the process, in clock ticks after the host's boot.
     start: int
-    # Id of the process's host; empty if shoal 0.1 wrote the identity.
-    host: str = field(default="", compare=False)
+    host: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
@@ -45,7 +44,7 @@ class ProcessId:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ProcessId:
         """Create a process identity from the dict that :meth:`to_json` returned."""
-        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields.get("host", "")))
+        return cls(str(fields["boot"]), int(fields["pid"]), int(fields["start"]), str(fields["host"]))
 
     def to_json(self) -> dict[str, Any]:
         """Return this process identity as a dict that the store can save as JSON."""
@@ -61,7 +60,7 @@ class ProcessId:
 
         This host cannot see whether a process of another host runs.
         """
-        return self.host in ("", host_id()) and not self.alive()
+        return self.host == host_id() and not self.alive()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, unless it has ended."""

@@ -153,12 +153,6 @@ class _LongText(_Text):
     cache_ok = True
 
 
-_HOLDER = _Text(255).with_variant(_LongText(), "postgresql")
-"""Type of the columns with a holder's name. The name contains Airflow's DAG id and run id, which may have 250
-characters each. So on PostgreSQL the column has no limit. SQLite does not enforce the limit of 255 characters, so the
-columns in SQLite were not changed."""
-
-
 class Base(DeclarativeBase):
     """Base class of all tables."""
 
@@ -176,7 +170,7 @@ class Pool(Base):
     host: Mapped[str]
     """Name of the host to which the pool is bound. Empty if any host can start and end the pool's nodes."""
     host_id: Mapped[str | None]
-    """Id of the host to which the pool is bound. A renamed host keeps its id. None in rows of shoal 0.1."""
+    """Id of the host to which the pool is bound. A renamed host keeps its id. None if the pool is bound to no host."""
     min_nodes: Mapped[int]
     max_nodes: Mapped[int]
     epoch: Mapped[int]
@@ -197,7 +191,7 @@ class Pool(Base):
     """Time of the last use of the pool. If `idle_timeout` seconds have passed since then, the pool goes down."""
     quotas: Mapped[dict[str, Any] | None]
     """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
-    clock: Mapped[dict[str, Any] | None]
+    clock: Mapped[dict[str, Any]]
     """Stamp of the last clock correction (`shoal.pool.journal.clock`). The next correction compares its own stamp with
     this stamp to compute by how much the wall clock has jumped."""
 
@@ -224,21 +218,20 @@ class Lease(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
-    holder: Mapped[str] = mapped_column(_HOLDER)
+    holder: Mapped[str] = mapped_column(_LongText)
     size: Mapped[int]
     epoch: Mapped[int]
     ttl: Mapped[float]
     """Seconds by which each renewal extends the lease."""
     expires_at: Mapped[float]
-    renewed_clock: Mapped[dict[str, Any] | None]
-    """Stamp of `expires_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    renewed_clock: Mapped[dict[str, Any]]
+    """Stamp of `expires_at` (see `shoal.state.stamps`)."""
     exclusive: Mapped[bool] = mapped_column(default=False)
     """Whether the lease's nodes are added to those of other leases. Shared leases use the same nodes."""
     waiting: Mapped[bool] = mapped_column(default=False)
     """Whether the lease waits in the pool's queue. A waiting lease takes no nodes until it is granted."""
     queue_number: Mapped[int] = mapped_column(default=0)
-    """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first. 0
-    in rows of shoal 0.1."""
+    """Number that increases with each request for a lease of the pool. Leases with lower numbers are granted first."""
     max_lifetime: Mapped[float | None]
     """Seconds after the grant at which the lease is ended, even if its holder still renews it. None: no limit."""
     budget_node_hours: Mapped[float | None]
@@ -257,9 +250,9 @@ class Operation(Base):
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
     kind: Mapped[OperationKind] = mapped_column(_state(OperationKind))
     state: Mapped[OperationState] = mapped_column(_state(OperationState), index=True)
-    holder: Mapped[str] = mapped_column(_HOLDER)
+    holder: Mapped[str] = mapped_column(_LongText)
     size: Mapped[int]
-    block_until_min_cluster_size: Mapped[int | None] = mapped_column("min_size")
+    block_until_min_cluster_size: Mapped[int | None]
     replaced_size: Mapped[int | None]
     """Size of the base demand or lease before this operation, which a rollback restores. None if the base demand or
     lease did not exist before."""
@@ -321,28 +314,28 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(index=True)
     """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
-    holder: Mapped[str] = mapped_column(_HOLDER)
+    holder: Mapped[str] = mapped_column(_LongText)
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]
     """Addresses of the head to which the job was submitted."""
     driver: Mapped[dict[str, Any] | None]
     """Identity of the job's driver (the process that runs the attempt). None until the driver has reported."""
-    submitter: Mapped[dict[str, Any] | None]
+    submitter: Mapped[dict[str, Any]]
     """Identity of the process that sends the job to the head. The key `python` contains the path of the Python
     interpreter of the process that submitted the job. The key `submissions` contains the number of times that the
-    attempt was submitted, if it was submitted more than once. Rows of older versions lack both keys."""
+    attempt was submitted, if it was submitted more than once."""
     task_key: Mapped[str | None] = mapped_column(_LongText)
     """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
-    submitted the job, and in rows of older versions."""
+    submitted the job."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
     continues this try begins at this position."""
-    priority: Mapped[int | None]
-    """Priority in the pool's queue. Jobs with a higher number start first. None in rows of versions without a queue."""
-    gang: Mapped[dict[str, Any] | None]
+    priority: Mapped[int] = mapped_column(default=0)
+    """Priority in the pool's queue. Jobs with a higher number start first."""
+    gang: Mapped[dict[str, Any]]
     """Number and resources of the workers that the job needs (`shoal.jobs.capacity.Gang`)."""
     uses_gpu: Mapped[bool | None]
     """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
@@ -355,9 +348,9 @@ class Job(Base):
     admitted_at: Mapped[float | None]
     """Time at which the attempt left the queue, because the pool has room for its workers. None while the attempt
     waits."""
-    needs_credentials: Mapped[bool | None]
+    needs_credentials: Mapped[bool] = mapped_column(default=False)
     """Whether the driver gets credentials through this row (`shoal.jobs.remote`), and waits for them while the attempt
-    is pending. None if the driver gets credentials from a file, or needs none, and in rows of older versions."""
+    is pending. False if the driver gets credentials from a file, or needs none."""
     driver_key: Mapped[str | None] = mapped_column(_LongText)
     """Public key of the driver that waits for credentials. None before the driver has requested credentials, and after
     the driver has received them."""
@@ -365,13 +358,13 @@ class Job(Base):
     """The encrypted credentials. Only the driver with the key `driver_key` can decrypt them. Removed when the attempt
     runs or has ended."""
     heartbeat_at: Mapped[float | None]
-    """Time of the driver's last sign of life, which it writes every few seconds. None for drivers of shoal 0.1."""
+    """Time of the driver's last sign of life, which it writes every few seconds. None before the driver has started."""
     orphan_after: Mapped[float | None]
     """Seconds after which the job ends itself if no process asks about it. None: never."""
-    last_polled_at: Mapped[float] = mapped_column("asked_at")
+    last_polled_at: Mapped[float]
     """Time at which a process last asked about the job."""
-    last_polled_clock: Mapped[dict[str, Any] | None] = mapped_column("asked_clock")
-    """Stamp of `last_polled_at` (see `shoal.state.stamps`). None in rows of shoal 0.1."""
+    last_polled_clock: Mapped[dict[str, Any]]
+    """Stamp of `last_polled_at` (see `shoal.state.stamps`)."""
     collected_at: Mapped[float | None]
     """Time at which the result was first returned to a caller. None before."""
     result: Mapped[dict[str, Any] | None]
@@ -379,11 +372,10 @@ class Job(Base):
     """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
     error: Mapped[str | None] = mapped_column(_Text)
     error_is_permanent: Mapped[bool | None]
-    """Whether a further attempt would fail in the same way. None if the attempt has not failed, and in rows of older
-    versions."""
+    """Whether a further attempt would fail in the same way. None if the attempt has not failed."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
-    """Last reported progress of the training. None before the first report, and in rows of shoal 0.2 and before."""
+    """Last reported progress of the training. None before the first report."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
@@ -411,7 +403,7 @@ class Usage(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     pool: Mapped[str]
     """Name of the pool. The column is not a foreign key, because the row is kept when the pool is deleted."""
-    holder: Mapped[str] = mapped_column(_HOLDER)
+    holder: Mapped[str] = mapped_column(_LongText)
     lease_id: Mapped[str | None]
     """Id of the lease; None if a job has used the nodes."""
     job_id: Mapped[str | None]
@@ -437,7 +429,7 @@ class Lock(Base):
     __tablename__ = "locks"
 
     name: Mapped[str] = mapped_column(primary_key=True)
-    holder: Mapped[str] = mapped_column(_HOLDER)
+    holder: Mapped[str] = mapped_column(_LongText)
     expires_at: Mapped[float]
 
 

@@ -44,8 +44,8 @@ def stamp(value: float, *, ago: float = 0.0) -> dict[str, Any]:
     written now.
 
     Args:
-        value: The value, such as ``last_polled_at``. The stamp contains the value, because shoal 0.1 may later change
-            the value but not the stamp. :func:`age` ignores a stamp that contains another value.
+        value: The value, such as ``last_polled_at``. The stamp contains the value, so that :func:`age` ignores the
+            stamp of another value.
         ago: Seconds that have passed since the time of the value, if it is not the present time.
 
     Returns:
@@ -63,8 +63,8 @@ def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
         stamped: The value's stamp from :func:`stamp`.
 
     Returns:
-        The age in seconds. None if the age cannot be measured, because the value was written by another host, before
-        the last reboot, or by shoal 0.1.
+        The age in seconds. None if the age cannot be measured, because the value was written by another host, or
+        before the last reboot.
     """
     if stamped is None or stamped["of"] != value or stamped["clock"] != _clock_id():
         return None

@@ -6,17 +6,13 @@ import re
 from os import PathLike, fspath
 from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from shoal.option_validation import Settings, without_defaults
+from shoal.option_validation import Settings
 from shoal.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.training.locations import resolved
 from shoal.training.mlflow.options import Tracking
 from shoal.training.reserved_variables import check_variable
-
-_NEWER = ("budget_node_hours", "priority", "env", "secret_env", "packages", "code")
-"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
-set."""
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
@@ -133,14 +129,6 @@ class RunConfig(Settings):
         description="Folders of Python packages, and .py files, that the workers can import, such as ./mypkg. A "
         "relative path starts at the working directory of the process that submits the job.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Leave out unset options that earlier versions of shoal did not have.
-
-        A job without these options therefore has the same stored spec and fingerprint as in earlier versions of shoal.
-        """
-        return without_defaults(self, serialize(self), _NEWER)
 
     @field_validator("env")
     @classmethod

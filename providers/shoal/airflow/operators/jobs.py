@@ -208,8 +208,7 @@ class JobOperator(WaitingOperator):
 
         handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
         self.links = page_links(handle.job_id)
-        # An event from an earlier version of shoal contains no job id, and counts as an event of this job.
-        is_of_job = all(event.get(name, value) == value for name, value in job.items() if name != "deadline")
+        is_of_job = all(event[name] == value for name, value in job.items() if name != "deadline")
         timed_out = event["timed_out"] and is_of_job
         if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
             self._deadline = job.get("deadline")

@@ -206,7 +206,7 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
     """Read the result of a finished job's training function: the return value of each rank, the metrics and other data.
 
     A pickled file can run any code when it is read. Therefore the file's digest is first compared with the digest in
-    the store. Attempts of shoal 0.1 have no digest in the store, so their files are read without this check.
+    the store.
 
     Args:
         result: Result of the job.
@@ -224,7 +224,7 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
         raise InvalidArgumentError(f"job {result.job_id} ran no training function: read its model with load_training")
     known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
     content = storage.read(storage.as_given(result.results_path, artifact_location))
-    if known is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known):
+    if not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known or ""):
         raise JobError(
             f"{result.results_path} was changed after job {result.job_id} wrote it, and is not read, because a changed "
             "file could run any code: run the job again"

@@ -24,7 +24,7 @@ def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     """
     with store.reading() as session:
         pool = session.get(Pool, job.pool)
-    callers = (job.submitter or {}).get("folder")
+    callers = job.submitter["folder"]
     if pool is not None and pool.owner and callers:
         return str(callers)
     return str(subfolder(_FOLDER, submission_id))

@@ -47,8 +47,8 @@ class Order:
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec of the job as JSON, without credentials. The spec's key `question` contains the job's fingerprint, which is
-    equal if the same job is submitted again."""
+    """Spec of the job as JSON, without credentials. Its key `fingerprint` is equal if the same job is submitted
+    again."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
@@ -95,7 +95,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     while True:
         with store.reading(snapshot=False) as session:
             newest = session.scalars(_newest_of(order.job_id)).first()
-        same = newest is not None and newest.spec["question"] == order.spec["question"]
+        same = newest is not None and newest.spec["fingerprint"] == order.spec["fingerprint"]
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
                 raise JobBusyError(
@@ -139,8 +139,7 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
         note_polled(job, now)
         if detach:
             job.orphan_after = None
-        if job.submitter is not None:
-            job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
+        job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         if task is not None:
             # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
             job.task_key, job.task_try, job.log_shown = task.key, task.number, None
@@ -171,7 +170,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         uses_gpu=uses_gpu,
         task_key=order.task and order.task.key,
         task_try=order.task and order.task.number,
-        needs_credentials=order.needs_credentials or None,
+        needs_credentials=order.needs_credentials,
         created_at=now,
     )
     try:
@@ -301,7 +300,7 @@ def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
     polled = (
         update(table)
         .where(row.id == bindparam("of_id"), row.attempt == bindparam("of_attempt"), row.ended_at.is_(None))
-        .values({row.asked_at: now, row.asked_clock: stamps.stamp(now), row.log_shown: shown})
+        .values({row.last_polled_at: now, row.last_polled_clock: stamps.stamp(now), row.log_shown: shown})
     )
     values = [
         {"of_id": one.key.job_id, "of_attempt": one.key.attempt, "of_try": one.task_try, "shown": one.log_shown}
@@ -467,8 +466,7 @@ def kind_of_job(job: Job) -> str:
 def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:
     """Return the node-seconds that attempts have used up to now: the number of their nodes multiplied by the time.
 
-    The result does not contain attempts that have not started, and attempts of earlier versions of shoal, which did not
-    record node-seconds.
+    The result does not contain attempts that have not started.
     """
     found: dict[tuple[str, int], float] = {}
     with store.reading(snapshot=False) as session:
@@ -515,7 +513,7 @@ def submissions(job: Job) -> int:
 
     If a task finds a higher number than the one that it has stored, a newer try of the task has attached to the job.
     """
-    return int((job.submitter or {}).get("submissions", 1))
+    return int(job.submitter.get("submissions", 1))
 
 
 def note_polled(job: Job, now: float) -> None:

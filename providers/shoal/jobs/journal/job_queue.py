@@ -92,7 +92,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         job.admitted_at, job.endpoint = now, dict(endpoint)
         # This process becomes the submitter of the job. The field "python" keeps its value from the first submitter: it
         # is the path of the Python interpreter that runs the driver.
-        job.submitter = (job.submitter or {}) | ProcessId.mine().to_json()
+        job.submitter = job.submitter | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
 
@@ -216,7 +216,7 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     """
     gang = Gang.from_json(job.gang)
     queued_at = now if job.queued_at is None else job.queued_at
-    mine = Entry(job.id, job.attempt, job.holder, job.priority or 0, queued_at, waits=True, gang=gang)
+    mine = Entry(job.id, job.attempt, job.holder, job.priority, queued_at, waits=True, gang=gang)
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in queue_order.next_up([*others, mine], _room(session, job.pool))
 
@@ -242,12 +242,10 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     found: dict[str, list[Entry]] = {}
     for pool_name, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
         pending = state is JobState.PENDING and admitted_at is None
-        if pending and queued_at is None and priority is not None:
-            # The submitter has not put this attempt into the queue yet, so the attempt is skipped. A row without a
-            # priority is not skipped: an older version of shoal has added it, and sends attempts to the head at once.
-            continue
+        if pending and queued_at is None:
+            continue  # the submitter has not put this attempt into the queue yet
         waits = pending and queued_at is not None
-        entry = Entry(job_id, attempt, holder, priority or 0, queued_at or 0.0, waits, Gang.from_json(gang))
+        entry = Entry(job_id, attempt, holder, priority, queued_at or 0.0, waits, Gang.from_json(gang))
         found.setdefault(pool_name, []).append(entry)
     return found
 

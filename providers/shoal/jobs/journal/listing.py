@@ -126,7 +126,7 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
             error=row.error and redact(row.error),
             mlflow_run_id=row.mlflow_run_id,
             progress=None if row.progress is None else Progress.of(row.progress),
-            priority=row.priority or 0,
+            priority=row.priority,
             position=place.position if (place := places.get(Key(row.id, row.attempt))) is not None else None,
             created_at=row.created_at,
             queued_at=row.queued_at,

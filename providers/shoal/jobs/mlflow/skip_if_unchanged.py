@@ -39,7 +39,7 @@ _LOOKED_AT = 50
 """Number of newest versions that are searched for the version of the last successful training. Versions of failed
 trainings and of other programs are skipped."""
 
-_OF_THE_RUN = ("run_config", "tracking", "question", "user_code", "dataset", "verbose_eval")
+_OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
 """Fields of a spec that are left out of the digest of the settings, because they do not change the model, or because
 they are compared separately. The dataset, for example, is compared by its own digest."""
 

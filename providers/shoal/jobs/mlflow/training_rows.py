@@ -214,6 +214,5 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
             f"the training rows of {model} version {version} are not known: {uri} cannot be read ({error})", flush=True
         )
         return None
-    # Earlier versions of shoal recorded only the files of the training rows, and no time ranges.
-    times = tuple(TimeRange(**each) for each in document.get("times", ()))
+    times = tuple(TimeRange(**each) for each in document["times"])
     return TrainingRows(tuple(RecordedFile.from_json(file) for file in document["files"]), times)

@@ -35,7 +35,6 @@ class AnySpec(Settings, ABC):
     )
     fingerprint: str | None = Field(
         default=None,
-        alias="question",
         description="Digest of the spec and of its data, by which the same job is recognised when it is submitted "
         "again. shoal sets the digest at the submission.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -64,8 +64,6 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
     Example:
         >>> FunctionJobSpec(train_func="pkg.module:train", hyper_params={"epochs": 3})
     """
-
-    _newer: ClassVar[tuple[str, ...]] = (*FunctionRequest._newer, "returns")
 
     framework: Literal["pytorch"] = Field(
         default="pytorch", description="Kind of the job; the value marks a training function."

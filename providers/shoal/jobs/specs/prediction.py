@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
-from shoal.option_validation import without_defaults
 from shoal.training.locations import resolved
 from shoal.training.mlflow import model_uris
 from shoal.training.scaling import ScalingConfig
@@ -79,11 +78,6 @@ class PredictJobSpec(AnySpec):
         default_factory=ScalingConfig,
         description="Number of the workers and CPUs of each worker. Predictions use no GPUs.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A spec without the newer option keeps its fingerprint.
-        return without_defaults(self, serialize(self), ("category_codes",))
 
     @field_validator("dataset", mode="before")
     @classmethod

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
-from shoal.option_validation import Settings, without_defaults
+from shoal.option_validation import Settings
 
 DEFAULT_ALIAS = "champion"
 """Alias that marks the champion, unless the options of the job name another alias."""
@@ -18,33 +18,11 @@ DEFAULT_ALIAS = "champion"
 _MODEL_NAME = re.compile(r"[^/:]{1,250}")
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 
-_LATER_OPTIONS = frozenset(
-    {
-        "metrics",
-        "must_reach",
-        "min_improvement",
-        "baseline",
-        "by",
-        "slice_tolerance",
-        "min_slice_rows",
-        "overlap",
-        "late_run",
-        "skip_if_unchanged",
-        "category_codes",
-        "group_col",
-    }
-)
-"""Options of `Register` that the first versions of shoal did not have. An option with its default value is left out of
-the stored spec, so that an unchanged spec keeps its fingerprint."""
-
 
 class Register(Settings):
     """Options to register the trained model in MLflow, and the rules by which the model becomes the champion.
 
     The champion is the registered version that has the alias, and the challenger is the model that the job has trained.
-
-    Newer options that have their default values are not written into the stored spec, so that a spec of an earlier
-    version of shoal keeps its fingerprint.
     """
 
     model: str = Field(description="Name of the model in MLflow's registry under which the job registers a version.")
@@ -162,10 +140,6 @@ class Register(Settings):
                 "the holdout into slices"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, serialize(self), _LATER_OPTIONS)
 
     @property
     def best(self) -> Mode:

@@ -24,8 +24,7 @@ the time gradually, both clocks change alike. If NTP sets the time at once, only
 def has_jumped(pool: Pool) -> bool:
     """Return whether the wall clock has jumped since the times in the pool's database rows were last corrected.
 
-    The result is False for rows of shoal 0.1, rows of another host and rows from before a reboot, because the times in
-    these rows cannot be corrected.
+    The result is False for rows of another host and rows from before a reboot, because their times cannot be corrected.
     """
     jump = stamps.jump(pool.clock, stamps.present())
     return jump is not None and abs(jump) > _TOLERANCE_S

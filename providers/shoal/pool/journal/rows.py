@@ -155,8 +155,7 @@ def require_here(pool: Pool) -> None:
 
 
 def adopt(pool: Pool) -> None:
-    """Write this host's current name and id to the row of a pool that is bound to this host. The row may lack the id (a
-    row of shoal 0.1) or contain an old name (the host was renamed)."""
+    """Write this host's current name to the row of a pool that is bound to this host, because a host may be renamed."""
     if pool.host != ANYWHERE:
         bind_here(pool)
 

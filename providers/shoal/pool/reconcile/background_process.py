@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -30,8 +29,7 @@ from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.silent_jobs import SilentJobs
 from shoal.pool.timeouts import LOST_JOBS_PERIOD, RECONCILE_PERIOD, SILENT_JOBS_PERIOD, STORE_PATIENCE
 from shoal.state import Store
-from shoal.state.home import home, lock_file, store_tag, subfolder
-from shoal.state.host import hostname
+from shoal.state.home import lock_file, subfolder
 from shoal.state.locks import open_locked
 from shoal.state.schema import Node, Pool, PoolState
 
@@ -51,14 +49,6 @@ def lock_path() -> Path:
     return lock_file("reconciler")
 
 
-def _lock_path_of_0_1() -> Path:
-    """Return the path of the lock file that tells supervisor processes of shoal 0.1 whether a reconciler runs.
-
-    The reconciler locks this file, too. Otherwise each supervisor of shoal 0.1 would start a reconciler every 5 s.
-    """
-    return home() / f"reconciler-{hostname()}{store_tag()}.lock"
-
-
 def run() -> None:
     """Reconcile this host's pools (start their missing nodes and end their surplus nodes) until no pool needs a
     reconciler."""
@@ -69,10 +59,9 @@ def run() -> None:
     store = Store(migrate=False)
     while True:
         lock = lock_path()
-        with ExitStack() as old, open_locked(lock, wait=False) as mine:
+        with open_locked(lock, wait=False) as mine:
             if not mine:
                 return
-            old.enter_context(open_locked(_lock_path_of_0_1(), wait=False))
             try:
                 _reconcile_all(store, lock)
             except _Ended as ended:

@@ -53,14 +53,13 @@ def _is_doubtful(job: Job) -> bool:
             # The job was sent to the head. It may be lost, because its driver may have died before it could record that
             # the job runs.
             return True
-        return job.submitter is not None and not ProcessId.from_json(job.submitter).alive()
+        return not ProcessId.from_json(job.submitter).alive()
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
     # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
-    # change the job's row, so `among` does not return the job. A driver of shoal 0.1 writes no heartbeats, so a job
-    # with such a driver is returned only if the driver is known to have ended.
-    return driver.known_dead() or (job.heartbeat_at is not None and not driver.alive())
+    # change the job's row, so `among` does not return the job.
+    return not driver.alive()
 
 
 def _activity(job: Job) -> tuple[object, ...]:

@@ -38,12 +38,6 @@ _REFUSED_CHARACTERS: Mapping[Framework, str] = {"xgboost": "[]<", "lightgbm": '"
 """Characters that a library refuses in the names of features."""
 
 
-def _is_unset(value: object) -> bool:
-    """Return whether an option is not set. Such an option is not stored, so that a spec without it keeps its
-    fingerprint. `without_defaults` would change how NaN in `params` is written, and with it the fingerprint."""
-    return value in (None, (), {})
-
-
 class TrainRequest(Settings):
     """Request for a boosting training: the datasets, the parameters, and the number and size of the workers.
 
@@ -66,19 +60,16 @@ class TrainRequest(Settings):
     )
     label_cols: tuple[str, ...] = Field(
         default=(),
-        exclude_if=_is_unset,
         description="Names of several label columns, for one XGBoost model with an output per column, in this order. "
         "The default is the single column label_col.",
     )
     label_lower_bound_col: str | None = Field(
         default=None,
-        exclude_if=_is_unset,
         description="Name of the column that contains the lower bound of each label, at least 0, for XGBoost's "
         "objective survival:aft. None: the labels have no bounds.",
     )
     label_upper_bound_col: str | None = Field(
         default=None,
-        exclude_if=_is_unset,
         description="Name of the column that contains the upper bound of each label, for XGBoost's objective "
         "survival:aft: the lower bound if the label is known, or infinity if it is only known to be larger. None: the "
         "labels have no bounds.",
@@ -109,7 +100,6 @@ class TrainRequest(Settings):
     )
     base_margin_cols: tuple[str, ...] = Field(
         default=(),
-        exclude_if=_is_unset,
         description="Names of the columns that contain the scores (margins) of each row from which boosting starts, "
         "for a model with several outputs: one column per class, in the order of the classes. The default is no such "
         "column.",
@@ -122,7 +112,6 @@ class TrainRequest(Settings):
     init_model: str | None = Field(
         default=None,
         min_length=1,
-        exclude_if=_is_unset,
         description="Model from which the training continues with `n_estimators` further rounds: models:/NAME@ALIAS, "
         "models:/NAME/VERSION, runs:/..., or the path or URI of a file that the library has written. A relative path "
         "starts at the working directory of the process that submits the job. None: the training starts anew.",
@@ -136,14 +125,12 @@ class TrainRequest(Settings):
     )
     missing: float | None = Field(
         default=None,
-        exclude_if=_is_unset,
         description="Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The "
         "model stores the value, so that predictions use it, too. Only with XGBoost. None: only nulls and NaN are "
         "missing.",
     )
     feature_weights: dict[str, float] | tuple[float, ...] = Field(
         default=(),
-        exclude_if=_is_unset,
         description="Weights with which XGBoost samples features, if a parameter colsample_* is below 1: one weight "
         "per feature in the order of input_cols, or a mapping from names to weights, in which all other features have "
         "the weight 1. The default is the same weight for all features.",
@@ -258,7 +245,7 @@ class TrainRequest(Settings):
     def _check_library(self) -> None:
         """Check that LightGBM gets no field of XGBoost, and that `missing` is no code of a category."""
         for name, advice in _XGBOOST_ONLY.items():
-            if self.framework == "lightgbm" and not _is_unset(value := getattr(self, name)):
+            if self.framework == "lightgbm" and (value := getattr(self, name)) not in (None, (), {}):
                 raise ValueError(f"LightGBM does not support {name}={value!r}: {advice}")
         if self.missing is not None and self.categorical_cols and self.missing >= 0 and self.missing.is_integer():
             raise ValueError(
@@ -408,7 +395,7 @@ class TrainResult(BaseModel):
     model: bytes = Field(description="The trained model: UBJSON for XGBoost, text for LightGBM.")
     params: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="The user's parameters of the training. Results of earlier versions of shoal contain none.",
+        description="The user's parameters of the training.",
     )
     eval_results: History = Field(
         description="Values of the metrics after each round of this training: eval set -> metric -> one value per "

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shoal.data.parquet.paths import refuse_incomplete_address
 from shoal.option_validation import Settings
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import DEFAULT_EXPERIMENT
-
-_NEWER = ("experiment_id", "parent_run_id", "system_metrics")
-"""Options that earlier versions of shoal did not have. The stored spec of a job contains these options only if they are
-set."""
 
 
 class Tracking(Settings):
@@ -75,15 +71,6 @@ class Tracking(Settings):
                 "remove one of the two options"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the options as a dict. Leave out unset options that earlier versions of shoal did not have.
-
-        A job without these options therefore has the same fingerprint as in earlier versions of shoal.
-        """
-        fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
     def completed(self, caller: Caller) -> Tracking:
         """Return a copy of these options, in which unset options have the values of the caller's MLflow settings.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, JsonValue, field_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
-from shoal.option_validation import Settings, without_defaults
+from shoal.option_validation import Settings
 from shoal.training.pytorch.scaling import AnyScaling, PyTorchScalingConfig, SpreadScalingConfig
 from shoal.training.run_config import RunConfig
 
@@ -23,10 +23,6 @@ class FunctionRequest(Settings):
     The distributors create this request. The spec of a job contains these fields and others. The function itself is
     pickled and sent separately.
     """
-
-    _newer: ClassVar[tuple[str, ...]] = ("torch_distributor",)
-    """Fields that earlier versions of shoal did not have. The stored spec of a job contains these fields only if they
-    are set."""
 
     name: str = Field(default="function", min_length=1, description="Name of the function, which is shown to users.")
     dataset_map: dict[str, DatasetSpec] = Field(
@@ -51,11 +47,6 @@ class FunctionRequest(Settings):
     run_config: RunConfig = Field(
         default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
     )
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields as a dict. Leave out unset fields that earlier versions of shoal did not have."""
-        return without_defaults(self, serialize(self), self._newer)
 
     @field_validator("dataset_map", mode="before")
     @classmethod

@@ -183,7 +183,7 @@ def _selectors(pool: str) -> dict[str, str] | None:
     """Return the environment variables that limit which GPUs the pool's nodes may use. The process that started the
     pool has recorded these variables in a file.
 
-    The result is None for a pool that is down, or that an older version has started.
+    The result is None for a pool that is down.
     """
     try:
         found: dict[str, str] = json.loads(_selectors_path(pool).read_text())

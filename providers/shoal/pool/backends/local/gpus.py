@@ -95,10 +95,8 @@ class Claimant:
     Args:
         node: Id of the node.
         pool: Name of the node's pool.
-        embedded: Whether the pool is embedded, so that it ends with a call or a job. False if an earlier version of
-            shoal has started the node.
-        store: Store that contains the pool's row (see `store_here`). Empty if an earlier version of shoal has started
-            the node.
+        embedded: Whether the pool is embedded, so that it ends with a call or a job.
+        store: Store that contains the pool's row (see `store_here`).
     """
 
     node: str
