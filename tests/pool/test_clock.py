@@ -316,7 +316,7 @@ def test_what_was_seen_of_a_node_says_nothing_of_its_next_owner(only):
     """The look at the processes is without a lock: another supervisor may have claimed the row since."""
     looked_at = [NodeRef.of(node) for node in node_rows()]
     lost = Seen(lost={node.id: "its supervisor ended" for node in looked_at})
-    only.all_are(NodeState.STARTING, supervisor=ProcessId("another boot", 1, 1).to_json())
+    only.all_are(NodeState.STARTING, supervisor=ProcessId("another boot", 1, 1, "this host").to_json())
     with Store().transaction() as session:
         record_seen(session, rows.load(session, "tiny"), looked_at, lost)
     assert only.states() == [NodeState.STARTING]

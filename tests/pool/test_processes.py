@@ -13,8 +13,8 @@ def test_a_process_is_not_its_pid():
     me = ProcessId.mine()
     assert me.alive()
     assert ProcessId.from_json(me.to_json()) == me
-    assert not ProcessId(me.boot, me.pid, me.start + 1).alive()
-    assert not ProcessId("another boot", me.pid, me.start).alive()
+    assert not ProcessId(me.boot, me.pid, me.start + 1, me.host).alive()
+    assert not ProcessId("another boot", me.pid, me.start, me.host).alive()
 
 
 def test_a_zombie_has_ended():

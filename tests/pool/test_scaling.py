@@ -340,7 +340,9 @@ def test_a_supervisor_of_another_life_of_the_pool_starts_nothing(up, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("supervisor", ProcessId("another boot", 1, 1).to_json()), ("epoch", 7)], ids=["one", "life"]
+    ("field", "value"),
+    [("supervisor", ProcessId("another boot", 1, 1, "this host").to_json()), ("epoch", 7)],
+    ids=["one", "life"],
 )
 def test_a_node_whose_row_was_given_to_another_ends_itself(up, field, value):
     [node] = node_rows()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
@@ -52,7 +52,7 @@ class Order:
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
-    gang: dict[str, Any] | None = None
+    gang: dict[str, Any] = field(default_factory=dict)
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.capacity.Gang`."""
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
@@ -391,12 +391,12 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
         return job.uses_gpu
 
 
-def _gang(gang: dict[str, Any] | None, uses_gpu: bool | None) -> dict[str, Any] | None:
+def _gang(gang: dict[str, Any], uses_gpu: bool | None) -> dict[str, Any]:
     """Set the number of GPUs per worker in a job's group of workers. If `uses_gpu` is None, change nothing.
 
     Without this number, a job that uses no GPUs could wait in the queue until GPUs are free.
     """
-    return gang if not gang or uses_gpu is None else gang | {"gpus": int(uses_gpu)}
+    return gang if uses_gpu is None else gang | {"gpus": int(uses_gpu)}
 
 
 def end(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shoal.state.host import boot_id
+from shoal.state.host import boot_id, host_id
 from shoal.state.process import ProcessId, process_stat
 
 NODE_TAG = "SHOAL_NODE_ID"
@@ -67,7 +67,7 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
         if stat is None or pid == os.getpid():
             continue
         if (session is not None and stat.session == session) or _has_tag(pid, tag) or _has_open(pid, prefixes):
-            found.append(ProcessId(boot_id(), pid, stat.start))
+            found.append(ProcessId(boot_id(), pid, stat.start, host_id()))
     return found
 
 
