@@ -31,11 +31,13 @@ from shoal.airflow.triggers.base import WaitTrigger
 from shoal.airflow.triggers.jobs import JobTrigger, JobWait
 from shoal.airflow.triggers.pools import PoolTrigger
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.jobs import JobHandle, TaskTry
+from shoal.jobs import TaskTry
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile.rounds import start_if_room
+from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.sealing import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
@@ -54,7 +56,7 @@ from tests.support.waiting import wait_until
 def at(head, monkeypatch):
     """Where jobs are sent to: a head that is an HTTP server."""
     monkeypatch.setattr("shoal.jobs.submission.pool_endpoint", lambda name, store: head.endpoint)
-    monkeypatch.setattr("shoal.jobs.handle.pool_endpoint", lambda name, store: head.endpoint)
+    monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda name, store: head.endpoint)
     return head
 
 
@@ -190,10 +192,10 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
             attempts.start(store, key, {}, 1.0)
 
     first.cancel()
-    jobs.attach(key.job_id).start_if_room()
+    start_if_room(jobs.attach(key.job_id).target)
     sealed_credentials.ask_for_credentials(store, key, driver.public)
     event = fire(queued.value.trigger)
-    monkeypatch.setitem(JobHandle.__init__.__kwdefaults__, "sleep", driver_goes_on)
+    monkeypatch.setitem(Target.__init__.__kwdefaults__, "sleep", driver_goes_on)
     with pytest.raises(TaskDeferred) as running:
         task().execute_complete(context, event, **queued.value.kwargs)
 

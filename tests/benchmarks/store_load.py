@@ -109,14 +109,9 @@ def _wait_for_pool(_: int) -> None:
 
 
 def _wait_for_job(number: int) -> None:
-    from shoal.jobs.handle import JobHandle
-    from shoal.jobs.journal import attempts
-    from shoal.jobs.journal.attempts import Key
-    from shoal.state import Store
+    from shoal.jobs.submission import attach
 
-    store = Store()
-    job = attempts.load(store, Key(f"job-{number}", 1))
-    JobHandle(store, job).wait(on_log=lambda line: None)
+    attach(f"job-{number}", 1).wait(on_log=lambda line: None)
 
 
 def _fill(waiters: int) -> None:

@@ -240,7 +240,7 @@ class TestDriver:
     @pytest.mark.parametrize("ends", ["well", "badly"])
     def test_the_next_job_starts_as_soon_as_the_training_is_over(self, store, spec, head, monkeypatch, ends):
         """While the driver still saves and logs the model."""
-        monkeypatch.setattr("shoal.jobs.handle.pool_endpoint", lambda *_, **__: head.endpoint)
+        monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda *_, **__: head.endpoint)
         add_node(store, cpus=1)
         save, sent_when_saved = artifacts.save, []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,9 @@ from shoal.cli.doctor_checks import leftovers
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.lost_attempts import Silence, address, look
+from shoal.jobs.reconcile.decide import Silence
+from shoal.jobs.reconcile.look import address, view
+from shoal.jobs.reconcile.target import Target
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
 from shoal.pool.journal import rows
@@ -45,15 +47,16 @@ TIMES = st.sampled_from([0.0, 500.0, 990.0, NOW, 1010.0, 2000.0])
 def test_looks_wait_for_no_writer(either_store, store, head, monkeypatch):
     """While another writes, all that only reads goes on; it waited, and failed after 30 s."""
     monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "1s"))
-    job = attempts.ask(store, dataclasses.replace(ORDER, endpoint=address(head.endpoint)), 0.0)
+    job = attempts.ask(store, replace(ORDER, endpoint=address(head.endpoint)), 0.0)
     pool = ComputePool(POOL, store=store)
-    handle = JobHandle(store, job, endpoint_of=lambda _: head.endpoint, clock=lambda: 1.0)
+    target = Target(store, FIRST, POOL, find_endpoint=lambda _: head.endpoint, clock=lambda: 1.0)
+    handle = JobHandle(target, job)
     with store.transaction() as session:
         session.get(Pool, POOL)
         assert attempts.load(store, FIRST).attempt == attempts.latest(store, "job").attempt == 1
         assert [found.job_id for found in jobs.list_jobs()] == ["job"]
         assert handle.status().state is JobState.PENDING
-        assert look(store, job, lambda _: pool.endpoint()).silence is Silence.NO_ANSWER
+        assert view(replace(target, find_endpoint=lambda _: pool.endpoint()), job).silence is Silence.NO_ANSWER
         assert leftovers(store) == []
         assert [pool.name for pool in list_pools(store)] == [POOL]
 
@@ -71,7 +74,8 @@ def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_stor
 
 def test_a_job_that_has_ended_is_not_asked_about(store, head):
     attempts.end(store, Key(attempts.ask(store, ORDER, 0.0).id, 1), JobState.FAILED, 1.0, error="why")
-    JobHandle(store, attempts.load(store, FIRST), endpoint_of=lambda _: head.endpoint).status()
+    target = Target(store, FIRST, POOL, find_endpoint=lambda _: head.endpoint)
+    JobHandle(target, attempts.load(store, FIRST)).status()
     assert attempts.load(store, FIRST).last_polled_at == 0.0
 
 

@@ -197,10 +197,6 @@ def test_what_the_workers_of_a_job_take(spec, nodes, claim):
     assert Gang.from_json(gang.to_json()) == gang
 
 
-def test_a_job_of_an_older_version_takes_all():
-    assert Gang.from_json(None).claim(CPUS) == (12, 0)
-
-
 def test_a_quarter_of_the_memory_is_for_drivers():
     assert drivers_in(0) == 1
     assert drivers_in(4 * 5 * DRIVER_BYTES) == 5

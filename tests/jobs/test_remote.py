@@ -32,6 +32,7 @@ from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.head_client import JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.remote import package
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.backends.ray.preflight import Finding
@@ -116,7 +117,7 @@ class TestPackage:
         def refused(*_: object) -> None:
             raise RuntimeError("no credentials")
 
-        monkeypatch.setattr("shoal.jobs.handle.artifacts.discard_unfinished", refused)
+        monkeypatch.setattr("shoal.jobs.reconcile.ending.artifacts.discard_unfinished", refused)
 
         assert handle.cancel() is True
         assert row(handle).state is JobState.CANCELLED
@@ -127,8 +128,7 @@ class TestPackage:
         with store.transaction() as session:
             session.get_one(Job, (handle.job_id, 1)).admitted_at = None
 
-        other = JobHandle(store, row(handle), endpoint_of=lambda _: head.endpoint)
-        other.start_if_room()
+        start_if_room(replace(handle.target, find_endpoint=lambda _: head.endpoint))
 
         assert head.jobs[f"{handle.job_id}-1"].runtime_env == sent.runtime_env
 

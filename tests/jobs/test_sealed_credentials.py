@@ -16,6 +16,7 @@ from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.handover import AttemptTakenError, receive
 from shoal.jobs.remote.sealing import DriverKey, SealError, seal
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
@@ -236,7 +237,7 @@ class TestHandOver:
             elif sealed is None:
                 sealed_credentials.ask_for_credentials(store, key, own.public)
 
-        monkeypatch.setitem(JobHandle.__init__.__kwdefaults__, "sleep", driver_goes_on)
+        monkeypatch.setitem(Target.__init__.__kwdefaults__, "sleep", driver_goes_on)
 
         handle = submit(secret, detached=True)
 

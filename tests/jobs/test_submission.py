@@ -30,7 +30,6 @@ from shoal.errors import (
     JobError,
     JobFailedError,
     PoolDownError,
-    PoolElsewhereError,
     PoolNotFoundError,
 )
 from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
@@ -41,6 +40,10 @@ from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile import sending
+from shoal.jobs.reconcile.rounds import host_round
+from shoal.jobs.reconcile.sending import Supplies
+from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
 from shoal.jobs.timeouts import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
@@ -101,16 +104,18 @@ def held(store: Store, head: FakeHead, clock: Clock) -> Callable[..., JobHandle]
     """The same job in the hand of one whose time the test controls."""
 
     def held(handle: JobHandle, *, at: Callable[[], Endpoint] = lambda: head.endpoint, **options: Any) -> JobHandle:
-        job = attempts.load(store, Key(handle.job_id, handle.attempt))
-        return JobHandle(
+        supplies = Supplies(end_on_interrupt=options.pop("cancel_on_interrupt", False))
+        target = Target(
             store,
-            job,
-            endpoint_of=lambda _: at(),
+            key(handle),
+            POOL,
+            find_endpoint=lambda _: at(),
             clock=clock,
             monotonic=options.pop("monotonic", clock),
             sleep=clock.sleep,
             **options,
         )
+        return JobHandle(target, attempts.load(store, target.key), supplies)
 
     return held
 
@@ -254,12 +259,6 @@ class TestSubmit:
             submit(spec).wait(on_log=None)
 
         assert row(store, first).collected_at is None
-
-    def test_a_stored_result_has_no_field_that_an_earlier_version_does_not_read(self):
-        usage = [{"cpu": 1.0}]
-
-        assert "peak_usage_per_worker" not in RESULT.document()
-        assert result_of(peak_usage_per_worker=usage).document()["peak_usage_per_worker"] == usage
 
     def test_a_result_is_returned_again_if_its_reader_is_killed_while_the_driver_cleans_up(
         self, store, submit, held, spec, clock
@@ -446,9 +445,9 @@ class TestTwoSenders:
     def secret(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
 
-    def second(self, store: Store, first: JobHandle, endpoint: Callable[[], Endpoint]) -> JobHandle:
-        secrets = Secrets({"AWS_SECRET_ACCESS_KEY": "of the second"})
-        return JobHandle(store, row(store, first), secrets=secrets, endpoint_of=lambda _: endpoint())
+    def second_sends(self, first: JobHandle, endpoint: Callable[[], Endpoint]) -> bool:
+        target = replace(first.target, find_endpoint=lambda _: endpoint())
+        return sending.send(target, Supplies(Secrets({"AWS_SECRET_ACCESS_KEY": "of the second"})))
 
     def test_the_one_that_fails_attaches_to_the_job_that_runs(self, store, head, submit, spec):
         first = submit(spec)
@@ -458,7 +457,7 @@ class TestTwoSenders:
             run(store, head, first)
             raise PoolDownError("the head is not ready")
 
-        assert not self.second(store, first, starts_meanwhile).send()
+        assert not self.second_sends(first, starts_meanwhile)
 
         assert (row(store, first).state, row(store, first).error) == (JobState.RUNNING, None)
         assert credentials.take(key(first).submission_id) == Secrets()
@@ -468,14 +467,14 @@ class TestTwoSenders:
         credentials.take(key(first).submission_id)
         run(store, head, first)
 
-        assert not self.second(store, first, lambda: head.endpoint).send()
+        assert not self.second_sends(first, lambda: head.endpoint)
 
         assert credentials.take(key(first).submission_id) == Secrets()
 
     def test_the_first_ones_credentials_stay_until_its_driver_takes_them(self, store, head, submit, spec):
         first = submit(spec)
 
-        assert not self.second(store, first, lambda: head.endpoint).send()
+        assert not self.second_sends(first, lambda: head.endpoint)
 
         taken = credentials.take(key(first).submission_id)
         assert taken.environment["AWS_SECRET_ACCESS_KEY"] == "wJalrXUtnFEMI"
@@ -487,7 +486,7 @@ class TestTwoSenders:
             raise PoolDownError("it is down")
 
         with pytest.raises(PoolDownError, match="it is down"):
-            self.second(store, first, down).send()
+            self.second_sends(first, down)
 
         assert row(store, first).state is JobState.FAILED
         assert credentials.take(key(first).submission_id) == Secrets()
@@ -700,7 +699,7 @@ class TestWait:
             run(store, head, first)
             raise PoolNotFoundError(POOL, [])
 
-        assert not held(first, at=starts_meanwhile).end_if_lost()
+        assert not host_round(held(first, at=starts_meanwhile).target)
 
         assert row(store, first).state is JobState.RUNNING
 
@@ -722,16 +721,16 @@ class TestWait:
             handle.wait(timeout=120.0, on_log=None)
 
     def test_a_pool_on_another_host_is_no_verdict(self, store, submit, spec):
-        handle = JobHandle(store, row(store, submit(spec)))
+        handle = jobs.attach(submit(spec).job_id)
         elsewhere(store)
 
         assert handle.status().state is JobState.PENDING
-        with pytest.raises(PoolElsewhereError, match="local to host b"):
-            handle.end_if_lost()
+        assert not host_round(handle.target)
         assert row(store, handle).state is JobState.PENDING
 
     def test_a_job_on_another_host_is_waited_for_by_its_row(self, store, submit, spec, clock):
-        handle = JobHandle(store, row(store, submit(spec)), clock=clock, sleep=clock.sleep)
+        job = row(store, submit(spec))
+        handle = JobHandle(Target(store, Key(job.id, 1), POOL, clock=clock, sleep=clock.sleep), job)
         elsewhere(store)
         clock.after(30.0, lambda: attempts.start(store, key(handle), {"boot": "b", "pid": 1, "start": 1}, clock()))
         clock.after(

@@ -23,6 +23,8 @@ from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
+from shoal.jobs.reconcile.rounds import host_round
+from shoal.jobs.reconcile.target import Target
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL
@@ -72,10 +74,11 @@ class Queue:
 
     def handle(self, name: str, **options: Any) -> JobHandle:
         """Attach to a job, as another process does."""
-        return JobHandle(
-            self.store, self.row(name), endpoint_of=lambda _: self.endpoint(), clock=lambda: self.now,
-            monotonic=lambda: self.now, sleep=self.sleep, **options,
+        target = Target(
+            self.store, Key(name, 1), POOL, find_endpoint=lambda _: self.endpoint(), clock=lambda: self.now,
+            monotonic=lambda: self.now, sleep=self.sleep,
         )  # fmt: skip
+        return JobHandle(target, self.row(name), **options)
 
     def row(self, name: str) -> Job:
         return attempts.load(self.store, Key(name, 1))
@@ -242,7 +245,7 @@ def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
         queue.now += 1.0
         queue.submit(name, holder=holder)
     checked: list[str] = []
-    monkeypatch.setattr(JobHandle, "end_if_lost", lambda handle: checked.append(handle.job_id))
+    monkeypatch.setattr(settle, "host_round", lambda target: checked.append(target.key.job_id))
 
     assert settle.settle_jobs() == []
     assert checked == ["first", "second"]  # the running one, and of the others the one polled longest ago
@@ -276,7 +279,7 @@ def test_a_sweep_ends_a_waiting_job_that_nobody_asked_about(queue, asked_ago, st
     second = queue.submit("second", orphan_after=100.0)
     ages(queue, "second", asked_ago)
 
-    assert second.end_if_lost() is (state is JobState.CANCELLED)
+    assert host_round(second.target) is (state is JobState.CANCELLED)
     assert queue.row("second").state is state
 
 
@@ -287,7 +290,7 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
 
     with pytest.raises(JobTimeoutError, match="is still pending"):
         second.wait(timeout=30.0, on_log=None)
-    assert not second.end_if_lost()
+    assert not host_round(second.target)
 
 
 def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch):

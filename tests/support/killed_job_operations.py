@@ -24,6 +24,8 @@ from shoal.jobs import submission
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import At, JobStep
+from shoal.jobs.reconcile import rounds
+from shoal.jobs.reconcile.target import Target
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, steps
 
@@ -59,7 +61,9 @@ class Scene:
     def found(self) -> JobHandle:
         """The job's newest attempt."""
         store = Store()
-        return JobHandle(store, attempts.latest(store, JOB_ID), endpoint_of=lambda _: self.endpoint)
+        job = attempts.latest(store, JOB_ID)
+        target = Target(store, attempts.Key(job.id, job.attempt), job.pool, find_endpoint=lambda _: self.endpoint)
+        return JobHandle(target, job)
 
 
 def drive(scene: Scene) -> None:
@@ -141,7 +145,7 @@ def _die_before_change(which: str, under: str) -> None:
 OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "submitting": Scene.ask,
     "attaching": Scene.ask,
-    "starting": lambda scene: scene.found().start_if_room(),
+    "starting": lambda scene: rounds.start_if_room(scene.found().target),
     "waiting": lambda scene: scene.found().status(),
     "retrying": Scene.ask,
     "driving": drive,
@@ -150,7 +154,7 @@ OPERATIONS: dict[str, Callable[[Scene], object]] = {
     "cancelling": lambda scene: scene.found().cancel(),
     "publishing": publish,
     "beating": beat,
-    "sweeping": lambda scene: scene.found().end_if_lost(),
+    "sweeping": lambda scene: rounds.host_round(scene.found().target),
 }
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal.jobs.cleanup import CleanupReport, clean_up, retain, sweep
     from shoal.jobs.files.artifacts import load_results, load_training
     from shoal.jobs.files.retention import DeletedAttempt, prune_jobs
-    from shoal.jobs.handle import JobHandle, JobStatus, JobTimeoutError
+    from shoal.jobs.handle import JobHandle, JobTimeoutError
     from shoal.jobs.journal.tasks import TaskTry
     from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
     from shoal.jobs.many.for_each import for_each
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
     from shoal.jobs.specs.register import Register
     from shoal.jobs.specs.training import JobSpec
+    from shoal.jobs.status import JobStatus
     from shoal.jobs.submission import attach, cancel, list_jobs, submit
     from shoal.jobs.task_spec import check_spec, skipping_if_unchanged, spec_of
     from shoal.training.mlflow.options import Tracking
@@ -39,7 +40,7 @@ _NAMES = {
     "shoal.jobs.cleanup": ("CleanupReport", "clean_up", "retain", "sweep"),
     "shoal.jobs.files.artifacts": ("load_results", "load_training"),
     "shoal.jobs.files.retention": ("DeletedAttempt", "prune_jobs"),
-    "shoal.jobs.handle": ("JobHandle", "JobStatus", "JobTimeoutError"),
+    "shoal.jobs.handle": ("JobHandle", "JobTimeoutError"),
     "shoal.jobs.journal.tasks": ("TaskTry",),
     "shoal.jobs.many.alerts": ("StaleModel", "WaitingJob", "stale_models", "waiting_jobs"),
     "shoal.jobs.many.for_each": ("for_each",),
@@ -61,6 +62,7 @@ _NAMES = {
     "shoal.jobs.specs.prediction": ("PredictJobSpec", "PredictResult"),
     "shoal.jobs.specs.register": ("Register",),
     "shoal.jobs.specs.training": ("JobSpec",),
+    "shoal.jobs.status": ("JobStatus",),
     "shoal.jobs.submission": ("attach", "cancel", "list_jobs", "submit"),
     "shoal.jobs.task_spec": ("check_spec", "skipping_if_unchanged", "spec_of"),
     "shoal.training.mlflow.options": ("Tracking",),

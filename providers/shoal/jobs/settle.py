@@ -17,9 +17,9 @@ from sqlalchemy import select
 
 from shoal.errors import ShoalError
 from shoal.jobs.files.sweep import discard_leftovers
-from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
-from shoal.jobs.submission import attach
+from shoal.jobs.reconcile.rounds import host_round, start_next
+from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.bound_host import is_here
 from shoal.state import Store
@@ -54,7 +54,7 @@ def settle_jobs(store: Store | None = None) -> list[str]:
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
         try:
-            lost = attach(key.job_id, key.attempt, store=store).end_if_lost()
+            lost = host_round(Target(store, key, attempts.load(store, key).pool))
         except ShoalError as error:
             # A ShoalError is expected here, for example if the job's pool is on another host. In that case, that host
             # checks the job.
@@ -89,23 +89,6 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
             rounds += 1
             if rounds % SETTLE_EVERY == 0:
                 settle_jobs()
-
-
-def start_next(store: Store, pool: str) -> None:
-    """Start the waiting jobs for which a pool has room now; do nothing if no job waits.
-
-    A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
-    another process checks the queue. If the driver is killed before this call, another process starts the next job.
-
-    Args:
-        store: Store that has the jobs' rows.
-        pool: Name of the pool.
-    """
-    for key in job_queue.look(store, pool).free_for:
-        try:
-            JobHandle(store, attempts.load(store, key)).start_if_room()
-        except ShoalError as error:  # an error is expected here, for example if the pool was deleted
-            log.info("job %s was not started: %s", key.job_id, error)
 
 
 def _pools_with_queue(store: Store) -> list[str]:

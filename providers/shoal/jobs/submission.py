@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from shoal.errors import (
     BudgetError,
@@ -18,20 +20,25 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.jobs import credentials, ids
+from shoal.jobs import credentials, earlier_tries, ids
 from shoal.jobs.capacity import Gang, refuse_without_ray
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
 from shoal.jobs.files import staged_data_claims
 from shoal.jobs.fingerprint import fingerprint
-from shoal.jobs.handle import JobHandle, JobStatus
+from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.journal.tasks import TaskTry, jobs_of
-from shoal.jobs.lost_attempts import address, pool_endpoint
+from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.reconcile import ending, rounds, sending
+from shoal.jobs.reconcile.decide import End
+from shoal.jobs.reconcile.look import address
+from shoal.jobs.reconcile.sending import Supplies
+from shoal.jobs.reconcile.target import Target, pool_endpoint
 from shoal.jobs.remote import frames, package, reachability, shared_folders
 from shoal.jobs.remote.package import Package
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
@@ -81,7 +88,7 @@ def submit(
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
         connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
             is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.lost_attempts.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.reconcile.target.pool_endpoint` by default.
         clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
             library as the pool.
@@ -109,188 +116,169 @@ def submit(
         raise InvalidArgumentError(
             f'job_id="{job_id}" and run_config.job_id="{config.job_id}" differ: give only one of them'
         )
-    orphan_after = config.orphan_after
-    if detached and "orphan_after" not in config.model_fields_set:
-        orphan_after = None
-    holder = storable(holder or python_holder())
-    store = Store()
     for dataset in spec.datasets():
         if dataset.staged_copy is not None:
             dataset.staged_copy.submitted()
-    endpoint_of = endpoint_of or partial(pool_endpoint, store=store)
+    store, holder = Store(), storable(holder or python_holder())
     pool = which_pool(store, config.pool_name)
-    library = spec.framework if returns_model else None
-    config = config.model_copy(update={"code": code.stored(config.code)})
-    given = spec.model_copy(update={"run_config": config})
-    digest = fingerprint(given.identifying(pool, os.environ))
-    spec = given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
-    job_id = spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, digest, key)
+    is_detached = detached and "orphan_after" not in config.model_fields_set
+    spec = _identified(spec, pool)
+    call = _Call(
+        store,
+        holder,
+        task,
+        reachability.spec_of(store, pool),
+        spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key),
+        None if is_detached else config.orphan_after,
+        spec.framework if returns_model else None,
+        connection_url,
+        endpoint_of,
+        clock,
+    )
     if task is not None:
-        secrets_of = partial(_secrets, spec, connection_url)
-        found = _of_earlier_try(
-            store, holder, task, digest, endpoint_of, clock, secrets_of, detach=orphan_after is None
+        found = earlier_tries.take_over(
+            store,
+            holder,
+            task,
+            spec.fingerprint,
+            call.target,
+            partial(_secrets, spec, connection_url),
+            detach=call.orphan_after is None,
         )
         if found is not None:
             return found
-    pool_spec = reachability.spec_of(store, pool)
-    is_remote = shared_folders.is_remote(pool_spec)
-    along: Package | None = None
-    spec = reachability.located(spec, pool_spec)
-    with frames.sent_for(spec, pool_spec) as sent:
-        spec = sent.spec
-        document, uris = credentials.hide(spec.document())
-        if is_remote:
-            document, along = package.taken_along(document, sent.packaged)
-        while True:
-            endpoint = endpoint_of(pool)
-            refusal = _refusal(store, spec, job_id, pool_spec, endpoint, library, clock())
-            secrets: Secrets | None = None
-            # A failed check refuses only a new attempt. The driver of an earlier attempt may still wait for its
-            # credentials, so the credentials are read even if a check has failed.
-            try:
-                secrets = _secrets(spec, connection_url, uris)
-            except InvalidArgumentError as error:
-                refusal = refusal or error
-            order = Order(
-                job_id,
-                pool,
-                holder,
-                document,
-                address(endpoint),
-                orphan_after,
-                spec.run_config.priority,
-                Gang.of(spec).to_json(),
-                task,
-                needs_credentials=is_remote and secrets is not None and secrets.given,
-            )
-            job = attempts.ask(store, order, clock(), refusal)
-            handle = JobHandle(
-                store,
-                job,
-                secrets=secrets,
-                package=along,
-                actor=holder,
-                cancel_on_interrupt=ids.is_interactive(holder),
-                endpoint_of=endpoint_of,
-                clock=clock,
-            )
-            with _naming_job_that_goes_on(store, job):
-                if _is_usable(handle, job, order, spec.staged()):
-                    if orphan_after is None and secrets is not None:
-                        # A detached job gets its credentials now. This process may end after this call, and then
-                        # possibly no process has the credentials.
-                        handle.deliver_credentials()
-                    return handle
-            # `_is_usable` has found that the attempt is lost or has failed. The next iteration creates a new attempt.
+    spec = reachability.located(spec, call.pool)
+    with frames.sent_for(spec, call.pool) as sent:
+        prepared = _prepared(sent, call.pool)
+        # If the attempt that is found was lost or has failed, the next call creates a new one.
+        while (handle := _attempt(call, prepared)) is None:
+            pass
+        return handle
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of `submit` was given, apart from the spec.
+
+    Attributes:
+        library: Library with which this process loads the trained model; None if it loads none.
+    """
+
+    store: Store
+    holder: str
+    task: TaskTry | None
+    pool: PoolSpec
+    job_id: str
+    orphan_after: float | None
+    library: str | None
+    connection_url: Callable[[str], str | None] | None
+    endpoint_of: Callable[[str], Endpoint] | None
+    clock: Callable[[], float]
+
+    def target(self, key: Key) -> Target:
+        """Return an attempt as a target for rounds of reconciling."""
+        return Target(
+            self.store, key, self.pool.name, actor=self.holder, find_endpoint=self.endpoint_of, clock=self.clock
+        )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A spec that is ready to be stored and sent.
+
+    Attributes:
+        spec: The spec, with small frames replaced by the files that are sent with the job.
+        document: The spec as JSON, without credentials.
+        uris: The spec's URIs with credentials, by JSON pointer.
+        package: Code and frames that are sent with the job. None on pools that share files with this process.
+    """
+
+    spec: AnyJobSpec
+    document: dict[str, Any]
+    uris: Mapping[str, str]
+    package: Package | None
+
+
+def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
+    """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
+    config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
+    given = spec.model_copy(update={"run_config": config})
+    digest = fingerprint(given.identifying(pool, os.environ))
+    return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
+
+
+def _prepared(sent: frames.Sent, pool: PoolSpec) -> _Prepared:
+    document, uris = credentials.hide(sent.spec.document())
+    if not shared_folders.is_remote(pool):
+        return _Prepared(sent.spec, document, uris, None)
+    document, along = package.taken_along(document, sent.packaged)
+    return _Prepared(sent.spec, document, uris, along)
+
+
+def _attempt(call: _Call, prepared: _Prepared) -> JobHandle | None:
+    """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
+    spec = prepared.spec
+    endpoint = call.endpoint_of(call.pool.name) if call.endpoint_of else pool_endpoint(call.pool.name, call.store)
+    refusal = _refusal(call, spec, endpoint)
+    secrets: Secrets | None = None
+    # A failed check refuses only a new attempt. The driver of an earlier attempt may still wait for its credentials, so
+    # the credentials are read even if a check has failed.
+    try:
+        secrets = _secrets(spec, call.connection_url, prepared.uris)
+    except InvalidArgumentError as error:
+        refusal = refusal or error
+    order = Order(
+        call.job_id,
+        call.pool.name,
+        call.holder,
+        prepared.document,
+        address(endpoint),
+        call.orphan_after,
+        spec.run_config.priority,
+        Gang.of(spec).to_json(),
+        call.task,
+        needs_credentials=shared_folders.is_remote(call.pool) and secrets is not None and secrets.given,
+    )
+    job = attempts.ask(call.store, order, call.clock(), refusal)
+    target = call.target(Key(job.id, job.attempt))
+    supplies = Supplies(secrets, prepared.package, end_on_interrupt=ids.is_interactive(call.holder))
+    with _naming_job_that_goes_on(target):
+        if not _is_usable(target, supplies, job, order, spec.staged()):
+            return None
+        handle = JobHandle(target, job, supplies)
+        if call.orphan_after is None and secrets is not None:
+            # A detached job gets its credentials now. This process may end after this call, and then possibly no
+            # process has the credentials.
+            handle.deliver_credentials()
+        return handle
 
 
 @contextmanager
-def _naming_job_that_goes_on(store: Store, job: Job) -> Iterator[None]:
+def _naming_job_that_goes_on(target: Target) -> Iterator[None]:
     """Add a note with the job's id to an error that the `with` block raises, unless the attempt has ended."""
     try:
         yield
     except BaseException as error:
         state = None
         with suppress(StoreError):
-            state = attempts.state(store, Key(job.id, job.attempt))
+            state = attempts.state(target.store, target.key)
         if state not in JOB_ENDED:
+            job_id = target.key.job_id
             error.add_note(
-                f'job "{job.id}" was recorded before this error, and may run: shoal.jobs.attach({job.id!r}) finds it, '
-                f"and `shoal jobs cancel {job.id}` ends it"
+                f'job "{job_id}" was recorded before this error, and may run: shoal.jobs.attach({job_id!r}) finds it, '
+                f"and `shoal jobs cancel {job_id}` ends it"
             )
         raise
 
 
-def _of_earlier_try(
-    store: Store,
-    holder: str,
-    task: TaskTry,
-    digest: str,
-    endpoint_of: Callable[[str], Endpoint],
-    clock: Callable[[], float],
-    secrets_of: Callable[[], Secrets],
-    *,
-    detach: bool,
-) -> JobHandle | None:
-    """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
-
-    Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
-
-    Args:
-        store: Store that has the rows of the jobs.
-        holder: Name of the run to which the task belongs.
-        task: The try of the task.
-        digest: Fingerprint of the spec of this try.
-        endpoint_of: Function that finds the head of a pool.
-        clock: Function that returns the present time in seconds since the epoch.
-        secrets_of: Function that returns the credentials of this try, which are sent to a driver that waits for them.
-        detach: Whether a job that this try takes over goes on if no process polls it.
-
-    Raises:
-        JobError: A newer try of the task has an unfinished job.
-    """
-    found: JobHandle | None = None
-    for job in jobs_of(store, holder, task):
-        handle = JobHandle(store, job, actor=holder, endpoint_of=endpoint_of, clock=clock)
-        is_ended = job.state in JOB_ENDED
-        if not is_ended and task.is_older_than(job):
-            raise task.superseded_by(job)
-        if found is not None or not task.takes_over(job):
-            # This try of the task does not take over the job. A result of the job is marked as returned to a caller, so
-            # that no later submission gets that result.
-            if is_ended:
-                attempts.collect(store, Key(job.id, job.attempt), clock())
-            else:
-                handle.cancel(f"try {task.number} of the task does not use the job of an earlier try")
-            continue
-        # The job's submitter has not put the job into the queue yet. This try of the task does not take over such a
-        # job, because only the submitter has the job's credentials. The job goes on if its spec is the spec of this
-        # try; otherwise the job is ended.
-        if job.state is JobState.PENDING and job.queued_at is None:
-            why = "another try of the task submits the task's job with another spec"
-            if job.spec["fingerprint"] != digest and not handle.end_pending(job, JobState.CANCELLED, why):
-                handle.cancel(why)  # a driver has started the job meanwhile, so the job is running
-            continue
-        joined = job if is_ended else attempts.join(store, Key(job.id, job.attempt), clock(), task, detach=detach)
-        if joined is None:
-            # The job has ended since its row was read. If the job has succeeded, its result is in the row.
-            joined = attempts.load(store, Key(job.id, job.attempt))
-        if joined.state not in JOB_ENDED:
-            needed = joined.state is JobState.PENDING and joined.needs_credentials
-            secrets = secrets_of() if needed else None
-            handle = JobHandle(store, joined, secrets=secrets, actor=holder, endpoint_of=endpoint_of, clock=clock)
-            joined = handle.settle()
-        if joined.state not in (JobState.FAILED, JobState.CANCELLED):
-            found = handle
-    return found
-
-
-def _refusal(
-    store: Store,
-    spec: AnyJobSpec,
-    job_id: str,
-    pool: PoolSpec,
-    endpoint: Endpoint,
-    library: str | None,
-    now: float,
-) -> ShoalError | None:
-    """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed.
-
-    Args:
-        store: Store that has the rows.
-        spec: Spec of the job.
-        job_id: Id of the job.
-        pool: Settings of the pool.
-        endpoint: Head of the pool.
-        library: Library with which this process loads the trained model; None if it loads none.
-        now: Present time in seconds since the epoch.
-    """
+def _refusal(call: _Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | None:
+    """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed."""
     try:
-        versions.check(pool.name, endpoint.versions, library)
-        reachability.check(spec, pool)
-        refuse_without_ray(spec, pool)
-        reachability.check_nodes(store, pool)
-        attempts.check_budget(store, job_id, spec.run_config.budget_node_hours, now)
+        versions.check(call.pool.name, endpoint.versions, call.library)
+        reachability.check(spec, call.pool)
+        refuse_without_ray(spec, call.pool)
+        reachability.check_nodes(call.store, call.pool)
+        attempts.check_budget(call.store, call.job_id, spec.run_config.budget_node_hours, call.clock())
     except (InvalidArgumentError, BudgetError) as error:
         return error
     return None
@@ -317,34 +305,31 @@ def _secrets(
     return Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
 
 
-def _claim(handle: JobHandle, job: Job, locations: Collection[str]) -> None:
+def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
     """Record in directories of staged data that the attempt uses the data. If this fails, record the attempt as failed.
 
     Raises:
         DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     try:
-        staged_data_claims.claim(Key(job.id, job.attempt), locations)
+        staged_data_claims.claim(target.key, locations)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
-        if handle.end_pending(job, JobState.FAILED, why):
+        if ending.record(target, job, End(JobState.FAILED, why)):
             raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 
 
-def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str]) -> bool:
-    """Submit or queue the attempt if no process has done so yet, and return whether it is usable.
-
-    An attempt that has failed or was cancelled is not usable, and a new attempt is needed.
+def _is_usable(target: Target, supplies: Supplies, job: Job, order: Order, staged: Collection[str]) -> bool:
+    """Submit or queue the attempt if no process has done so yet, and return whether it is usable. An attempt that has
+    failed or was cancelled is not.
 
     Args:
-        handle: Handle of the attempt.
+        target: The attempt.
+        supplies: What this process gives to the job.
         job: The attempt's row.
         order: The caller's order.
         staged: Directories of the data that were staged for the caller.
-
-    Returns:
-        False if the attempt has failed or was cancelled; otherwise True.
 
     Raises:
         DataError: The staged data do not exist any more, or their directory cannot be written to.
@@ -354,10 +339,10 @@ def _is_usable(handle: JobHandle, job: Job, order: Order, staged: Collection[str
     if job.state is JobState.PENDING:
         # If the attempt belongs to an earlier submission, it uses that submission's staged data. The data that were
         # staged for this call are then not claimed.
-        _claim(handle, job, parse_spec(job.spec).staged().intersection(staged))
-        if job.endpoint == order.endpoint and handle.send():
+        _claim(target, job, parse_spec(job.spec).staged().intersection(staged))
+        if job.endpoint == order.endpoint and sending.send(target, supplies):
             return True
-    return handle.settle().state not in (JobState.FAILED, JobState.CANCELLED)
+    return rounds.Waiter(target, supplies).round().state not in (JobState.FAILED, JobState.CANCELLED)
 
 
 def attach(
@@ -385,7 +370,7 @@ def attach(
         raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = store or Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
-    return JobHandle(store, job, submissions=submissions, actor=actor)
+    return JobHandle(Target(store, Key(job.id, job.attempt), job.pool, actor=actor), job, submissions=submissions)
 
 
 def cancel(job_id: str) -> bool:

@@ -191,7 +191,7 @@ class Pool(Base):
     """Time of the last use of the pool. If `idle_timeout` seconds have passed since then, the pool goes down."""
     quotas: Mapped[dict[str, Any] | None]
     """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
-    clock: Mapped[dict[str, Any]]
+    clock: Mapped[dict[str, Any] | None]
     """Stamp of the last clock correction (`shoal.pool.journal.clock`). The next correction compares its own stamp with
     this stamp to compute by how much the wall clock has jumped."""
 
@@ -224,7 +224,7 @@ class Lease(Base):
     ttl: Mapped[float]
     """Seconds by which each renewal extends the lease."""
     expires_at: Mapped[float]
-    renewed_clock: Mapped[dict[str, Any]]
+    renewed_clock: Mapped[dict[str, Any] | None]
     """Stamp of `expires_at` (see `shoal.state.stamps`)."""
     exclusive: Mapped[bool] = mapped_column(default=False)
     """Whether the lease's nodes are added to those of other leases. Shared leases use the same nodes."""
@@ -321,7 +321,7 @@ class Job(Base):
     """Addresses of the head to which the job was submitted."""
     driver: Mapped[dict[str, Any] | None]
     """Identity of the job's driver (the process that runs the attempt). None until the driver has reported."""
-    submitter: Mapped[dict[str, Any]]
+    submitter: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Identity of the process that sends the job to the head. The key `python` contains the path of the Python
     interpreter of the process that submitted the job. The key `submissions` contains the number of times that the
     attempt was submitted, if it was submitted more than once."""
@@ -335,7 +335,7 @@ class Job(Base):
     continues this try begins at this position."""
     priority: Mapped[int] = mapped_column(default=0)
     """Priority in the pool's queue. Jobs with a higher number start first."""
-    gang: Mapped[dict[str, Any]]
+    gang: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Number and resources of the workers that the job needs (`shoal.jobs.capacity.Gang`)."""
     uses_gpu: Mapped[bool | None]
     """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
@@ -363,7 +363,7 @@ class Job(Base):
     """Seconds after which the job ends itself if no process asks about it. None: never."""
     last_polled_at: Mapped[float]
     """Time at which a process last asked about the job."""
-    last_polled_clock: Mapped[dict[str, Any]]
+    last_polled_clock: Mapped[dict[str, Any] | None]
     """Stamp of `last_polled_at` (see `shoal.state.stamps`)."""
     collected_at: Mapped[float | None]
     """Time at which the result was first returned to a caller. None before."""

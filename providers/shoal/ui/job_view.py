@@ -12,10 +12,10 @@ from shoal import jobs
 from shoal.errors import ShoalError
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.results import JobResult
+from shoal.jobs.status import JobStatus
 from shoal.links import Link, mlflow_run_link, model_link, run_link
 from shoal.redaction import redact
 from shoal.state import Store

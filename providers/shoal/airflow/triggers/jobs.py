@@ -11,10 +11,13 @@ from typing import Any
 from shoal.airflow.triggers.base import WaitTrigger
 from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
-from shoal.jobs.polling import PollTimer, turn_check_s
+from shoal.jobs.polling import PollTimer
+from shoal.jobs.reconcile import ending
+from shoal.jobs.reconcile.look import log_follower
+from shoal.jobs.reconcile.rounds import Waiter
+from shoal.jobs.reconcile.target import Target
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -54,7 +57,7 @@ class JobWait(Wait):
         self.task_try = task_try
         self.log_position = log_position
         self.wants_credentials = False
-        self._handle: JobHandle | None = None
+        self._waiter: Waiter | None = None
         self._follower: LogFollower | None = None
         self._poll_timer = PollTimer()
         self._heartbeat: float | None = None
@@ -85,12 +88,12 @@ class JobWait(Wait):
             attempts.touch_all(store, marks, time.time())
 
     def _see(self, store: Store, job: Job) -> None:
-        if self._handle is None or self._follower is None:
+        if self._waiter is None or self._follower is None:
             # An earlier triggerer may have waited for this job, and have copied its log up to `log_shown`.
             if job.task_try == self.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
-            self._handle = JobHandle(store, job, actor=job.holder)
-            self._follower = self._handle.log_follower(self.log_position)
+            target = Target(store, self.key, job.pool, actor=job.holder)
+            self._waiter, self._follower = Waiter(target), log_follower(target, self.log_position)
         now = time.monotonic()
         if job.heartbeat_at != self._heartbeat:
             self._heartbeat, self._silent_since = job.heartbeat_at, now
@@ -103,13 +106,12 @@ class JobWait(Wait):
             self.wanted = lambda follower=self._follower: self._read_log(follower)
             return
         if job.is_waiting:
-            place = self._handle.place
-            is_due = now - self._settled >= turn_check_s(place.position if place else 1)
+            is_due = now - self._settled >= self._waiter.turn_check_s
         else:
             is_due = now - max(self._silent_since, self._settled) >= _SILENT_S
         if is_due:
             self._settled = now
-            self.wanted = lambda handle=self._handle: self._settle(handle)
+            self.wanted = lambda waiter=self._waiter: self._reconcile(waiter)
 
     def _is_mark_due(self, job: Job) -> bool:
         """Return whether it is time to write a mark to the store. A mark records two facts: that a process
@@ -126,14 +128,14 @@ class JobWait(Wait):
         if lines:
             self.send(Update(lines, follower.position))
 
-    def _settle(self, handle: JobHandle) -> None:
+    def _reconcile(self, waiter: Waiter) -> None:
         """Start the job if it is queued and its pool has enough free resources, or record the job's end if its driver
         was lost."""
-        handle.settle()
-        place = str(handle.place or "")
+        job = waiter.round()
+        place = str(waiter.place or "")
         if place and place != self._shown_place:
             self._shown_place = place
-            self.send(Update([f"waiting for room on pool {handle.pool}: {place}"]))
+            self.send(Update([f"waiting for room on pool {job.pool}: {place}"]))
 
 
 class JobTrigger(WaitTrigger):
@@ -206,7 +208,8 @@ class JobTrigger(WaitTrigger):
             )
 
     def _cancel(self) -> bool:
-        store = Store()
-        job = attempts.load(store, Key(self.job_id, self.attempt))
-        handle = JobHandle(store, job, submissions=self.submissions, actor=job.holder)
-        return handle.cancel("the deferred task was marked or cleared", unless_resubmitted=True)
+        store, key = Store(), Key(self.job_id, self.attempt)
+        job = attempts.load(store, key)
+        target = Target(store, key, job.pool, actor=job.holder)
+        reason = "the deferred task was marked or cleared"
+        return ending.cancel(target, job, reason, most_submissions=self.submissions).is_done

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
-from shoal.jobs import credentials, settle
+from shoal.jobs import credentials
 from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
@@ -43,6 +43,7 @@ from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
+from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
@@ -157,7 +158,7 @@ class Driver:
                 self._run.finish(status)
         if stored:
             with _logged("the next job that waits for the pool could not be started"):
-                settle.start_next(self._store, self._job.pool)
+                rounds.start_next(self._store, self._job.pool)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
@@ -329,7 +330,7 @@ class Driver:
             used = job_nodes()
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
-            settle.start_next(self._store, self._job.pool)
+            rounds.start_next(self._store, self._job.pool)
         # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised
         # again here.
         if self._told_to_end:

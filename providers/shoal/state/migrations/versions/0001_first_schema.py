@@ -85,7 +85,7 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.Double(), nullable=True),
         sa.Column("orphan_after", sa.Double(), nullable=True),
         sa.Column("last_polled_at", sa.Double(), nullable=False),
-        sa.Column("last_polled_clock", sa.JSON(), nullable=False),
+        sa.Column("last_polled_clock", sa.JSON(), nullable=True),
         sa.Column("collected_at", sa.Double(), nullable=True),
         sa.Column("result", sa.JSON(), nullable=True),
         sa.Column("results_digest", sa.String(length=64), nullable=True),
@@ -129,7 +129,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("touched_at", sa.Double(), nullable=False),
         sa.Column("quotas", sa.JSON(), nullable=True),
-        sa.Column("clock", sa.JSON(), nullable=False),
+        sa.Column("clock", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
@@ -197,7 +197,7 @@ def upgrade() -> None:
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("ttl", sa.Double(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
-        sa.Column("renewed_clock", sa.JSON(), nullable=False),
+        sa.Column("renewed_clock", sa.JSON(), nullable=True),
         sa.Column("exclusive", sa.Boolean(), nullable=False),
         sa.Column("waiting", sa.Boolean(), nullable=False),
         sa.Column("queue_number", sa.Integer(), nullable=False),

@@ -9,74 +9,9 @@ from shoal.jobs.driver.heartbeats import HeartbeatThread
 from shoal.jobs.driver.time_limits import Reason, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.lost_attempts import Lost, Missing, Silence, View, judge
-from shoal.jobs.timeouts import FAR_HEAD_PATIENCE_S, HEAD_PATIENCE_S
-from shoal.pool.backends.ray_http import RayJob
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.progress import Progress
-
-PENDING = Job(id="j", attempt=1, pool="p", state=JobState.PENDING)
-RUNNING = Job(id="j", attempt=1, pool="p", state=JobState.RUNNING)
-
-
-def judged(job: Job, view: View, silent_for: float = 0.0) -> Lost | Missing | None:
-    return judge(job, view, silent_for=silent_for, last_words=lambda: "ImportError: no shoal")
-
-
-@pytest.mark.parametrize("job", [PENDING, RUNNING])
-@pytest.mark.parametrize("status", ["PENDING", "RUNNING"])
-def test_a_driver_that_runs_is_left_alone(job, status):
-    assert judged(job, View(RayJob(status))) is None
-
-
-def test_a_row_without_a_submission_is_to_be_submitted():
-    assert judged(PENDING, View()) is Missing.SUBMISSION
-
-
-def test_a_running_job_that_the_head_does_not_know_is_lost():
-    assert judged(RUNNING, View()) == Lost(JobState.FAILED, 'the head of pool "p" does not know the job any more')
-
-
-@pytest.mark.parametrize(
-    ("silence", "said"), [(Silence.POOL_GONE, "went down"), (Silence.HEAD_REPLACED, "got a new head")]
-)
-def test_a_head_that_is_gone_takes_its_jobs_along(silence, said):
-    lost = judged(RUNNING, View(silence=silence))
-
-    assert isinstance(lost, Lost)
-    assert lost.state is JobState.FAILED
-    assert said in lost.reason
-
-
-@pytest.mark.parametrize(
-    ("silence", "patience"), [(Silence.NO_ANSWER, HEAD_PATIENCE_S), (Silence.NO_CONNECTION, FAR_HEAD_PATIENCE_S)]
-)
-def test_a_head_that_is_silent_is_given_time(silence, patience):
-    view = View(silence=silence)
-
-    assert judged(RUNNING, view, patience - 1) is None
-    assert isinstance(judged(RUNNING, view, patience), Lost)
-
-
-@pytest.mark.parametrize(
-    ("ray_job", "state", "said"),
-    [
-        (RayJob("STOPPED"), JobState.CANCELLED, "stopped through the head's Job API"),
-        (RayJob("FAILED", exit_code=-9), JobState.FAILED, "was killed"),
-        (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
-        (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),
-        (RayJob("FAILED", "x\nno such actor\n"), JobState.FAILED, "no such actor"),
-        (RayJob("FAILED"), JobState.FAILED, "could not be started"),
-        (RayJob("SUCCEEDED", exit_code=0), JobState.FAILED, "exit code 0"),
-    ],
-)
-def test_a_driver_that_ended_without_a_word(ray_job, state, said):
-    lost = judged(RUNNING, View(ray_job))
-
-    assert isinstance(lost, Lost)
-    assert lost.state is state
-    assert said in lost.reason
 
 
 def running(**fields: object) -> Job:

@@ -1,0 +1,182 @@
+"""Rounds of reconciling: those of a process that waits for an attempt, and those of a host for all its jobs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from sqlalchemy import select
+
+from shoal.errors import ShoalError, StoreError
+from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.polling import PollTimer, turn_check_s
+from shoal.jobs.queue_order import Place
+from shoal.jobs.reconcile import decide, ending, look, sending
+from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
+from shoal.jobs.reconcile.sending import Supplies
+from shoal.jobs.reconcile.target import Target
+from shoal.jobs.remote import handover
+from shoal.jobs.timeouts import TURN_PATIENCE_S
+from shoal.pool.api import ComputePool
+from shoal.state import Store
+from shoal.state.process import ProcessId
+from shoal.state.schema import JOB_ENDED, Job, Lease
+
+log = logging.getLogger(__name__)
+
+
+class Waiter:
+    """Rounds of a process that waits for an attempt, and what it remembers between them.
+
+    Args:
+        target: The attempt.
+        supplies: What this process gives to the job if it submits the job.
+    """
+
+    def __init__(self, target: Target, supplies: Supplies | None = None) -> None:
+        self._target = target
+        self._supplies = supplies or Supplies()
+        self._silent_since: float | None = None
+        self._heartbeat_at: float | None = None
+        self._room_since: dict[Key, float] = {}
+        self._poll_timer = PollTimer()
+        self.place: Place | None = None
+        """The attempt's place in its pool's queue in the last round."""
+
+    @property
+    def turn_check_s(self) -> float:
+        """Return the seconds until the next round of an attempt that waits in the queue."""
+        return turn_check_s(self.place.position if self.place else 1)
+
+    def poll(self) -> Job:
+        """Poll the job (update its `last_polled_at`) if the last poll is old enough, and return the job's row."""
+        target = self._target
+        job = attempts.load(target.store, target.key)
+        if job.state not in JOB_ENDED and self._poll_timer.is_due(job, target.clock()):
+            # While the job waits in the queue, this process renews the job's lease of nodes. When the job runs, the
+            # driver renews the lease.
+            if job.is_waiting:
+                _renew_lease(target, job)
+            job = attempts.touch(target.store, target.key, target.clock())
+        secrets = self._supplies.secrets
+        if secrets is not None and secrets.given:
+            handover.deliver(target.store, job, secrets)
+        return job
+
+    def round(self) -> Job:
+        """Return the attempt's row. If the driver died without recording the attempt's end, first record the end.
+
+        An attempt that waits in the queue is started if there is room for it.
+        """
+        target, job = self._target, self.poll()
+        if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
+            return job  # a live driver records the end itself, so the head need not be asked
+        if job.is_waiting:
+            return self._take_turn(job)
+        decision = decide.for_waiter(self._facts(job))
+        if isinstance(decision, End):
+            ending.record(target, job, decision)
+        elif decision is Step.SEND:
+            sending.send(target, self._supplies)
+        return attempts.load(target.store, target.key)
+
+    def _facts(self, job: Job) -> Facts:
+        view = look.view(self._target, job)
+        now = self._target.monotonic()
+        # A driver that writes heartbeats into the store is running, even if this process cannot reach the pool's head.
+        has_heartbeat = job.heartbeat_at != self._heartbeat_at
+        self._heartbeat_at = job.heartbeat_at
+        if view.silence not in PATIENCE_S or has_heartbeat:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        silent_for = 0.0 if self._silent_since is None else now - self._silent_since
+        return look.facts(self._target, job, view, silent_for)
+
+    def _take_turn(self, job: Job) -> Job:
+        """Start this waiting attempt if its pool has room for it now, and return the attempt's row.
+
+        Other waiting attempts are also started if the pool has had room for them for some seconds, because no other
+        process seems to wait for these attempts.
+        """
+        target = self._target
+        line = job_queue.look(target.store, target.pool)
+        self.place = line.places.get(target.key)
+        now = target.monotonic()
+        self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}
+        overdue = [key for key, since in self._room_since.items() if now - since > TURN_PATIENCE_S]
+        try:
+            too_long = job_queue.why_waited_too_long(job, target.clock())
+            if target.key in line.free_for or not line.has_nodes or too_long:
+                start_if_room(target)
+                job = attempts.load(target.store, target.key)
+            for key in overdue:
+                if key != target.key:
+                    start_if_room(replace(target, key=key))
+        except StoreError as error:
+            # The error is only logged, because the next round tries again to start the attempt.
+            log.warning("the queue of pool %s could not be changed: %s", target.pool, error)
+        return job
+
+
+def host_round(target: Target) -> bool:
+    """End the attempt if it was lost, has waited for too long, or is not polled by any process; send it if its
+    submitter has died. The call does not poll the job.
+
+    Returns:
+        Whether this call ended the attempt.
+    """
+    job = attempts.load(target.store, target.key)
+    if job.state in JOB_ENDED:
+        return False
+    decision = decide.for_host(look.facts(target, job, look.view(target, job)))
+    match decision:
+        case End():
+            return ending.record(target, job, decision)
+        case Cancel(reason):
+            return ending.cancel(target, job, reason, seen={job.state}).is_done
+        case Step.SEND:
+            sending.send(target, Supplies())
+    return False
+
+
+def start_if_room(target: Target) -> None:
+    """Start a waiting attempt if its pool has room for it now, or end it if it must not wait any more."""
+    job = attempts.load(target.store, target.key)
+    if not job.is_waiting:
+        return
+    decision = decide.in_queue(look.facts(target, job, look.view(target, job)))
+    if isinstance(decision, End):
+        ending.record(target, job, decision)
+    elif decision is Step.ADMIT:
+        sending.admit(target)
+
+
+def start_next(store: Store, pool: str) -> None:
+    """Start the waiting jobs for which a pool has room now; do nothing if no job waits.
+
+    A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
+    another process checks the queue. If the driver is killed before this call, another process starts the next job.
+
+    Args:
+        store: Store that has the jobs' rows.
+        pool: Name of the pool.
+    """
+    for key in job_queue.look(store, pool).free_for:
+        try:
+            start_if_room(Target(store, key, pool))
+        except ShoalError as error:  # an error is expected here, for example if the pool was deleted
+            log.info("job %s was not started: %s", key.job_id, error)
+
+
+def _renew_lease(target: Target, job: Job) -> None:
+    """Renew the lease of nodes of a waiting job when a third of the lease's time has passed."""
+    with target.store.reading(snapshot=False) as session:
+        held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
+    if held is None or held.expires_at - target.clock() > held.ttl * 2 / 3:
+        return
+    try:
+        ComputePool(job.pool, holder=job.holder, store=target.store).renew()
+    except ShoalError as error:
+        log.warning("the lease of %s could not be renewed: %s", job.holder, error)

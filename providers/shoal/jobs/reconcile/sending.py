@@ -1,0 +1,162 @@
+"""Send an attempt to its pool's head: put it into the queue, let it leave the queue, and start its driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from shoal.errors import JobError, PoolDownError
+from shoal.jobs import credentials
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
+from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal.job_queue import Admission
+from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.reconcile.decide import Silence
+from shoal.jobs.reconcile.look import address, find_head
+from shoal.jobs.reconcile.target import Target
+from shoal.jobs.remote import package
+from shoal.jobs.remote.package import Package
+from shoal.pool.endpoint import NO_GCS, Endpoint, driver_command
+from shoal.state.schema import JOB_ACTIVE, Job, JobState
+from shoal.training.boosting.request import Framework
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Supplies:
+    """What only the process that submits a job can give to the job.
+
+    Attributes:
+        secrets: Credentials for the driver. None: another process has submitted the job.
+        package: Code that is sent with the job to a `ray://` pool, which is an existing Ray cluster.
+        end_on_interrupt: Whether Ctrl-C in this process ends the job.
+    """
+
+    secrets: Secrets | None = None
+    package: Package | None = None
+    end_on_interrupt: bool = False
+
+
+def send(target: Target, supplies: Supplies) -> bool:
+    """Submit the attempt to its pool's head if the pool has room for it; otherwise put the attempt into the queue.
+
+    Returns:
+        False if the attempt had been submitted before.
+
+    Raises:
+        PoolDownError: The pool is down.
+        JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
+    """
+    return _or_fail(target, supplies, partial(_queue_and_submit, target, supplies))
+
+
+def admit(target: Target) -> None:
+    """Submit a waiting attempt if its pool has room for it and the pool's head can be reached; otherwise do nothing."""
+    head = find_head(target)
+    if isinstance(head, Silence):
+        return
+    if job_queue.admit(target.store, target.key, target.clock(), address(head)) is not Admission.NOW:
+        return
+    try:
+        _or_fail(target, Supplies(), partial(_submit_or_put_back, target, head))
+    except (JobError, PoolDownError) as error:
+        log.warning("job %s, attempt %d was not started: %s", target.key.job_id, target.key.attempt, error)
+
+
+def _queue_and_submit(target: Target, supplies: Supplies) -> bool:
+    # The credentials are written before the attempt joins the queue, because any process may send a queued attempt to
+    # the head, and the driver then needs the credentials.
+    submission_id = target.key.submission_id
+    if supplies.secrets is not None and not attempts.load(target.store, target.key).needs_credentials:
+        with act(JobStep.HAND_OVER):
+            credentials.hand_over(submission_id, supplies.secrets)
+    head = target.endpoint_of(target.pool)
+    if supplies.package is not None and supplies.package.files:
+        with act(JobStep.HAND_OVER):
+            JobClient.at(head).upload(package.name(submission_id), supplies.package.content())
+    admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
+    return admitted is Admission.WAITS or _submit(target, head)
+
+
+def _submit(target: Target, head: Endpoint) -> bool:
+    client = JobClient.at(head)
+    job = attempts.load(target.store, target.key)
+    submission_id = target.key.submission_id
+    with act(JobStep.SEND):
+        submitted = client.submit(
+            _entrypoint(job),
+            submission_id,
+            {"shoal_job": job.id, "attempt": str(job.attempt)},
+            package=package.name(submission_id) if package.is_used(job.spec) else None,
+        )
+    if not submitted:
+        _discard_unneeded_credentials(target)
+    return submitted
+
+
+def _submit_or_put_back(target: Target, head: Endpoint) -> bool:
+    """Submit the admitted attempt; if the head does not answer, queue the attempt again and return False."""
+    try:
+        return _submit(target, head)
+    except (HeadBusyError, HeadGoneError, PoolDownError) as error:
+        # The head may have received this submission in spite of the error. In that case the head starts the driver, and
+        # the driver runs as usual.
+        job_queue.put_back(target.store, target.key)
+        log.warning("job %s, attempt %d waits again: %s", target.key.job_id, target.key.attempt, error)
+        return False
+
+
+def _or_fail(target: Target, supplies: Supplies, submit: Callable[[], bool]) -> bool:
+    """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises.
+
+    Returns:
+        The result of `submit`; False if `submit` raised, but another process has submitted the attempt.
+    """
+    try:
+        return submit()
+    except BaseException as error:
+        if supplies.secrets is None and not isinstance(error, Exception):
+            # Another process has submitted the job, so Ctrl-C in this process must not end it. Another process sends
+            # the job to the head later.
+            raise
+        # The head may start a driver in spite of the error. Such a driver finds that the attempt has ended, and exits.
+        # An attempt that another process has submitted meanwhile is not recorded as failed.
+        reason = f"the job could not be submitted: {str(error) or type(error).__name__}"
+        if supplies.secrets is not None:
+            reason = supplies.secrets.redact(reason)
+        interrupted = supplies.end_on_interrupt and isinstance(error, KeyboardInterrupt)
+        seen = JOB_ACTIVE if interrupted else {JobState.PENDING}
+        attempts.end(target.store, target.key, JobState.FAILED, target.clock(), seen=seen, error=reason)
+        job = _discard_unneeded_credentials(target)
+        if isinstance(error, Exception) and job.state in (JobState.RUNNING, JobState.SUCCEEDED):
+            return False
+        raise
+
+
+def _discard_unneeded_credentials(target: Target) -> Job:
+    """Delete the file with the attempt's credentials unless a driver still has to read it; return the job's row."""
+    job = attempts.load(target.store, target.key)
+    # The driver reads the file while the row's state is still PENDING. If the submitter writes the file after this
+    # check, the driver removes the file when the driver ends.
+    if job.state is not JobState.PENDING:
+        credentials.discard(target.key.submission_id)
+    return job
+
+
+def _entrypoint(job: Job) -> list[str]:
+    """Return the command that starts the driver with the Python of the process that first submitted the job.
+
+    On a pool without Ray, the command names the library of a training, so that the driver and its workers share the
+    library's memory. If the training registers its model, they do not share the library, because only the driver needs
+    the library's code for scikit-learn.
+    """
+    python = str(job.submitter["python"])
+    library = str(job.spec.get("framework"))
+    is_shared = library in get_args(Framework) and not job.spec.get("register_as")
+    shared = [library] if is_shared and job.endpoint["gcs"] == NO_GCS else []
+    return driver_command(python, job.id, str(job.attempt), *shared)

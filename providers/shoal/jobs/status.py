@@ -1,0 +1,77 @@
+"""The status of an attempt of a job, as users read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.jobs.queue_order import Place
+from shoal.jobs.results import JobResult
+from shoal.state.schema import Job, JobState
+from shoal.training.progress import Progress
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Status of one attempt of a job; times are seconds since the epoch.
+
+    Attributes:
+        job_id: Id of the job.
+        attempt: Number of the attempt, from 1.
+        pool: Name of the pool that the attempt runs on.
+        holder: Name of the run that submitted the job.
+        state: State of the attempt, see `shoal.state.schema.JobState`.
+        error: Reason why the attempt failed or was cancelled; None for any other attempt.
+        result: Result of the attempt once it has succeeded.
+        mlflow_run_id: Id of the attempt's MLflow run; None before that run has started.
+        created_at: Time of the submission.
+        started_at: Time when the driver began.
+        ended_at: Time when the attempt ended.
+        progress: Latest progress of the training that the driver has recorded, at most some seconds old while the
+            attempt runs; None if no progress has been recorded yet.
+        priority: Priority in the pool's queue.
+        position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
+        node_seconds: Number of nodes that the attempt has used up to now, multiplied by the seconds; None before it has
+            started.
+    """
+
+    job_id: str
+    attempt: int
+    pool: str
+    holder: str
+    state: JobState
+    error: str | None
+    result: JobResult | None
+    mlflow_run_id: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    progress: Progress | None = None
+    priority: int = 0
+    position: int | None = None
+    node_seconds: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, place: Place | None = None, node_seconds: float | None = None) -> JobStatus:
+        """Build the status from the attempt's row, its place in the queue, and its node-seconds so far."""
+        return cls(
+            job_id=job.id,
+            attempt=job.attempt,
+            pool=job.pool,
+            holder=job.holder,
+            state=job.state,
+            error=job.error,
+            result=JobResult.model_validate(job.result) if job.result else None,
+            mlflow_run_id=job.mlflow_run_id,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+            progress=progress_of(job),
+            priority=job.priority,
+            position=place.position if place and job.is_waiting else None,
+            node_seconds=node_seconds,
+        )
+
+
+def progress_of(job: Job) -> Progress | None:
+    """Return the latest progress that an attempt's row has."""
+    return None if job.progress is None else Progress.of(job.progress)
