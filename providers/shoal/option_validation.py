@@ -25,7 +25,8 @@ class Settings(RedactedRepr, BaseModel):
             its value and the allowed values. For an unknown option, it suggests the option with the most similar name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # NaN and infinity stay floats, which the store encodes (`shoal.state.codec`).
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, ser_json_inf_nan="constants")
 
     # `__init__` is hidden from type checkers. Otherwise they would take `**options` for the signature of every
     # subclass, and would not check the names and types of the fields.

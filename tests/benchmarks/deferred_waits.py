@@ -54,7 +54,7 @@ def _add_rows(jobs: int) -> None:
     for number in range(jobs):
         key = Key(f"job-{number}", 1)
         task = TaskTry(f"train/{number}", 1)
-        order = Order(key.job_id, POOL, "airflow:bench/run", {"question": str(number)}, {}, 900.0, task=task)
+        order = Order(key.job_id, POOL, "airflow:bench/run", {"fingerprint": str(number)}, {}, 900.0, task=task)
         attempts.ask(store, order, time.time())
         attempts.start(store, key, ProcessId.mine().to_json(), time.time())
         log_path(key).parent.mkdir(parents=True)

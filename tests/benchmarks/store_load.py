@@ -156,7 +156,7 @@ def _fill(waiters: int) -> None:
                 gpus=0, busy=False, supervisor=me, spawned_at=now, start_deadline=now + 36000, created_at=now,
             )
         )  # fmt: skip
-    spec = {"question": "q", "dataset": {"paths": [f"/data/part-{number}.parquet" for number in range(50)]}}
+    spec = {"fingerprint": "q", "dataset": {"paths": [f"/data/part-{number}.parquet" for number in range(50)]}}
     for number in range(max(waiters, _JOBS)):
         order = Order(f"job-{number}", "bench", "airflow:dag/run", spec, {"api": "a", "gcs": "g"}, 900.0)
         attempts.ask(store, order, now)

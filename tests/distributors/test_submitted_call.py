@@ -31,12 +31,16 @@ from shoal.errors import (
     JobNotFoundError,
     StoreUnreachableError,
 )
-from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, submission
+from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile import sending
+from shoal.jobs.reconcile.rounds import Waiter
+from shoal.jobs.reconcile.sending import Supplies
+from shoal.jobs.reconcile.target import Target
 from shoal.jobs.specs.function import parse_spec
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
@@ -69,7 +73,7 @@ def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.Mon
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
     for module in ("submission", "handle"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
-    monkeypatch.setattr("shoal.jobs.polling.SHORTEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.jobs.reconcile.polling.SHORTEST_PAUSE_S", 0.01)
     add_node(store, cpus=4)
     return RunConfig(pool_name=POOL)
 
@@ -153,24 +157,24 @@ def test_a_call_that_waits_and_one_that_does_not_are_the_same_job(on_pool, monke
 
 
 def test_a_job_that_was_recorded_is_returned_or_named(on_pool, monkeypatch):
-    send = JobHandle.send
+    send = sending.send
 
     def unreachable(*_: Any) -> None:
         raise StoreUnreachableError("the store is away")
 
-    def away_after_it_was_sent(handle: JobHandle) -> bool:
-        is_sent = send(handle)
+    def away_after_it_was_sent(target: Target, supplies: Supplies) -> bool:
+        is_sent = send(target, supplies)
         monkeypatch.setattr(attempts, "load", unreachable)
         return is_sent
 
-    monkeypatch.setattr(JobHandle, "send", away_after_it_was_sent)
+    monkeypatch.setattr(sending, "send", away_after_it_was_sent)
     with monkeypatch.context() as away:
         away.setattr(attempts, "load", attempts.load)  # undone at the end
         call = submitted("PyTorchDistributor", on_pool)
     assert call.status().state is JobState.PENDING
 
-    monkeypatch.setattr(JobHandle, "send", lambda _: False)
-    monkeypatch.setattr(JobHandle, "settle", unreachable)
+    monkeypatch.setattr(sending, "send", lambda target, supplies: False)
+    monkeypatch.setattr(Waiter, "round", unreachable)
     with pytest.raises(StoreUnreachableError) as caught:
         submitted("PyTorchDistributor", on_pool.model_copy(update={"job_id": "named"}))
     assert caught.value.__notes__ == [
@@ -255,7 +259,7 @@ def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_h
 @pytest.fixture
 def sent(outside: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs on pools of tiny nodes, which have no head: each job counts as sent."""
-    monkeypatch.setattr(JobHandle, "send", lambda handle: True)
+    monkeypatch.setattr(sending, "send", lambda target, supplies: True)
 
 
 def test_nodes_are_leased_for_as_long_as_the_job(sent, capsys):

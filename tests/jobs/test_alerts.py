@@ -19,7 +19,7 @@ from tests.support.model_registry import DAY, add_promotion
 
 def ask(store: Store, job_id: str, model: str | None, days_ago: float, pool: str = POOL) -> None:
     register = model and {"model": model, "alias": "champion", "metric": "rmse"}
-    spec = {"question": job_id, "register": register}
+    spec = {"fingerprint": job_id, "register": register}
     attempts.ask(store, Order(job_id, pool, "airflow:dag/run", spec, {}, None), time.time() - days_ago * DAY)
 
 

@@ -22,7 +22,7 @@ from shoal.training.pytorch.request import FunctionResult
 from tests.support.job_results import result_of
 
 KEY = Key("job", 1)
-ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, None)
+ORDER = Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {"api": "a", "gcs": "g"}, None)
 ANSWER = FunctionResult((1, 2), {}, "/model", 2, 0, 1.0, ())
 
 

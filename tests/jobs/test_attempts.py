@@ -12,7 +12,7 @@ from shoal.jobs.journal.tasks import TaskTry
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
-ORDER = Order("job", "retrain", "airflow:d/r", {"question": "q"}, {"api": "a", "gcs": "g"}, 900.0)
+ORDER = Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {"api": "a", "gcs": "g"}, 900.0)
 FIRST = Key("job", 1)
 
 
@@ -74,7 +74,7 @@ def test_every_attempt_of_a_job_uses_the_device_of_the_first(store):
     assert attempts.keep_gpu_choice(store, Key("job", again.attempt), False) is True
     assert attempts.load(store, Key("job", again.attempt)).gang == {"workers": 1, "cpus": 1, "gpus": 1}
     attempts.end(store, Key("job", again.attempt), JobState.FAILED, 3.0, error="why")
-    another = asked(store, 4.0, spec={"question": "another"})
+    another = asked(store, 4.0, spec={"fingerprint": "another"})
     assert attempts.keep_gpu_choice(store, Key("job", another.attempt), False) is False
 
 
@@ -91,14 +91,14 @@ def test_another_spec_under_the_id_of_a_job_that_runs_is_refused(store):
     asked(store)
 
     with pytest.raises(InvalidArgumentError, match='"job" is pending with another spec'):
-        asked(store, spec={"question": "other"})
+        asked(store, spec={"fingerprint": "other"})
 
 
 def test_another_spec_is_not_answered_with_an_old_result(store):
     asked(store)
     attempts.end(store, FIRST, JobState.SUCCEEDED, 1.0, result={})
 
-    assert asked(store, spec={"question": "other"}).attempt == 2
+    assert asked(store, spec={"fingerprint": "other"}).attempt == 2
 
 
 def test_whoever_writes_an_end_first_has_the_last_word(store):

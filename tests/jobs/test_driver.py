@@ -246,7 +246,7 @@ class TestDriver:
 
         def train_while_others_wait(request: TrainRequest, **_: object) -> TrainResult:
             for now, name in enumerate(("next", "later")):
-                order = Order(name, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
+                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
                 attempts.ask(store, order, now)
                 assert job_queue.admit(store, Key(name, 1), now, {}) is Admission.WAITS
             if ends == "badly":

@@ -69,7 +69,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
     store: Store, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.jobs.journal.store_outages.STORE_PERIOD", 0.05)
-    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
+    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
     database, backup = fresh_home / "state.db", fresh_home / "backup.db"
     database.rename(backup)
@@ -82,7 +82,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
 
 
 def test_only_a_known_attempt_that_has_ended_has_ended(store: Store) -> None:
-    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"question": "q"}, {}, None), 1.0)
+    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
     place = AttemptContext(store, Key("next", 1), None, {}, {}, print, print)
     claim = artifacts.claim_of(store, KEY)

@@ -240,7 +240,7 @@ class TestSubmission:
             row = attempts.load(store, Key(handle.job_id, handle.attempt))
             with zipfile.ZipFile(*row.spec["run_config"]["code"]) as archive:
                 assert "mypkg/data.txt" in archive.namelist()
-            return str(row.spec["question"])
+            return str(row.spec["fingerprint"])
 
         first, same = fingerprint_now(), fingerprint_now()
         (package / "data.txt").write_text("changed")

@@ -159,7 +159,7 @@ def uris(mlflow_uri: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def gate(
     store: Store, mlflow_uri: str, data: Path, uris: dict[str, str], request: pytest.FixtureRequest
 ) -> Iterator[Gate]:
-    attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+    attempts.ask(store, Order("job", POOL, "cli:me@here", {"fingerprint": "q"}, {}, None), 0.0)
     attempts.start(store, KEY, {}, 0.0)
     run = Run.begin(Tracking(uri=mlflow_uri, experiment="rules"), name="job-1", tags={})
     yield Gate(store, run, data, uris, re.sub(r"\W+", "-", request.node.name))

@@ -272,7 +272,7 @@ class TestGate:
                 return np.asarray(model_input) @ np.array(self.factors)
 
         register = Register(model="tensors", metric="rmse", holdout=holdout)
-        attempts.ask(store, Order("job", POOL, "cli:me@here", {"question": "q"}, {}, None), 0.0)
+        attempts.ask(store, Order("job", POOL, "cli:me@here", {"fingerprint": "q"}, {}, None), 0.0)
         attempts.start(store, Key("job", 1), {}, 0.0)
 
         def entered(times: Times, columns: list[str]) -> Outcome:

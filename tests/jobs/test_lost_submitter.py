@@ -64,7 +64,7 @@ def pending(store: Store, head: FakeHead, spec: Any, *, submitter: Any, asked_ag
         head.jobs.clear()
     with store.transaction() as session:
         job = session.get_one(Job, (handle.job_id, handle.attempt))
-        job.submitter = submitter
+        job.submitter = submitter | {"python": sys.executable, "folder": None}
         if got in ("a row", "a place in the queue"):
             job.admitted_at = None
         if got == "a row":
@@ -134,7 +134,6 @@ def test_a_job_that_got_room_long_ago_is_sent_though_its_submitter_lives(headed,
         ("this process", 900.0, JobState.PENDING),
         ("another host's process", 299.0, JobState.PENDING),
         ("another host's process", 301.0, JobState.FAILED),
-        ("shoal 0.1", 900.0, JobState.PENDING),
     ],
 )
 def test_who_has_to_be_gone_for_how_long(headed, head, spec, dead, whose, asked_ago, after):
@@ -142,7 +141,6 @@ def test_who_has_to_be_gone_for_how_long(headed, head, spec, dead, whose, asked_
         "a dead process": dead,
         "this process": ProcessId.mine().to_json(),
         "another host's process": ELSEWHERE,
-        "shoal 0.1": None,
     }
     key = pending(headed, head, spec, submitter=submitters[whose], asked_ago=asked_ago)
 
@@ -190,7 +188,7 @@ def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, h
 
 
 def test_a_driver_on_another_host_is_not_judged_by_a_pid_of_this_one(headed, head, spec):
-    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, got="a driver")
+    key = pending(headed, head, spec, submitter=ProcessId.mine().to_json(), asked_ago=0.0, got="a driver")
     attempts.start(headed, key, ELSEWHERE, 1.0)
     head.jobs[key.submission_id].status = "RUNNING"
 
@@ -199,7 +197,7 @@ def test_a_driver_on_another_host_is_not_judged_by_a_pid_of_this_one(headed, hea
 
 
 def test_a_dead_driver_of_this_host_keeps_no_pool_up(headed, head, spec, dead):
-    key = pending(headed, head, spec, submitter=None, asked_ago=0.0, got="a driver")
+    key = pending(headed, head, spec, submitter=ProcessId.mine().to_json(), asked_ago=0.0, got="a driver")
     attempts.start(headed, key, dead, 1.0)
     with headed.reading() as session:
         assert rows.load(session, POOL, lock=False).works is False
@@ -227,9 +225,6 @@ class TestSilentJobs:
         looks = [self.job(driver=ELSEWHERE, heartbeat_at=beat) for beat in (5.0, 3.0, 9.0, 2.0)]  # a clock that jumps
         assert self.silent(*looks) == [False] * 4
 
-    def test_a_driver_of_0_1_on_another_host_leaves_none(self):
-        assert self.silent(*[self.job(driver=ELSEWHERE)] * 3) == [False] * 3
-
     def test_a_driver_that_lives_here_answers_for_itself(self):
         assert self.silent(*[self.job(driver=ProcessId.mine().to_json(), heartbeat_at=5.0)] * 3) == [False] * 3
 
@@ -252,7 +247,6 @@ class TestSilentJobs:
         sent = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json(), queued_at=1.0, admitted_at=2.0)
         assert self.silent(sent, sent, sent) == [False, False, True]
 
-    def test_a_pending_job_of_0_1_or_of_a_living_submitter_is_left_alone(self):
-        assert self.silent(*[self.job(state=JobState.PENDING)] * 3) == [False] * 3
+    def test_a_pending_job_of_a_living_submitter_is_left_alone(self):
         alive = self.job(state=JobState.PENDING, submitter=ProcessId.mine().to_json())
         assert self.silent(alive, alive, alive) == [False] * 3

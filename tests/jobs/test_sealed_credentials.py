@@ -126,7 +126,7 @@ class TestHandOver:
         for text in (PIN, "wJalrXUtnFEMI"):
             assert text not in str([vars(sealed), b64decode(sealed.sealed_credentials)])
         attempts.start(store, key_of(handle), {}, 1.0)
-        assert (row(handle).driver_key, row(handle).sealed_credentials) == (None, None)
+        assert (row(handle).driver_key, row(handle).sealed_credentials) == (False, None)
 
     def test_a_job_that_ends_before_it_runs_leaves_none(self, submit, secret, store):
         handle = submit(secret)
@@ -135,7 +135,7 @@ class TestHandOver:
 
         handle.cancel()
 
-        assert (row(handle).driver_key, row(handle).sealed_credentials) == (None, None)
+        assert (row(handle).driver_key, row(handle).sealed_credentials) == (False, None)
 
     def test_another_process_that_asks_for_the_same_job_sends_them(self, submit, secret):
         first = submit(secret)
@@ -216,13 +216,13 @@ class TestHandOver:
 
     def test_a_job_without_credentials_and_a_job_of_a_local_pool_wait_for_none(self, submit, spec, secret, store):
         without = submit(spec.model_copy(update={"tracking": None}))
-        assert (row(without).needs_credentials, received(without)) == (None, None)
+        assert (row(without).needs_credentials, received(without)) == (False, None)
         with store.transaction() as session:
             session.get_one(Pool, POOL).spec = PoolSpec(name=POOL).model_dump()
 
         local = submit(secret, key="local")
 
-        assert (row(local).needs_credentials, received(local)) == (None, None)
+        assert (row(local).needs_credentials, received(local)) == (False, None)
         assert left() == {key_of(local).submission_id}
 
     def test_a_detached_job_is_submitted_when_its_driver_has_them(self, submit, secret, store, monkeypatch):

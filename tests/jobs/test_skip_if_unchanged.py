@@ -69,9 +69,8 @@ class Nights:
         self.number += 1
         skip = changes.pop("skip", None)
         spec = skipping_if_unchanged(self.spec.model_copy(update=changes), skip)
-        order = Order(
-            job_id or f"night-{self.number}", POOL, holder or f"airflow:dag/{self.number}", {"question": "q"}, {}, None
-        )
+        name, holder = job_id or f"night-{self.number}", holder or f"airflow:dag/{self.number}"
+        order = Order(name, POOL, holder, {"fingerprint": "q"}, {}, None)
         job = attempts.ask(self.store, order, 0.0)
         key = Key(job.id, job.attempt)
         attempts.start(self.store, key, {}, 0.0)
@@ -351,7 +350,7 @@ def test_the_last_run(nights, versions, last):
     client.create_registered_model(nights.model)
     for each in versions:
         if each.state is not None:
-            attempts.ask(nights.store, Order(each.job_id, POOL, each.holder, {"question": "q"}, {}, None), 0.0)
+            attempts.ask(nights.store, Order(each.job_id, POOL, each.holder, {"fingerprint": "q"}, {}, None), 0.0)
             attempts.end(nights.store, Key(each.job_id, 1), each.state, 1.0)
         tags = {"shoal.job_id": each.job_id, "shoal.attempt": "1", "shoal.holder": each.holder}
         tags |= {"shoal.data_digest": each.rows, "holdout.rmse.digest": "holdout"}

@@ -732,7 +732,9 @@ class TestWait:
         job = row(store, submit(spec))
         handle = JobHandle(Target(store, Key(job.id, 1), POOL, clock=clock, sleep=clock.sleep), job)
         elsewhere(store)
-        clock.after(30.0, lambda: attempts.start(store, key(handle), {"boot": "b", "pid": 1, "start": 1}, clock()))
+        clock.after(
+            30.0, lambda: attempts.start(store, key(handle), {"boot": "b", "pid": 1, "start": 1, "host": "b"}, clock())
+        )
         clock.after(
             90.0, lambda: attempts.end(store, key(handle), JobState.SUCCEEDED, clock(), result=RESULT.model_dump())
         )

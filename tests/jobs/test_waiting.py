@@ -163,21 +163,17 @@ def test_a_waiter_starts_a_job_that_nobody_else_starts(queue):
     assert queue.sent == ["first", "left-alone", "third"]
 
 
-@pytest.mark.parametrize("version", ["this", "one without the Python in its rows"])
-def test_a_job_runs_with_the_python_of_the_process_that_asked_for_it(queue, monkeypatch, version):
+def test_a_job_runs_with_the_python_of_the_process_that_asked_for_it(queue, monkeypatch):
     queue.submit("first")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", "/env/of/submitter/python")
         second = queue.submit("second")
-    if version != "this":
-        with queue.store.transaction() as session:
-            session.execute(update(Job).values(submitter=ProcessId.mine().to_json()))
     queue.end("first")
 
     second.status()
 
-    python = "/env/of/submitter/python" if version == "this" else sys.executable
-    assert shlex.split(queue.head.jobs["second-1"].entrypoint)[3:] == [python, "second", "1"]
+    entrypoint = queue.head.jobs["second-1"].entrypoint
+    assert shlex.split(entrypoint)[3:] == ["/env/of/submitter/python", "second", "1"]
 
 
 def test_ctrl_c_while_it_starts_another_ones_job_fails_neither(queue, monkeypatch):
@@ -390,16 +386,6 @@ def test_the_memory_that_the_head_of_a_cluster_reports_limits_the_drivers(queue)
     assert queue.sent == ["first", "second"]
 
 
-def test_a_job_of_an_older_version_counts_and_is_not_touched(queue):
-    queue.submit("old")
-    with queue.store.transaction() as session:
-        session.execute(update(Job).values(priority=None, gang=None, queued_at=None, admitted_at=None))
-
-    queue.submit("new")
-
-    assert positions() == {"new": 1}
-
-
 def _claim(url: str, names: list[str], gate: Any, seen: Any) -> None:
     """Admit own attempts until all have run; note how many there were at once, as soon as one is admitted."""
     store = Store(url)
@@ -425,7 +411,7 @@ def test_processes_that_claim_at_once_never_exceed_the_room_and_lose_none(either
     add_node(store, cpus=2)
     keys = [Key(f"job-{number}", 1) for number in range(16)]
     for key in keys:
-        order = Order(key.job_id, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
+        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
         attempts.ask(store, order, 0.0)
     context = multiprocessing.get_context("fork")
     gate, seen = context.Barrier(4), context.Queue()

@@ -18,7 +18,7 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState, Lease, Node, NodeState
 
 NAME = "shared"
-ORDER = Order("train-1", NAME, "test:a", {"question": "1"}, {}, None)
+ORDER = Order("train-1", NAME, "test:a", {"fingerprint": "1"}, {}, None)
 
 
 class Clock:
@@ -266,7 +266,7 @@ def test_the_budget_of_a_job_counts_its_attempts_since_the_last_success(store, c
     keys = [Key("train-1", attempt) for attempt in (1, 2, 3)]
     ends = (JobState.SUCCEEDED, JobState.FAILED)
     for key, end in zip(keys, ends, strict=False):
-        attempts.ask(store, replace(ORDER, spec={"question": str(key.attempt)}), clock())
+        attempts.ask(store, replace(ORDER, spec={"fingerprint": str(key.attempt)}), clock())
         attempts.start(store, key, {"pid": 1}, clock())
         clock.pass_to(3600 * key.attempt)
         heartbeat(store, clock)

@@ -181,7 +181,7 @@ def _value(column: sa.Column[Any]) -> Any:
     if isinstance(column.type, sa.Enum):
         assert column.type.enum_class is not None
         return next(iter(column.type.enum_class))
-    kinds = {sa.String: f"{column.name} é", sa.Boolean: True, sa.Integer: 7, sa.Float: 1.5}
+    kinds = {sa.String: f"{column.name} é", sa.LargeBinary: b"\x00", sa.Boolean: True, sa.Integer: 7, sa.Float: 1.5}
     type_ = column.type.impl_instance if isinstance(column.type, sa.TypeDecorator) else column.type
     plain = (value for kind, value in kinds.items() if isinstance(type_, kind))
     return next(plain, {"a": [1, "é", None]})  # all others are JSON

@@ -131,7 +131,7 @@ def test_a_submission_without_room_keeps_other_writers_waiting_for_two_statement
     keys = [Key(f"job-{number}", 1) for number in range(2)]
 
     def submit(key: Key) -> Admission:
-        order = Order(key.job_id, POOL, "airflow:d/r", {"question": "q"}, {}, None, 0, Gang(1, 1).to_json())
+        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
         attempts.ask(store, order, 0.0)
         return job_queue.admit(store, key, 1.0, {})
 

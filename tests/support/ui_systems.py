@@ -43,7 +43,7 @@ SPEC: dict[str, Any] = {
     "params": {"objective": "reg:squarederror"},
     "register": {"model": "flight-delays", "metric": "rmse", "holdout": {"paths": ["s3://flights/holdout/"]}},
     "tracking": {"uri": "http://mlflow.internal:5000"},
-    "question": "q",
+    "fingerprint": "q",
 }
 
 

@@ -11,9 +11,9 @@ from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnrea
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
-from shoal.jobs.polling import bounded_pause, pause_after
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import ending, look
+from shoal.jobs.reconcile.polling import bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target

@@ -13,9 +13,9 @@ from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
-from shoal.jobs.polling import PollTimer
 from shoal.jobs.reconcile import ending
 from shoal.jobs.reconcile.look import log_follower
+from shoal.jobs.reconcile.polling import PollTimer
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.target import Target
 from shoal.state import Store

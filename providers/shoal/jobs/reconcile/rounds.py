@@ -10,10 +10,10 @@ from sqlalchemy import select
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.polling import PollTimer, turn_check_s
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import decide, ending, look, sending
 from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
+from shoal.jobs.reconcile.polling import PollTimer, turn_check_s
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import handover
