@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_END_S = 10.0
+_END_S = 20.0
 """Seconds for which the end of the interpreter waits for all of these threads together. Transactions take milliseconds,
 but may have to wait for other writers. Engines kill a process that has not ended some 30 s after a SIGTERM."""
 

@@ -97,6 +97,7 @@ def test_a_failed_run_ends_its_jobs_and_leases_and_no_others(store, hook):
 FAILED_RUN_AT_THE_END = """
 import atexit
 from types import SimpleNamespace
+import shoal.jobs.cleanup
 from shoal.airflow.listeners import failed_runs
 
 failed_runs.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
