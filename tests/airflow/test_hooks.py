@@ -5,8 +5,13 @@ import stat
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
+from psycopg.pq import Conninfo
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.pool import NullPool
 
-from shoal.airflow.connections import database_url, spec_of
+from shoal.airflow import database_urls
+from shoal.airflow.connections import spec_of
+from shoal.airflow.database_urls import database_url
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
@@ -124,13 +129,76 @@ def test_a_deleted_pool_leaves_no_token(fresh_home):
     [
         ("postgresql://me:p%40ss@db:5433/warehouse", "postgresql+psycopg://me:p%40ss@db:5433/warehouse"),
         (json.dumps({"conn_type": "sqlite", "host": "/data/w.db"}), "sqlite:////data/w.db"),
-        (json.dumps({"conn_type": "snowflake", "extra": {"sqlalchemy_url": "snowflake://u@a/d"}}), "snowflake://u@a/d"),
+        (json.dumps({"conn_type": "trino", "extra": {"sqlalchemy_url": "trino://u@a/d", "verify": 1}}), "trino://u@a/d"),
+        (
+            "postgresql://me@db/w?sslmode=verify-full&sslrootcert=/ca.pem&options=-c+search_path%3Dml&cursor=dictcursor",
+            "postgresql+psycopg://me@db/w?options=-c+search_path%3Dml&sslmode=verify-full&sslrootcert=%2Fca.pem",
+        ),
+        (
+            json.dumps({"conn_type": "postgres", "host": "db", "extra": {"sqlalchemy_query": {"keepalives": False}}}),
+            "postgresql+psycopg://db?keepalives=0",
+        ),
+        (
+            json.dumps({"conn_type": "mysql", "host": "db", "extra": {"ssl_ca": "/ca.pem", "ssl": False, "iam": ""}}),
+            "mysql+pymysql://db?ssl_ca=%2Fca.pem",
+        ),
+        (
+            json.dumps({"conn_type": "mssql", "host": "db", "extra": {"encryption": "require"}}),
+            "mssql+pymssql://db?encryption=require",
+        ),
+        (
+            json.dumps(
+                {
+                    "conn_type": "snowflake", "login": "me", "password": "p@ss", "schema": "ml",
+                    "extra": {"account": "a", "region": "eu-west-1", "database": "wh", "warehouse": "big", "role": "r"},
+                }
+            ),
+            "snowflake://me:p%40ss@a.eu-west-1/wh/ml?role=r&warehouse=big",  # of snowflake.sqlalchemy.URL
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_connection_to_a_database_is_a_url(monkeypatch, connection, url):
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", connection)
     assert database_url("warehouse") == url
     assert database_url("no_such_connection") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "said"),
+    [
+        ("postgres", {"iam": True, "sslmode": "require"}, "has iam, which"),
+        ("postgres", {"krbsrvname": "cAnArY", "ssl_mode": "cAnArY"}, "has krbsrvname, ssl_mode, which"),
+        ("mysql", {"ssl": {"ca": "cAnArY"}}, 'has ssl, which.*"mysql\\+pymysql://HOST'),
+        ("trino", {"protocol": "https"}, "has protocol, which.*shoal passes no extras"),
+        ("postgres", "sslmode=cAnArY", "is not a JSON object"),
+        ("postgres", {"sqlalchemy_query": "sslmode=cAnArY"}, '"sqlalchemy_query".* is not a JSON object'),
+    ],
+)
+def test_an_option_of_a_connection_that_cannot_be_passed_on_is_refused(monkeypatch, kind, extra, said):
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": kind, "host": "db", "extra": extra}))
+
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        database_url("warehouse")
+
+    assert "cAnArY" not in str(caught.value)
+
+
+@pytest.mark.processes
+def test_postgresql_gets_the_options_of_a_connection(monkeypatch, postgres):
+    url = make_url(postgres.url("postgres"))
+    connection = {
+        "conn_type": "postgres", "host": url.host, "port": url.port, "login": url.username, "password": url.password,
+        "schema": url.database,
+        "extra": {"options": "-c search_path=ml", "application_name": "a b", "connect_timeout": 9},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps(connection))
+
+    with create_engine(database_url("warehouse"), poolclass=NullPool).connect() as connected:
+        assert connected.exec_driver_sql("SHOW search_path").scalar() == "ml"
+        assert connected.exec_driver_sql("SHOW application_name").scalar() == "a b"
+    # Without the fields of a connection, these are all options that the driver knows.
+    options = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    assert database_urls._DIALECTS["postgres"].passed <= options
 
 
 def test_either_name_or_connection():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -90,6 +92,29 @@ def test_a_failed_run_ends_its_jobs_and_leases_and_no_others(store, hook):
     recorded()
     assert sorted(line.subject for line in history.read(kind="released")) == [RUN, f"{RUN}#score_lease_pool"]
     assert leases_after_a_round(store) == {f"{RUN}_2"}
+
+
+FAILED_RUN_AT_THE_END = """
+import atexit
+from types import SimpleNamespace
+import shoal.jobs.cleanup
+from shoal.airflow.listeners import failed_runs
+
+failed_runs.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
+atexit.register(print, "the exit handlers run", flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_run_that_fails_at_the_end_of_the_process_is_recorded(store):
+    add_job(store, "of_the_run", RUN)
+    with store.transaction():  # the listener has to wait, and Airflow's exit handler closes all sessions meanwhile
+        process = subprocess.Popen([sys.executable, "-c", FAILED_RUN_AT_THE_END], stdout=subprocess.PIPE, text=True)
+        while "the exit handlers run" not in (line := process.stdout.readline()):
+            assert line, "the process has ended early"
+
+    process.communicate(timeout=60)
+    assert (process.returncode, states(store)) == (0, {"of_the_run": "cancelled"})
 
 
 def killed(task_id: str, **attributes) -> SimpleNamespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -120,6 +121,15 @@ def test_an_sqlite_database_that_does_not_exist_is_not_created(tmp_path: Path) -
     with pytest.raises(DataError, match=r"typo\.db does not exist"):
         stage_select("SELECT 1", {}, f"sqlite:///{tmp_path}/typo.db", str(tmp_path))
     assert not (tmp_path / "typo.db").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql+psycopg://db/w?sslmode=require&sslrootcert=/no/ca.pem", "mysql+pymysql://db/w?ssl_ca=/no/ca.pem"],
+)
+def test_a_certificate_has_to_be_where_the_query_runs(url: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"names /no/ca.pem, which {gethostname()} does not have.*head of its pool"):
+        stage_select("SELECT 1", {}, url, str(tmp_path))
 
 
 def test_postgresql_refuses_writes_and_shows_no_password(postgres: Postgres, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import close_all_sessions
 
 from shoal.errors import StoreError
 from shoal.state import Store, engines
@@ -340,3 +342,26 @@ def test_a_wrong_state_url_is_refused_without_its_password(
     shown = "".join(traceback.format_exception(caught.value))
     assert "cAnArY" not in shown
     assert "cAn#ArY" not in shown
+
+
+def test_a_session_is_not_closed_by_other_threads(either_store):
+    """Airflow's exit handler closes the sessions of all libraries and threads."""
+    store, writes, closed = Store(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        with store.transaction() as session:
+            session.add(Lock(name="one", holder="test", expires_at=0))
+            session.flush()
+            writes.set()
+            closed.wait(60)
+            session.add(Lock(name="two", holder="test", expires_at=0))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert writes.wait(60)
+    close_all_sessions()
+    closed.set()
+    thread.join()
+
+    with store.reading() as session:
+        assert {lock.name for lock in session.query(Lock)} == {"one", "two"}

@@ -1,13 +1,10 @@
-"""Read Airflow connections: the settings of a pool, and the URL of a database."""
+"""Read Airflow connections: their extra field, and the settings of a pool."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.spec import PoolSpec
@@ -15,36 +12,26 @@ from shoal.pool.spec import PoolSpec
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-_DRIVERS = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-"""Name of SQLAlchemy's dialect and driver for each Airflow connection type. A type that is missing here has the same
-name in SQLAlchemy."""
 
+def extra_of(connection: Connection, *, example: str) -> Mapping[str, Any]:
+    """Return the extra field of an Airflow connection.
 
-def database_url(conn_id: str) -> str | None:
-    """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
-
-    :param conn_id: Id of the connection. If the database's URL needs more than host, port, schema, login and password,
-        write the whole URL into the connection's extra field: ``{"sqlalchemy_url": "..."}``.
+    :param connection: The connection.
+    :param example: A valid extra field, for the error message.
+    :raises InvalidArgumentError: The field is not a JSON object.
     """
-    from sqlalchemy import URL
-
     try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException:
-        return None
-    if url := connection.extra_dejson.get("sqlalchemy_url"):
-        return str(url)
-    kind = connection.conn_type or ""
-    if kind == "sqlite":
-        return URL.create("sqlite", database=connection.host or connection.schema).render_as_string()
-    return URL.create(
-        _DRIVERS.get(kind, kind),
-        username=connection.login,
-        password=connection.password,
-        host=connection.host,
-        port=connection.port,
-        database=connection.schema,
-    ).render_as_string(hide_password=False)
+        # If the extra is not valid JSON, Airflow's `extra_dejson` returns an empty dict without an error. So the extra
+        # is first parsed with `json.loads`, which raises an error.
+        json.loads((connection.extra or "").strip() or "{}")
+        extra = connection.extra_dejson
+    except (ValueError, RecursionError):
+        extra = None
+    if not isinstance(extra, Mapping):
+        raise InvalidArgumentError(
+            f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as {example}'
+        )
+    return extra
 
 
 def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
@@ -59,18 +46,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
         raise InvalidArgumentError(
             f'connection "{connection.conn_id}" names no pool: write the name of the pool into the host field'
         )
-    try:
-        # If the extra is not valid JSON, Airflow's `extra_dejson` returns an empty dict without an error. So the extra
-        # is first parsed with `json.loads`, which raises an error.
-        json.loads((connection.extra or "").strip() or "{}")
-        extra = connection.extra_dejson
-    except (ValueError, RecursionError):
-        extra = None
-    if not isinstance(extra, Mapping):
-        raise InvalidArgumentError(
-            f'the extra of connection "{connection.conn_id}" is not a JSON object: write options such as '
-            '{"max_nodes": 4}'
-        )
+    extra = extra_of(connection, example='{"max_nodes": 4}')
     # Airflow's form also stores the fields that the user left empty. Empty fields are dropped here, so that their
     # defaults apply.
     given = {name: value for name, value in extra.items() if value not in (None, "") and name != "team"}

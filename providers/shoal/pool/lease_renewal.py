@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from shoal.background_threads import BackgroundThread
 from shoal.errors import FencedError, StoreError
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
@@ -104,7 +105,7 @@ class PoolLease:
         self.release()
 
     def _renew_until(self, ended: threading.Event) -> None:
-        threading.Thread(target=self._keep, args=(ended,), name=f"lease-{self.id}", daemon=True).start()
+        BackgroundThread(lambda: self._keep(ended), name=f"lease-{self.id}", stop=ended.set).start()
 
     def _keep(self, ended: threading.Event) -> None:
         while not ended.wait(self.ttl / _RENEWALS_PER_TTL):

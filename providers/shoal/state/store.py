@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -20,6 +21,22 @@ from shoal.state.signals import uninterrupted
 def default_url() -> str:
     """Return ``$SHOAL_STATE_URL``, or the URL of a SQLite file in ``$SHOAL_HOME`` if the variable is not set."""
     return os.environ.get("SHOAL_STATE_URL") or f"sqlite:///{home() / 'state.db'}"
+
+
+class _ThreadSession(Session):
+    """Session that no other thread can close.
+
+    Airflow's exit handler closes the sessions of all libraries and all threads (`close_all_sessions`). A session that
+    another thread uses would fail, or crash the process inside the driver of the database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, expire_on_commit=False)
+        self._thread = threading.get_ident()
+
+    def close(self) -> None:
+        if threading.get_ident() == self._thread:
+            super().close()
 
 
 class Store:
@@ -59,7 +76,7 @@ class Store:
             StoreError: The database reported an error.
         """
         try:
-            with uninterrupted(), Session(self._engine, expire_on_commit=False) as session, session.begin():
+            with uninterrupted(), _ThreadSession(self._engine) as session, session.begin():
                 yield session
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
@@ -78,7 +95,7 @@ class Store:
             StoreError: The database reported an error.
         """
         try:
-            with Session(engines.reading(self._engine, snapshot=snapshot), expire_on_commit=False) as session:
+            with _ThreadSession(engines.reading(self._engine, snapshot=snapshot)) as session:
                 yield session
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error

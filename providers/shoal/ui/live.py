@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
@@ -167,7 +168,7 @@ class StoreReader:
         with self._state:
             self._subscribers.add(subscriber)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="shoal-ui-reader", daemon=True)
+                self._thread = BackgroundThread(self._run, name="shoal-ui-reader", stop=self.close)
                 self._thread.start()
         return subscriber
 

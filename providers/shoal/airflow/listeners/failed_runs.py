@@ -10,12 +10,14 @@ expired.
 from __future__ import annotations
 
 import logging
-from threading import BoundedSemaphore, Thread
+from functools import partial
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
 
 from shoal.airflow._run_holder import holder_name, run_of, task_key
+from shoal.background_threads import BackgroundThread
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -70,7 +72,7 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 
 def _end_in_thread(reason: str, **owned: Any) -> None:
     """End jobs and leases in a new thread, because the scheduler must not wait for shoal's store."""
-    Thread(target=_end, args=(reason,), kwargs=owned, name="shoal-failed-run", daemon=True).start()
+    BackgroundThread(partial(_end, reason, **owned), name="shoal-failed-run").start()
 
 
 def _end(reason: str, **owned: Any) -> None:

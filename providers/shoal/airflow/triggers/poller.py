@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError, StoreUnreachableError
 from shoal.state import Store
 from shoal.state.store import default_url
@@ -133,6 +134,7 @@ class Poller:
         self._waits: set[Wait] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
         self._actors = ThreadPoolExecutor(_ACTORS, "shoal-poller")
 
     def add(self, wait: Wait) -> None:
@@ -143,7 +145,7 @@ class Poller:
         with self._lock:
             self._waits.add(wait)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="shoal-poller", daemon=True)
+                self._thread = BackgroundThread(self._run, name="shoal-poller", stop=self._ends.set)
                 self._thread.start()
 
     def remove(self, wait: Wait) -> None:
@@ -152,7 +154,7 @@ class Poller:
             self._waits.discard(wait)
 
     def _run(self) -> None:
-        while True:
+        while not self._ends.is_set():
             with self._lock:
                 if not self._waits:
                     self._thread = None
@@ -161,7 +163,7 @@ class Poller:
                 due = [wait for wait in self._waits if wait.next_look <= now]
             for kind in {type(wait) for wait in due}:
                 self._look(kind, [wait for wait in due if type(wait) is kind])
-            time.sleep(_ROUND_S)
+            self._ends.wait(_ROUND_S)
 
     def _look(self, kind: type[Wait], waits: Sequence[Wait]) -> None:
         try:
@@ -178,7 +180,9 @@ class Poller:
             wait.next_look = now + wait.poll_interval
             wanted, wait.wanted = wait.wanted, None
             if wanted is not None and not wait.is_busy:
-                wait.act = self._actors.submit(_done, wanted)
+                # The interpreter may be ending. In this case another triggerer continues the wait.
+                with suppress(RuntimeError):
+                    wait.act = self._actors.submit(_done, wanted)
 
 
 def _done(wanted: Act) -> None:

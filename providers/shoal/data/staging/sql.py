@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 # Number of rows that are fetched from the database at a time and written as one row group. 32 Ki rows of 50 columns
 # take about 100 MB as Python objects, and row groups of this size are small enough to be assigned evenly to workers.
 CHUNK_ROWS = 32_768
+
+_FILE_OPTIONS = {
+    "postgresql": ("sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir", "passfile"),
+    "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_capath"),
+    "mariadb": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_capath"),
+}
+"""Options of URLs that name files, by dialect. libpq connects without the client's certificate, and may not check that
+of the server, if the file is missing."""
 
 
 def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
@@ -278,6 +287,7 @@ def _engine(url: Any, **options: Any) -> Any:
     # refused, because a database driver would show the host, and so a part of the password, in its error message.
     if "@" in (found.host or ""):
         raise InvalidArgumentError('the password in connection contains an "@": write %40 for the "@"')
+    _check_files(found)
     try:
         return sa.create_engine(found, **options)
     except sa.exc.NoSuchModuleError:
@@ -289,6 +299,20 @@ def _engine(url: Any, **options: Any) -> Any:
         raise InvalidArgumentError(
             f"connection {redact_value(str(url))} needs a database driver that is not installed: {exc}"
         ) from exc
+
+
+def _check_files(url: Any) -> None:
+    """Check that this machine has the files, such as certificates, that a URL's options name."""
+    for option in _FILE_OPTIONS.get(url.get_backend_name(), ()):
+        path = url.query.get(option)
+        # libpq accepts two values that name no file: the system's certificates, and a key in a token (ENGINE:KEY).
+        is_file = isinstance(path, str) and path != "system" and not (option == "sslkey" and ":" in path)
+        if is_file and not os.access(path, os.R_OK):
+            raise DataError(
+                f"the option {option} of the connection names {path}, which {socket.gethostname()} does not have or "
+                "cannot read. The query runs on this machine: for a job, this is the head of its pool. Put the file "
+                "there, or correct the path"
+            )
 
 
 def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
