@@ -136,7 +136,8 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 f'{place}: column "{name}" of type {type_} has {nulls} null lists or elements, but only elements that '
                 "are floats can be null (as NaN): fill in these values, or leave these rows out"
             )
-        if not is_variable:
+        # The footer counts the lists that filters leave out, too.
+        if not is_variable or (source.filters is not None and group.rows < rows):
             continue
         here, rest = divmod(chunk.num_values, rows * math.prod(found[0]))
         if rest or (length and here != length):
@@ -146,8 +147,19 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
             )
         length, first = here, place
+    if is_variable and not length and source.filters is not None:
+        length = _first_length(source, name)
     shape, _ = list_shape(type_, length or 1) or found
     return f"({','.join(map(str, shape))},){element}"
+
+
+def _first_length(source: ParquetSource, name: str) -> int:
+    """Read the first list of a column, and return its number of elements; 0 if it is null."""
+    import pyarrow.compute as pc
+
+    first = source.ranges()[0]
+    (table,) = source.read([RowRange(first.path, first.row_group, 0, 1)], [name])
+    return pc.list_value_length(table.column(0))[0].as_py() or 0
 
 
 def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
