@@ -710,7 +710,7 @@ def test_lists_that_filters_leave_out_do_not_count(write: Write) -> None:
     path = write("0.parquet", 3, i=list(range(6)), v=[[1, 2], [1, 2, 3, 4], [3, 4], None, [5, 6], []])
     (item,) = DataConnector.from_parquet(path, filters=[("i", "in", [0, 2, 4])]).to_torch_dataset(3)
     assert item["v"].tolist() == [[1, 2], [3, 4], [5, 6]]
-    with pytest.raises(DataError, match="row group 0: .* list of 4 elements at row 1, but lists of 2 in other rows"):
+    with pytest.raises(DataError, match=r"row group 0: .* list of 4 elements at row 1, but lists of 2 in other rows"):
         list(DataConnector.from_parquet(path, filters=[("i", "in", [0, 1])]).to_torch_dataset(2))
 
 
