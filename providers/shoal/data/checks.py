@@ -262,26 +262,27 @@ def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
             )
 
 
-def check_label(source: ParquetSource, label_col: str) -> None:
-    """Check with the statistics in the footers that no label is null.
+def check_no_nulls(source: ParquetSource, column: str, role: str = "label") -> None:
+    """Check with the statistics in the footers that every row has a value in a column.
 
     If a footer has no statistics, this check cannot find nulls. :func:`check_finite` finds them when the rows are
     read.
 
     Args:
         source: The dataset.
-        label_col: Label column.
+        column: Name of the column.
+        role: Role of the column, such as "label", for the error message.
 
     Raises:
-        DataError: If a label is null. The message names the file, the row group and the column.
+        DataError: If a value is null. The message names the file, the row group and the column.
     """
     for group in source.row_groups():
-        nulls = source.null_count(group.path, group.index, label_col) if group.rows else 0
+        nulls = source.null_count(group.path, group.index, column) if group.rows else 0
         if nulls:
             rows = source.footer(group.path).groups[group.index][0]
             raise DataError(
-                f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
-                "leave these rows out, or give each of them a label, before training"
+                f'{group.path}, row group {group.index}: the {role} "{column}" is null in {nulls} of {rows} rows: '
+                f"leave these rows out, or give each of them a {role}"
             )
 
 
