@@ -373,6 +373,28 @@ class TestDriver:
         assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without rows of the training data" in str(job.error)
         assert job.error_is_permanent is True
 
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({}, "the holdout lacks columns that the model needs: m"),
+            ({"m": None}, 'the base_margin "m" is null in 9 of 9 rows'),
+            ({"m": 1.0, "a": "text"}, 'column "a" is of type'),
+        ],
+    )
+    def test_a_holdout_that_the_model_could_not_predict_is_refused_before_training(
+        self, store, spec, tmp_path, monkeypatch, columns, said
+    ):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)}).assign(**columns)
+        rows.to_parquet(tmp_path / "holdout.parquet")
+        register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "holdout.parquet"))
+
+        code, job = drive(store, spec.model_copy(update={"base_margin_col": "m", "register_as": register}))
+
+        assert (code, trained) == (1, [])
+        assert said in str(job.error)
+
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
 
