@@ -91,10 +91,10 @@ class _Driver:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server that any user of the machine can connect to, but whose threads and descriptors a stranger cannot use up.
+    """HTTP server whose threads and descriptors nobody can use up without the token.
 
-    A connection without the token is closed after 10 s. If there are too many of them, the oldest one is closed, so that
-    a client with the token, which sends it at once, always gets an answer.
+    A connection without the token is closed after 10 s. If there are too many of them, the oldest one is closed. So a
+    client with the token, which sends the token at once, gets an answer.
     """
 
     daemon_threads = True
