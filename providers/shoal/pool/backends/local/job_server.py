@@ -65,7 +65,7 @@ class _Driver:
         if self._process.start_error:
             return {"status": "FAILED", "message": self._process.start_error}
         status = "STOPPED" if self._is_stopped else "FAILED" if code else "SUCCEEDED"
-        return {"status": status, "driver_exit_code": code}
+        return {"status": status, "driver_exit_code": code, "why_ended": self._process.why_ended}
 
     def output(self) -> str:
         """Return what the driver has printed; empty if there is no file, because the driver was never started."""
