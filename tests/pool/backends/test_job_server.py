@@ -187,7 +187,7 @@ def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == str(served)
-        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit}
+        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit, "why": ""}
         if code_of_exit:
             return {"log": log.read_text()}
         return json.loads((tmp_path / f"{served}.json").read_text())

@@ -229,7 +229,9 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.Mo
     with shared_gang(TWO) as gang:
         os.kill(gang.workers[1].pid, signal.SIGKILL)
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
-        monkeypatch.setattr(OomKills, "count", lambda _: 2)
+        monkeypatch.setattr(
+            OomKills, "told", lambda _: "the kernel has killed 2 processes of the driver's container for lack of memory"
+        )
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL\..* killed 2 processes .* memory"):
             gang.run(os.getpid, [(), ()])
     assert_ended([worker.pid for worker in gang.workers])

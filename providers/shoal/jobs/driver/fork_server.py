@@ -181,9 +181,8 @@ class ForkServer:
             if not pid:
                 return
             (driver, kills), code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
-            killed = kills.count() if code == -signal.SIGKILL else 0
-            why = f"while it ran, the kernel killed {killed} processes of its container for lack of memory"
-            self._answer({"id": driver, "code": code, **({"why": why} if killed else {})})
+            killed = kills.told() if code == -signal.SIGKILL else ""
+            self._answer({"id": driver, "code": code, "why": killed and f"since it started, {killed}"})
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

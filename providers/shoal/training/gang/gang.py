@@ -437,10 +437,9 @@ class Gang:
 
     def _lost(self, rank: int, reason: str) -> WorkerLostError:
         message = f"{self._who(rank)} was lost: {reason}"
-        if kills := self._oom_kills.count():
+        if killed := self._oom_kills.told():
             message += (
-                f". Since the workers started, the kernel has killed {kills} processes of the driver's container for "
-                "lack of memory: use more nodes or larger ones, or fewer workers per node"
+                f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
             )
         return WorkerLostError(message)
 

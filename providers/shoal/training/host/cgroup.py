@@ -51,9 +51,12 @@ class OomKills:
     def __init__(self) -> None:
         self._before = _oom_kills()
 
-    def count(self) -> int:
-        """Return the number of processes that were killed since this object was created; 0 if it is not known."""
-        return _oom_kills() - self._before
+    def told(self) -> str:
+        """Return a phrase with the number of processes that were killed since this object was created; empty if there
+        are none, or if the number is not known."""
+        count = _oom_kills() - self._before
+        processes = "1 process" if count == 1 else f"{count} processes"
+        return f"the kernel has killed {processes} of the driver's container for lack of memory" if count > 0 else ""
 
 
 def _oom_kills() -> int:

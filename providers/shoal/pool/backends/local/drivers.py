@@ -230,7 +230,7 @@ class ForkServer:
                 if "refused" in answer:
                     driver.refused(answer["refused"])
                 else:
-                    driver.ended(answer["code"], answer.get("why", ""))
+                    driver.ended(answer["code"], answer["why"])
                 del self._drivers[answer["id"]]
         self._has_ended = True
         # When the fork server ends, the kernel kills its drivers. So -SIGKILL is recorded as their exit code.
