@@ -435,8 +435,13 @@ def _cause(error: Exception) -> str:
     return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
 
 
-def main() -> int:
-    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code."""
+def main(*, ends_process: bool = False) -> int:
+    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code.
+
+    Args:
+        ends_process: Whether this process ends afterwards. Then its threads end and its exit handlers run now, so that
+            their output gets into the log, without secrets.
+    """
     key = Key(sys.argv[1], int(sys.argv[2]))
     secrets = Secrets()
     # The log file is created before the row's state becomes RUNNING, because from then on other processes read the
@@ -459,7 +464,8 @@ def main() -> int:
         filter_by(secrets.stream)
         with hiding(secrets.known.hide), hidden_output(secrets.values):
             code = _start(store, key, secrets)
-            interpreter_end.end_within(DRIVER_END_S, code)
+            if ends_process:
+                interpreter_end.end_within(DRIVER_END_S, code)
             return code
 
 
@@ -482,8 +488,8 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
 def run() -> int:
     """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
 
-    The caller ends the process with `os._exit`, because a normal exit could hang. :func:`main` has ended what libraries
-    and user code have left in this process, such as the models and return values that the driver has loaded.
+    The caller ends the process with `os._exit`, because a normal exit could hang. Threads have ended and exit handlers
+    have run before, as at a normal exit.
     """
     interpreter_end.forget_exit_handlers()
     # The template process is forked before this process starts a thread, because only a process with one thread may
@@ -493,7 +499,7 @@ def run() -> int:
         with before_forks():
             import_lean(f"shoal.training.{library}.worker" for library in libraries)
     use_template(fork_template())
-    code = main()
+    code = main(ends_process=True)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
