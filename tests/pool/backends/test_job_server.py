@@ -226,6 +226,11 @@ def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.Mo
         assert server.is_current()
         (tmp_path / "go").write_text("")
         assert wait_until(lambda: running.poll() is not None and str(running.poll()), "its end") == "0"
+        last = run("last", "wait.py")
+        assert last.pid
+        server.close()
+        wait_until(lambda: last.poll() is not None, "its end with the fork server")
+        assert last.why_ended == "the process that forks the drivers of the head was killed by SIGKILL"
     finally:
         server.close()
 
