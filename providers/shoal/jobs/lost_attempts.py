@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
+from shoal.exit_status import how_ended
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.timeouts import FAR_HEAD_PATIENCE_S, FAR_SUBMISSION_GRACE_S, HEAD_PATIENCE_S, SUBMISSION_GRACE_S
@@ -101,12 +102,13 @@ def judge(job: Job, view: View, *, silent_for: float, last_words: Callable[[], s
             return Lost(JobState.FAILED, f'the head of pool "{job.pool}" does not know the job any more')
         case View(ray_job=RayJob(status="STOPPED")):
             return Lost(JobState.CANCELLED, "the job was stopped through the head's Job API")
-        case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):
+        case View(ray_job=RayJob(ended=True, exit_code=code, message=message, why_ended=why)):
             if code is None:
                 return Lost(JobState.FAILED, f"the driver could not be started: {last_line(message or '')}")
             if code in _SIGKILLED:
-                return Lost(JobState.FAILED, "the driver was killed, by a person or because its host ran out of memory")
-            return Lost(JobState.FAILED, f"the driver ended with exit code {code}; its log ends with: {last_words()}")
+                why = f": {why}" if why else ", by a person or because its host ran out of memory"
+                return Lost(JobState.FAILED, f"the driver was killed by SIGKILL{why}")
+            return Lost(JobState.FAILED, f"the driver {how_ended(code)}; its log ends with: {last_words()}")
     return None
 
 
