@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import chdir, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -112,7 +112,8 @@ def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import mlflow
 
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{file}").search_experiments()
+    with chdir(file.parent):  # here lies the folder of the first experiment's artifacts, ./mlruns
+        mlflow.MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
 
 

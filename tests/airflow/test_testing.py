@@ -48,7 +48,7 @@ def test_the_command_finds_each_wrong_dag_at_its_line(shoal, monkeypatch):  # no
     said = {one["file"]: one["message"] for one in report["findings"] if one["rule"] != Rule.SLOW_IMPORT}
     assert said["misspelt_option.py"].startswith('task train: unknown option "n_estimator": did you mean n_estimators')
     assert said["missing_module.py"] == "ModuleNotFoundError: No module named 'no_such_package'"
-    assert said["ends_its_process.py"] == "loading the file ended the process (exit code 3)"
+    assert said["ends_its_process.py"] == "the process that loaded the file ended with exit code 3"
     assert "did you mean max_nodes" in said["wrong_connection.py"]
     assert "did you mean retrain" in said["lease_of_another_pool.py"]
 

@@ -15,7 +15,7 @@ from shoal.data import DataConnector
 from shoal.data.checks import (
     check_categories,
     check_finite,
-    check_label,
+    check_no_nulls,
     check_same_schema,
     validate_columns,
 )
@@ -37,7 +37,7 @@ def test_good_columns_pass(write: Write) -> None:
     )
     connector = DataConnector.from_parquet(path)
     validate_columns(connector.source, ["i", "u", "f", "b", "m"], "y", ["w"])
-    check_label(connector.source, "y")
+    check_no_nulls(connector.source, "y")
 
 
 def test_missing_column_suggests_near_names(write: Write) -> None:
@@ -208,8 +208,8 @@ def test_null_label_is_found_in_the_footer(write: Write) -> None:
     path = write("a.parquet", 2, x=[1, 2, 3, 4], y=[1, 2, None, 4])
     connector = DataConnector.from_parquet(path)
     with pytest.raises(DataError, match=rf'{path}, row group 1: the label "y" is null in 1 of 2 rows'):
-        check_label(connector.source, "y")
-    check_label(connector.source, "x")
+        check_no_nulls(connector.source, "y")
+    check_no_nulls(connector.source, "x")
 
 
 def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> No
     pq.write_table(pa.table({"y": [1.0, None]}), path, write_statistics=False)
     connector = DataConnector.from_parquet(path)
     validate_columns(connector.source, ["y"])
-    check_label(connector.source, "y")
+    check_no_nulls(connector.source, "y")
     with pytest.raises(
         DataError, match=r'a\.parquet, row group 3: the label "y" is null.* 1 of 2 rows, first at row 11'
     ):
@@ -228,4 +228,4 @@ def test_null_label_without_statistics_is_found_at_reading(tmp_path: Path) -> No
 def test_null_partition_label(write: Write) -> None:
     path = write("y=__HIVE_DEFAULT_PARTITION__/a.parquet", x=[1])
     with pytest.raises(DataError, match="is null in 1 of 1"):
-        check_label(DataConnector.from_parquet(path).source, "y")
+        check_no_nulls(DataConnector.from_parquet(path).source, "y")

@@ -682,6 +682,38 @@ def test_null_elements_of_lists_are_nan_and_files_have_lists_of_one_length(write
         DataConnector.from_parquet([first, second]).to_torch_dataset()
 
 
+@pytest.mark.parametrize("kind", ["list", "fixed", "tensor", "nested"])
+def test_lists_of_filtered_ranks_are_padded_and_resumed(write: Write, kind: str) -> None:
+    given = np.arange(192).reshape((32, 3, 2) if kind in ("tensor", "nested") else (32, 6)).astype("float32")
+    values = pa.FixedShapeTensorArray.from_numpy_ndarray(given) if kind == "tensor" else pa.array(given.tolist())
+    if kind in ("fixed", "nested"):
+        values = values.cast(pa.list_(pa.float32(), 6) if kind == "fixed" else pa.list_(pa.list_(pa.float32(), 2)))
+    path = write("0.parquet", 7, i=list(range(32)), v=values)
+    connector = ShardedDataConnector.from_parquet(path, filters=[("i", "not in", [0, 5, 6, 20])])
+    seen: list[int] = []
+    for rank, batch_size in itertools.product(range(3), [None, 4]):
+        set_current_position(GangPosition(rank, 3, seed=1))
+        dataset, resumed = (connector.get_shard().to_torch_dataset(batch_size, shuffle=True) for _ in range(2))
+        items = iter(dataset)
+        first = list(itertools.islice(items, 2))
+        resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+        epoch = [*first, *resumed]
+        rows = torch.cat([torch.tensor(item["i"]).reshape(-1) for item in epoch])
+        found = torch.cat([item["v"].reshape(-1, *given.shape[1:]) for item in epoch])
+        assert torch.equal(found, torch.from_numpy(given)[rows])
+        assert len(rows) == 10 and all(torch.equal(x["v"], y["v"]) for x, y in zip(items, epoch[2:], strict=True))
+        seen += rows.tolist()
+    assert set(seen) == set(range(32)) - {0, 5, 6, 20}
+
+
+def test_lists_that_filters_leave_out_do_not_count(write: Write) -> None:
+    path = write("0.parquet", 3, i=list(range(6)), v=[[1, 2], [1, 2, 3, 4], [3, 4], None, [5, 6], []])
+    (item,) = DataConnector.from_parquet(path, filters=[("i", "in", [0, 2, 4])]).to_torch_dataset(3)
+    assert item["v"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    with pytest.raises(DataError, match=r"row group 0: .* list of 4 elements at row 1, but lists of 2 in other rows"):
+        list(DataConnector.from_parquet(path, filters=[("i", "in", [0, 1])]).to_torch_dataset(2))
+
+
 @pytest.mark.parametrize(
     "values", [pa.array([[1, 2], None]), pa.array([[1, 2], [1, None]]), pa.array([[1.0], [], [1.0, 2.0]])]
 )

@@ -90,6 +90,30 @@ def test_two_workers_predict_as_one_process_does(predict, rows, tmp_path, capsys
     assert DataConnector.from_parquet(tmp_path / "out").schema().names == ["y", "delay"]
 
 
+def test_margins_of_several_classes_are_added_as_xgboost_adds_them(predict, rows, tmp_path):
+    import mlflow
+    import xgboost
+
+    frame = DataConnector.from_parquet(rows).to_pandas()
+    margins = np.random.default_rng(0).normal(size=(ROWS, 3))
+    data = xgboost.DMatrix(frame[COLUMNS], np.arange(ROWS) % 3, base_margin=margins)
+    model = xgboost.train({"objective": "multi:softprob", "num_class": 3, "nthread": 1}, data, 3)
+    metadata = {"shoal": {"base_margin_cols": ["m0", "m1", "m2"]}}
+    mlflow.xgboost.save_model(model, tmp_path / "model", pip_requirements=[], metadata=metadata)
+    frame.assign(m0=margins[:, 0], m1=margins[:, 1], m2=margins[:, 2]).to_parquet(tmp_path / "margins.parquet")
+
+    predict(
+        model=str(tmp_path / "model"),
+        dataset=DataConnector.from_parquet(tmp_path / "margins.parquet"),
+        keep_cols=[],
+        scaling_config={"num_workers": 1},
+    )
+
+    predicted = DataConnector.from_parquet(tmp_path / "out").to_pandas()
+    names = [f"prediction_{number}" for number in range(3)]
+    np.testing.assert_allclose(predicted[names], model.predict(data), rtol=1e-5)
+
+
 def test_before_a_worker_starts_it_says_what_is_wrong(predict, rows, tmp_path):
     for fields, error, said in (
         ({"model": "models:/delays@nobody"}, JobError, "models:/delays@nobody does not exist in the registry"),

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -373,6 +374,28 @@ class TestDriver:
         assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without rows of the training data" in str(job.error)
         assert job.error_is_permanent is True
 
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({}, "the holdout lacks columns that the model needs: m"),
+            ({"m": None}, 'the base_margin "m" is null in 9 of 9 rows'),
+            ({"m": 1.0, "a": "text"}, 'column "a" is of type'),
+        ],
+    )
+    def test_a_holdout_that_the_model_could_not_predict_is_refused_before_training(
+        self, store, spec, tmp_path, monkeypatch, columns, said
+    ):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)}).assign(**columns)
+        rows.to_parquet(tmp_path / "holdout.parquet")
+        register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "holdout.parquet"))
+
+        code, job = drive(store, spec.model_copy(update={"base_margin_col": "m", "register_as": register}))
+
+        assert (code, trained) == (1, [])
+        assert said in str(job.error)
+
     def test_a_failure_is_the_last_word_of_the_log_and_the_rows_error(self, store, spec, monkeypatch):
         import mlflow
 
@@ -682,6 +705,40 @@ def test_a_result_waits_for_a_store_that_is_away(on_postgresql, store, spec, mon
 
     assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
     assert JobResult.model_validate(job.result).rows == 50
+
+
+LEAVES_SOMETHING = """
+import atexit, os, sys, threading
+from pathlib import Path
+
+atexit.register(Path("inherited").touch)
+from shoal.jobs.driver import main
+
+def leave(*attempt, start=main._start):
+    main.file = Path("file").open("w")
+    main.file.write("rows")
+    atexit.register(print, "at exit")
+    waits = threading.Event().wait
+    threading.Thread(target=lambda: waits(seconds) or print("thread")).start()
+    return start(*attempt)
+
+seconds, main._start, main.DRIVER_END_S = float(sys.argv.pop()), leave, 2
+os._exit(main.run())
+"""
+
+
+def run_driver(seconds: float, folder: Path) -> list[str]:
+    """Run a driver, without an attempt, that leaves a file, an exit handler and a thread, and return its output."""
+    command = [sys.executable, "-c", LEAVES_SOMETHING, "job", "1", str(seconds)]
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.usefixtures("store")
+def test_a_driver_ends_as_an_interpreter_ends_within_a_limit(tmp_path: Path) -> None:
+    assert run_driver(0.2, tmp_path)[1:] == ["thread", "at exit"]
+    assert (tmp_path / "file").read_text() == "rows"
+    assert not (tmp_path / "inherited").exists()
+    assert run_driver(600, tmp_path)[1:] == ["the threads and exit handlers of the driver did not end within 2 s"]
 
 
 WINDOW = ("SELECT month, a, b, y FROM flights WHERE month >= :low ORDER BY row", {"low": 4})

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost as xgb
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
@@ -176,22 +177,37 @@ def test_a_model_that_is_gone_cannot_be_loaded(tmp_path: Path) -> None:
         model_loading.load(str(tmp_path / "gone"))
 
 
+@pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
-def test_margins_of_a_model_that_shoal_logged_are_added_as_the_library_adds_them(tmp_path: Path, library: str) -> None:
-    margin = 3 * FRAME["a"].to_numpy() - 1
+def test_margins_of_a_model_that_shoal_logged_are_added_as_the_library_adds_them(
+    tmp_path: Path, library: str, classes: int
+) -> None:
+    names = [f"m{number}" for number in range(classes)]
+    margin = RNG.normal(size=(ROWS, classes)).squeeze()
+    label = VALUE if classes == 1 else THREE
+    objective = {"objective": "poisson"} if classes == 1 else {"objective": "multiclass", "num_class": 3}
     if library == "xgboost":
-        data = xgb.DMatrix(NUMBERS, VALUE, base_margin=margin)
-        model = xgb.train({"nthread": 1, "objective": "count:poisson"}, data, 5)
+        data = xgb.DMatrix(NUMBERS, label, base_margin=margin)
+        objective["objective"] = "count:poisson" if classes == 1 else "multi:softprob"
+        model = xgb.train({"nthread": 1, **objective}, data, 5)
         expected = model.predict(data)
     else:
-        params = {"verbosity": -1, "num_threads": 1, "objective": "poisson"}
-        model = lgb.train(params, lgb.Dataset(NUMBERS, VALUE, init_score=margin), 5)
-        expected = np.exp(model.predict(NUMBERS, raw_score=True) + margin)  # LightGBM's predict takes no margins
-    uri = saved(tmp_path, model, metadata={"shoal": {"base_margin_cols": ["m"]}})
-    rows = FRAME.assign(m=margin, y=VALUE)
+        data = lgb.Dataset(NUMBERS, label, init_score=margin)
+        model = lgb.train({"verbosity": -1, "num_threads": 1, **objective}, data, 5)
+        score = model.predict(NUMBERS, raw_score=True) + margin  # LightGBM's predict takes no margins
+        expected = np.exp(score) if classes == 1 else softmax(score, axis=1)
+    uri = saved(tmp_path, model, metadata={"shoal": {"base_margin_cols": names}})
+    rows = FRAME.assign(**dict(zip(names, margin.reshape(ROWS, -1).T, strict=True)), y=label)
     np.testing.assert_allclose(predicted(tmp_path, uri, rows), expected, rtol=1e-5)
 
     rows.to_parquet(tmp_path / "rows.parquet")
-    register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "rows.parquet"))
-    measured = holdout_evaluation.evaluate(model_loading.load(uri), Holdout.read(register, "y"), ["rmse"])
-    assert measured.value == pytest.approx(np.sqrt(np.mean((expected - VALUE) ** 2)), rel=1e-5)
+    metric = "rmse" if classes == 1 else "logloss"
+    register = Register(model="m", metric=metric, holdout=DataConnector.from_parquet(tmp_path / "rows.parquet"))
+    measured = holdout_evaluation.evaluate(model_loading.load(uri), Holdout.read(register, "y"), [metric])
+    right = np.sqrt(np.mean((expected - VALUE) ** 2)) if classes == 1 else log_loss(THREE, expected)
+    assert measured.value == pytest.approx(right, rel=1e-5)
+
+    with pytest.raises(DataError, match='row group 0: the base_margin "m0" is null in 1 of 300 rows'):
+        predicted(tmp_path, uri, rows.assign(m0=rows["m0"].where(rows.index > 0)))
+    with pytest.raises(DataError, match='base_margin "m0" is null, NaN or infinite in 300 of 300 rows'):
+        predicted(tmp_path, uri, rows.assign(m0=np.inf))

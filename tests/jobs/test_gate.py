@@ -451,6 +451,30 @@ class TestRowsThatTheChampionHasSeen:
         )
 
 
+def test_models_with_margins_of_several_classes_are_compared(gate: Gate, tmp_path: Path) -> None:
+    import xgboost
+    from sklearn.metrics import log_loss
+
+    margins = np.random.default_rng(5).normal(size=(200, 3))
+    names = ["m0", "m1", "m2"]
+    rows = frame(1).assign(**dict(zip(names, margins.T, strict=True)), relevance=lambda it: it["relevance"].clip(0, 2))
+    rows.to_parquet(tmp_path / "holdout.parquet")
+    data = xgboost.DMatrix(rows[INPUTS], rows["relevance"], base_margin=margins)
+    outcomes, right = [], []
+    for rounds in (1, 3):
+        model = xgboost.train({"objective": "multi:softprob", "num_class": 3, "nthread": 1}, data, rounds)
+        uri = gate.run.log_model("xgboost", model, rows[INPUTS], base_margin_cols=names)
+        entering = dataclasses.replace(gate, uris={"margins": uri})
+        holdout = DataConnector.from_parquet(tmp_path / "holdout.parquet")
+        outcomes.append(
+            entering.enter("margins", label_col="relevance", metric="logloss", baseline=None, holdout=holdout)
+        )
+        right.append(log_loss(rows["relevance"], model.predict(data)))
+    champion, challenger = outcomes[1].champion, outcomes[1].challenger
+    assert (champion.version, challenger.version, outcomes[1].decision.reason) == ("1", "2", "better")
+    assert [champion.value, challenger.value] == pytest.approx(right, rel=1e-5)
+
+
 def test_the_report_is_in_the_log_and_in_mlflow(gate: Gate, capsys):
     gate.enter("fair", baseline=None)
     gate.enter("good")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,15 +21,19 @@ from tests.support.waiting import wait_until
 
 TAG = "SHOAL_TEST_SESSION"
 
+TREE = Path(__file__).parents[2]
+
 _root_before: set[str] = set()
+_tree_before: set[str] = set()
 _homes: dict[str, str] = {}
 _roots: dict[str, str] = {}
 
 
 def begin() -> None:
-    """Tag this process, and with it all that it starts; note what lies at the root of the file system."""
+    """Tag this process, and with it all that it starts; note what lies in / and in the repository's root."""
     os.environ[TAG] = uuid.uuid4().hex
     _root_before.update(os.listdir("/"))
+    _tree_before.update(_untracked())
 
 
 def add_home(home: Path) -> None:
@@ -57,7 +62,20 @@ def found() -> list[str]:
         wait_until(lambda: not _processes(), "the processes of the session to end", seconds=20)
     said = [f"{test} left the process {command}" for command, test in _processes()]
     said += [f"a test left /{name}" for name in sorted(set(os.listdir("/")) - _root_before)]
+    said += [f"a test left {TREE / name}" for name in sorted(_untracked() - _tree_before)]
     return said + [f"{test} left {path}" for path, test in (_homes | _roots).items() if os.path.lexists(path)]
+
+
+def _untracked() -> set[str]:
+    """Files and folders at the root of the repository that Git neither tracks nor ignores; none without Git.
+
+    Below the root, developers add modules while tests run.
+    """
+    if shutil.which("git") is None:
+        return set()
+    command = ["git", "ls-files", "--others", "--directory", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=TREE, capture_output=True, text=True, check=False).stdout.splitlines()
+    return {name for name in listed if "/" not in name.rstrip("/")}
 
 
 def _processes() -> list[tuple[str, str]]:

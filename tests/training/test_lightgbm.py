@@ -62,14 +62,6 @@ def trees(booster: lightgbm.Booster) -> str:
     return text[text.index("Tree=0") : text.index("end of trees")]
 
 
-def test_two_trainings_are_byte_for_byte_the_same(driver: TwoNodes, rows: Path) -> None:
-    asked = request(rows, params=SAMPLED)
-    first = train(asked)
-    assert first.model == train(asked).model
-    assert (first.rows, first.num_workers, first.rounds) == (ROWS, 2, 10)
-    assert first.booster().feature_name() == COLUMNS
-
-
 def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
     result = train(request(rows, scaling_config={"num_workers": 1}))
     assert trees(result.booster()) == trees(alone(rows, 10))
@@ -106,6 +98,8 @@ def test_interrupted_and_resumed_it_is_the_same_model(
         run_config={"checkpoint_every": 4, "max_restarts": 1},
     )
     whole = train(asked)
+    assert (whole.rows, whole.num_workers, whole.rounds) == (ROWS, 2, 10)
+    assert whole.booster().feature_name() == COLUMNS
     losses = Losses(monkeypatch, 1)
     resumed = train(asked)
     assert [segment.index for segment in losses.seen] == [0, 1, 1, 2]

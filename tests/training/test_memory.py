@@ -70,6 +70,21 @@ def test_a_container_that_is_told_its_hosts_paths_looks_at_its_own(groups: Path,
     assert memory.available_bytes() == 600_000
 
 
+@pytest.mark.parametrize(
+    ("membership", "file"),
+    [("0::/mine\n", "mine/memory.events"), ("4:memory:/mine\n", "memory/mine/memory.oom_control")],
+)
+def test_killed_processes_are_counted_from_the_start(groups: Path, tmp_path: Path, membership: str, file: str) -> None:
+    (tmp_path / "membership").write_text(membership)
+    assert cgroup.OomKills().told() == ""  # not known
+    (groups / file).parent.mkdir(parents=True)
+    (groups / file).write_text("oom 4\noom_kill 3\n")
+    kills = cgroup.OomKills()
+    assert kills.told() == ""
+    (groups / file).write_text("oom 7\noom_kill 5\n")
+    assert kills.told() == "the kernel has killed 2 processes of the driver's container for lack of memory"
+
+
 def test_without_groups_the_machine_decides(groups: Path) -> None:
     assert cgroup.room_bytes() is None
     assert memory.available_bytes() > 2**20

@@ -136,7 +136,8 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 f'{place}: column "{name}" of type {type_} has {nulls} null lists or elements, but only elements that '
                 "are floats can be null (as NaN): fill in these values, or leave these rows out"
             )
-        if not is_variable:
+        # The footer counts the lists that filters leave out, too.
+        if not is_variable or (source.filters is not None and group.rows < rows):
             continue
         here, rest = divmod(chunk.num_values, rows * math.prod(found[0]))
         if rest or (length and here != length):
@@ -146,8 +147,19 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
             )
         length, first = here, place
+    if is_variable and not length and source.filters is not None:
+        length = _first_length(source, name)
     shape, _ = list_shape(type_, length or 1) or found
     return f"({','.join(map(str, shape))},){element}"
+
+
+def _first_length(source: ParquetSource, name: str) -> int:
+    """Read the first list of a column, and return its number of elements; 0 if it is null."""
+    import pyarrow.compute as pc
+
+    first = source.ranges()[0]
+    (table,) = source.read([RowRange(first.path, first.row_group, 0, 1)], [name])
+    return pc.list_value_length(table.column(0))[0].as_py() or 0
 
 
 def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
@@ -250,26 +262,27 @@ def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
             )
 
 
-def check_label(source: ParquetSource, label_col: str) -> None:
-    """Check with the statistics in the footers that no label is null.
+def check_no_nulls(source: ParquetSource, column: str, role: str = "label") -> None:
+    """Check with the statistics in the footers that every row has a value in a column.
 
     If a footer has no statistics, this check cannot find nulls. :func:`check_finite` finds them when the rows are
     read.
 
     Args:
         source: The dataset.
-        label_col: Label column.
+        column: Name of the column.
+        role: Role of the column, such as "label", for the error message.
 
     Raises:
-        DataError: If a label is null. The message names the file, the row group and the column.
+        DataError: If a value is null. The message names the file, the row group and the column.
     """
     for group in source.row_groups():
-        nulls = source.null_count(group.path, group.index, label_col) if group.rows else 0
+        nulls = source.null_count(group.path, group.index, column) if group.rows else 0
         if nulls:
             rows = source.footer(group.path).groups[group.index][0]
             raise DataError(
-                f'{group.path}, row group {group.index}: the label "{label_col}" is null in {nulls} of {rows} rows: '
-                "leave these rows out, or give each of them a label, before training"
+                f'{group.path}, row group {group.index}: the {role} "{column}" is null in {nulls} of {rows} rows: '
+                f"leave these rows out, or give each of them a {role}"
             )
 
 

@@ -88,6 +88,11 @@ SIGTERM_GRACE_S = 10.0
 """Seconds that the main thread has after SIGTERM to end the workers and record the end, before its other thread ends
 the process."""
 
+DRIVER_END_S = 10.0
+"""Seconds that the threads and exit handlers of a driver have after the job's end, before the driver is ended. A driver
+runs little code of users, and a thread that never ends must not keep the job's lease. The driver of a cancelled job
+ends earlier, because the head kills it 3 s after SIGTERM."""
+
 LEAVING_PERIOD_S = 5.0
 """Seconds between two checks by a driver which nodes will shut down soon. AWS announces the shutdown of a spot machine
 120 s before it."""

@@ -129,6 +129,10 @@ same time."""
 HEAD_REQUEST_TIMEOUT = 30.0
 """Seconds within which a client has to send its request. Without this limit, idle connections would occupy threads."""
 
+HEAD_TOKEN_TIMEOUT = 10.0
+"""Seconds after which a connection to a head is closed if it has not sent the token. A client sends the token directly
+after connecting, but on a busy machine the client may have to wait for CPU time."""
+
 RAY_RPC_TIMEOUT = 5.0
 """Time limit of one request of a supervisor to the GCS of its Ray cluster. The answer normally takes milliseconds."""
 

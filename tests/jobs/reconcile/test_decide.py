@@ -63,8 +63,10 @@ def test_a_head_that_is_silent_is_given_time(silence, patience):
     ("ray_job", "state", "said"),
     [
         (RayJob("STOPPED"), JobState.CANCELLED, "stopped through the head's Job API"),
-        (RayJob("FAILED", exit_code=-9), JobState.FAILED, "was killed"),
-        (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed"),
+        (RayJob("FAILED", exit_code=-9), JobState.FAILED, "was killed by SIGKILL, by a person or"),
+        (RayJob("FAILED", exit_code=-9, why_ended="no memory"), JobState.FAILED, "was killed by SIGKILL: no memory"),
+        (RayJob("FAILED", exit_code=137), JobState.FAILED, "was killed by SIGKILL"),
+        (RayJob("FAILED", exit_code=-11), JobState.FAILED, "was killed by SIGSEGV; its log ends with"),
         (RayJob("FAILED", exit_code=1), JobState.FAILED, "ImportError: no shoal"),
         (RayJob("FAILED", "x\nno such actor\n"), JobState.FAILED, "no such actor"),
         (RayJob("FAILED"), JobState.FAILED, "could not be started"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -185,7 +187,7 @@ def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == str(served)
-        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit}
+        assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit, "why": ""}
         if code_of_exit:
             return {"log": log.read_text()}
         return json.loads((tmp_path / f"{served}.json").read_text())
@@ -224,6 +226,11 @@ def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.Mo
         assert server.is_current()
         (tmp_path / "go").write_text("")
         assert wait_until(lambda: running.poll() is not None and str(running.poll()), "its end") == "0"
+        last = run("last", "wait.py")
+        assert last.pid
+        server.close()
+        wait_until(lambda: last.poll() is not None, "its end with the fork server")
+        assert last.why_ended == "the process that forks the drivers of the head was killed by SIGKILL"
     finally:
         server.close()
 
@@ -346,6 +353,35 @@ def test_a_request_needs_the_token_and_must_be_small(server: JobServer, client: 
     assert httpx.post(f"{server.url}/api/jobs/", content=b"{", headers=authorized).status_code == 400
     assert httpx.post(f"{server.url}/api/jobs/", json={}, headers=authorized).status_code == 400
     assert httpx.delete(f"{server.url}/api/jobs/a-1/logs", headers=authorized).status_code == 404
+
+
+def is_hung_up(stranger: socket.socket) -> bool:
+    """Wait for the end of a connection; what was sent and not read turns it into a reset."""
+    try:
+        return not b"".join(iter(lambda: stranger.recv(4096), b"")).startswith(b"HTTP/1.0 2")
+    except ConnectionError:
+        return True
+
+
+def test_connections_without_the_token_are_few_and_short(
+    server: JobServer, client: JobClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(100)]
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(b"G")  # the beginning of a request, whose rest never comes
+        for stranger in strangers[:36]:
+            assert is_hung_up(stranger)
+        assert client.submit(["true"], "a-1", {})
+        monkeypatch.setattr("shoal.pool.backends.local.job_server.HEAD_TOKEN_TIMEOUT", 0)
+        for stranger in strangers:
+            assert is_hung_up(stranger)
+    with socket.create_connection(address, timeout=30) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\nContent-Length: x\r\n\r\n")
+        assert is_hung_up(stranger)
+    assert capfd.readouterr().err == ""
 
 
 def test_only_drivers_of_the_heads_own_environment_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:

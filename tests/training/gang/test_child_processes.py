@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import Failure
+from shoal.training.host.cgroup import OomKills
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
@@ -71,13 +73,17 @@ def leave_to_the_interpreter(folder: str) -> None:
     import gzip
     import multiprocessing
     import weakref
+    import zipfile
 
+    global archive
     here = Path(folder)
     table = (here / "table.csv").open("w")
     compressed = gzip.open(here / "rows.gz", "wt")  # noqa: SIM115
     table.write("1,0.5\n")
     compressed.write("row\n")
     builtins.left = [table, compressed, atexit]  # type: ignore[attr-defined]
+    archive = zipfile.ZipFile(here / "rows.zip", "w")
+    archive.writestr("rows", "row\n")
     weakref.finalize(table, (here / "finalized").write_text, "yes")
     atexit.register((here / "summary").write_text, "written")
     threading.Timer(0.2, (here / "thread").write_text, ["done"]).start()
@@ -219,11 +225,14 @@ def test_the_first_cause_is_raised_and_the_gang_ends() -> None:
     assert_ended([worker.pid for worker in gang.workers])
 
 
-def test_a_worker_that_was_killed_is_told_by_the_next_run() -> None:
+def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with shared_gang(TWO) as gang:
         os.kill(gang.workers[1].pid, signal.SIGKILL)
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
-        with pytest.raises(WorkerLostError, match=r"rank 1 .* was lost"):
+        monkeypatch.setattr(
+            OomKills, "told", lambda _: "the kernel has killed 2 processes of the driver's container for lack of memory"
+        )
+        with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL\..* killed 2 processes .* memory"):
             gang.run(os.getpid, [(), ()])
     assert_ended([worker.pid for worker in gang.workers])
 
@@ -263,9 +272,9 @@ def test_the_notes_of_all_ranks_that_failed_are_in_the_error() -> None:
     ]
 
 
-def contents(folder: Path) -> dict[str, str]:
-    files = sorted(folder.iterdir())
-    return {file.name: (gzip.open(file, "rt") if file.suffix == ".gz" else file.open()).read() for file in files}
+def contents(folder: Path) -> dict[str, bytes]:
+    read = {".gz": lambda file: gzip.decompress(file.read_bytes()), ".zip": lambda file: ZipFile(file).read("rows")}
+    return {file.name: read.get(file.suffix, Path.read_bytes)(file) for file in sorted(folder.iterdir())}
 
 
 def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_parent(
@@ -286,7 +295,8 @@ def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_par
     gang.finish()
     atexit.unregister(inherited.touch)
     assert contents(folders[1]) == contents(folders[2]) == contents(folders[0])
-    assert set(contents(folders[0])) == {"table.csv", "rows.gz", "summary", "thread", "finalized", "process"}
+    left = {"table.csv", "rows.gz", "rows.zip", "summary", "thread", "finalized", "process"}
+    assert set(contents(folders[0])) == left
     assert not inherited.exists()
     assert_ended([worker.pid for worker in gang.workers])
 

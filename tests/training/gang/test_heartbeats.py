@@ -101,7 +101,7 @@ def test_a_killed_worker_is_missed(heard: Heard) -> None:
     worker = heard.worker(0)
     assert heard.next()[1] is EventKind.DONE
     worker.kill()
-    assert heard.next() == (0, EventKind.GONE, "its process was killed or crashed")
+    assert heard.next() == (0, EventKind.GONE, "its process was killed or crashed (its exit code is not known)")
     assert heard.board.wait_all_gone(30)
 
 

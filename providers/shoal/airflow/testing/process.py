@@ -21,6 +21,7 @@ from typing import Any
 from shoal.airflow.testing.connections import wrong_connection
 from shoal.airflow.testing.line_numbers import LineNumbers
 from shoal.airflow.testing.rules import HEAVY_MODULES, Rule
+from shoal.exit_status import how_ended
 
 _IMPORTED_BEFORE = (
     "airflow.dag_processing.dagbag",
@@ -133,7 +134,7 @@ def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
         text = stream.read()
     _, status = os.waitpid(child, 0)
     if not text:
-        message = f"loading the file ended the process (exit code {os.waitstatus_to_exitcode(status)})"
+        message = f"the process that loaded the file {how_ended(os.waitstatus_to_exitcode(status))}"
         return {"dags": {}, "connections": [], "findings": [_finding(file, None, Rule.IMPORT_ERROR, message)]}
     facts = json.loads(text)
     if "error" in facts:

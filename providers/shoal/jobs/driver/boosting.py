@@ -24,6 +24,7 @@ from shoal.jobs.prediction.model import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import forget_lean, import_lean
@@ -81,7 +82,12 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
             all_known = earlier is not None
             trained_on = trained_on.union(earlier or TrainingRows())
         held_out = check_holdout(
-            spec.register_as, spec.label_col, spec.input_cols, group_col=spec.group_col, trained_on=trained_on
+            spec.register_as,
+            spec.label_col,
+            [*spec.input_cols, *spec.margin_cols],
+            group_col=spec.group_col,
+            trained_on=trained_on,
+            check=lambda source: check_features(spec, dataset.schema(), source),
         )
     run, key = place.run, place.key
     claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)

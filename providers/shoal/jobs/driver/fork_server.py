@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TextIO
 
 from shoal.jobs.driver import main as driver
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
+from shoal.training.host.cgroup import OomKills
 from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 
 _PR_SET_PDEATHSIG = 1
@@ -72,7 +73,7 @@ class ForkServer:
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._running: dict[int, str] = {}
+        self._running: dict[int, tuple[str, OomKills]] = {}
 
     def serve(self) -> None:
         """Start drivers, and report their ends, until stdin is closed."""
@@ -112,7 +113,7 @@ class ForkServer:
         return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
 
     def _start(self, request: dict[str, Any]) -> None:
-        server = os.getpid()
+        server, kills = os.getpid(), OomKills()
         try:
             log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -124,7 +125,7 @@ class ForkServer:
         except OSError as error:  # no process, memory or descriptor is left; the drivers that run must go on
             self._answer({"id": request["id"], "refused": str(error)})
             return
-        self._running[pid] = request["id"]
+        self._running[pid] = request["id"], kills
         self._answer({"id": request["id"], "pid": pid})
 
     def _become_driver(self, server: int, request: dict[str, Any], log: int) -> NoReturn:
@@ -179,7 +180,9 @@ class ForkServer:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            self._answer({"id": self._running.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+            (driver, kills), code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
+            killed = kills.told() if code == -signal.SIGKILL else ""
+            self._answer({"id": driver, "code": code, "why": killed and f"since it started, {killed}"})
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

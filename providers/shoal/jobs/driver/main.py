@@ -10,6 +10,7 @@ the job for `orphan_after` seconds.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -49,6 +50,7 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS
@@ -61,6 +63,7 @@ from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
+from shoal.training.host import interpreter_end
 from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.set_experiment import ARTIFACTS
@@ -407,6 +410,8 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
         os.environ[_JOB_CONFIG] = _without_package(os.environ[_JOB_CONFIG])
     import ray
 
+    # The handler of Ray waits for half a second, and the cluster notices the end of this process without it.
+    atexit.unregister(ray.shutdown)
     ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
 
 
@@ -431,8 +436,13 @@ def _cause(error: Exception) -> str:
     return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
 
 
-def main() -> int:
-    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code."""
+def main(*, ends_process: bool = False) -> int:
+    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code.
+
+    Args:
+        ends_process: Whether this process ends afterwards. Then its threads end and its exit handlers run now, so that
+            their output gets into the log, without secrets.
+    """
     key = Key(sys.argv[1], int(sys.argv[2]))
     secrets = Secrets()
     # The log file is created before the row's state becomes RUNNING, because from then on other processes read the
@@ -454,7 +464,10 @@ def main() -> int:
             return 1
         filter_by(secrets.stream)
         with hiding(secrets.known.hide), hidden_output(secrets.values):
-            return _start(store, key, secrets)
+            code = _start(store, key, secrets)
+            if ends_process:
+                interpreter_end.end_within(DRIVER_END_S, code)
+            return code
 
 
 def _start(store: Store, key: Key, secrets: Secrets) -> int:
@@ -476,9 +489,10 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
 def run() -> int:
     """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
 
-    The caller ends the process with `os._exit`. A normal exit could hang, because it waits for threads of Ray and
-    MLflow. The workers have ended already, so nothing is lost.
+    The caller ends the process with `os._exit`, because a normal exit could hang. Threads have ended and exit handlers
+    have run before, as at a normal exit.
     """
+    interpreter_end.forget_exit_handlers()
     # The template process is forked before this process starts a thread, because only a process with one thread may
     # fork.
     if libraries := sys.argv[3:]:
@@ -486,7 +500,7 @@ def run() -> int:
         with before_forks():
             import_lean(f"shoal.training.{library}.worker" for library in libraries)
     use_template(fork_template())
-    code = main()
+    code = main(ends_process=True)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

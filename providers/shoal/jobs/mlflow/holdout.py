@@ -5,7 +5,7 @@ The check comes before the training, so that a wrong holdout does not cost hours
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shoal.data.connector import DataConnector
+    from shoal.data.parquet.source import ParquetSource
 
 _MOST_SLICES = 1_000
 """Largest number of slices. If `by` names a column of ids or times by mistake, this limit causes an error. Without the
@@ -178,6 +179,7 @@ def check_holdout(
     *,
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
+    check: Callable[[ParquetSource], None] | None = None,
 ) -> str:
     """Check, before the training, that the holdout's rows, columns, labels and groups allow a comparison of models.
 
@@ -187,6 +189,7 @@ def check_holdout(
         input_cols: Names of the model's input columns, as far as they are known.
         group_col: Name of the column of groups, for a ranking metric.
         trained_on: The rows that the model will be trained on, as far as they are known.
+        check: Check of the holdout's columns that raises a DataError, using only the footers.
 
     Returns:
         Digest of the holdout's rows.
@@ -197,6 +200,11 @@ def check_holdout(
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
+    if check is not None:
+        try:
+            check(holdout.connector.source)
+        except DataError as error:
+            raise DataError(f"register.holdout: {error}") from error
     holdout.check_metrics(register)
     # A promotion needs the digest of the holdout. If the holdout has filters, the digest is computed from all its rows,
     # so unreadable rows are found here, before the training.

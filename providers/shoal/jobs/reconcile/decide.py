@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from shoal.exit_status import how_ended
 from shoal.jobs.timeouts import (
     FAR_HEAD_PATIENCE_S,
     FAR_SUBMISSION_GRACE_S,
@@ -184,11 +185,12 @@ def _lost(facts: Facts) -> End | None:
             return End(JobState.FAILED, f'the head of pool "{job.pool}" does not know the job any more')
         case View(ray_job=RayJob(status="STOPPED")):
             return End(JobState.CANCELLED, "the job was stopped through the head's Job API")
-        case View(ray_job=RayJob(ended=True, exit_code=code, message=message)):
+        case View(ray_job=RayJob(ended=True, exit_code=code, message=message, why_ended=why)):
             if code is None:
                 return End(JobState.FAILED, f"the driver could not be started: {last_line(message or '')}")
             if code in _SIGKILLED:
-                return End(JobState.FAILED, "the driver was killed, by a person or because its host ran out of memory")
+                why = f": {why}" if why else ", by a person or because its host ran out of memory"
+                return End(JobState.FAILED, f"the driver was killed by SIGKILL{why}")
             words = facts.last_words()
-            return End(JobState.FAILED, f"the driver ended with exit code {code}; its log ends with: {words}")
+            return End(JobState.FAILED, f"the driver {how_ended(code)}; its log ends with: {words}")
     return None

@@ -66,6 +66,8 @@ class RayJob:
     message: str | None = None
     exit_code: int | None = None
     """Exit code of the driver; None while the driver runs, and if it was never started."""
+    why_ended: str = ""
+    """Reason why the driver was killed, if a head of shoal's own knows it."""
 
     @property
     def ended(self) -> bool:
@@ -227,7 +229,9 @@ def _problem(error: Exception) -> Problem:
 
 
 def _ray_job(answer: Mapping[str, Any]) -> RayJob:
-    return RayJob(str(answer["status"]), answer.get("message"), answer.get("driver_exit_code"))
+    return RayJob(
+        str(answer["status"]), answer.get("message"), answer.get("driver_exit_code"), answer.get("why_ended", "")
+    )
 
 
 def last_line(text: str, *, empty: str = "(nothing)") -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from shoal.data.checks import check_categories, check_group, check_label, check_weight, validate_columns
+from shoal.data.checks import check_categories, check_group, check_no_nulls, check_weight, validate_columns
 from shoal.data.connector import DataConnector
 from shoal.data.planning.row_groups import Shard
 from shoal.errors import DataError
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shoal.data.parquet.source import ParquetSource
 
 MAX_EVAL_ROWS = 1_000_000
 """Maximum number of rows of an eval set if every worker evaluates the whole eval set.
@@ -38,12 +44,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     categorical = request.categorical_cols
     validate_columns(train.source, *columns, categorical_cols=categorical)
     types = {name: train.schema().field(name).type for name in categorical}
-    for label in request.all_label_cols:
-        check_label(train.source, label)
-    if request.weight_col is not None:
-        check_weight(train.source, request.weight_col)
-    if request.group_col is not None:
-        check_group(train.source, request.group_col)
+    _check_values(request, train.source)
     eval_sets = {}
     for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
@@ -55,15 +56,46 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
         try:
             validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
             check_categories(connector.source, types)
-            for label in request.all_label_cols:
-                check_label(connector.source, label)
-            if request.weight_col is not None:
-                check_weight(connector.source, request.weight_col)
-            if request.group_col is not None:
-                check_group(connector.source, request.group_col)
+            _check_values(request, connector.source)
         except DataError as exc:
             raise DataError(f'eval_set "{name}": {exc}') from exc
     return train, eval_sets
+
+
+def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:
+    """Check, before the training and using only Parquet footers, that the model will be able to predict a dataset.
+
+    Args:
+        request: The training.
+        schema: Schema of the training set.
+        source: The dataset.
+
+    Raises:
+        DataError: A column is missing or of an unsuitable type, or a margin is null.
+    """
+    categorical = request.categorical_cols
+    validate_columns(
+        source,
+        request.input_cols,
+        extra_cols=request.margin_cols,
+        categorical_cols=categorical,
+        allow_all_null=True,
+    )
+    check_categories(source, {name: schema.field(name).type for name in categorical if name in schema.names})
+    for name in request.margin_cols:
+        check_no_nulls(source, name, "base_margin")
+
+
+def _check_values(request: TrainRequest, source: ParquetSource) -> None:
+    for label in request.all_label_cols:
+        check_no_nulls(source, label)
+    for margin in request.margin_cols:
+        check_no_nulls(source, margin, "base_margin")
+    if request.weight_col is not None:
+        check_no_nulls(source, request.weight_col, "weight")
+        check_weight(source, request.weight_col)
+    if request.group_col is not None:
+        check_group(source, request.group_col)
 
 
 def refuse_long_eval_sets(eval_sets: Mapping[str, DataConnector], metrics: str) -> None:

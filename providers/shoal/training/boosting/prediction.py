@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, encoded
+from shoal.errors import DataError
 from shoal.training.boosting.rows import margins_of
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class BoosterPredictor:
         """Check, using only Parquet footers, that a dataset has all columns of the model, with suitable types.
 
         Raises:
-            DataError: A column is missing, or is neither numeric nor categorical.
+            DataError: A column is missing, or is neither numeric nor categorical, or a margin is null.
         """
         import pyarrow as pa
 
-        from shoal.data.checks import check_categories, check_codes, validate_columns
+        from shoal.data.checks import check_categories, check_codes, check_no_nulls, validate_columns
 
         # Categories that are floats come from other programs. Their columns are numeric columns.
         types = {name: values.type for name, values in self.categories.items() if values.type != pa.float64()}
@@ -90,10 +91,24 @@ class BoosterPredictor:
         )
         check_categories(source, types)
         check_codes(source, self.code_cols)
+        for name in self.base_margin_cols:
+            check_no_nulls(source, name, "base_margin")
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
-        """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``."""
+        """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``.
+
+        Raises:
+            DataError: A margin is null, NaN or infinite; XGBoost would predict a class for it nevertheless.
+        """
+        import numpy as np
+
         margin = margins_of(table, self.base_margin_cols, "float64")
+        for name, values in zip(self.base_margin_cols, () if margin is None else np.atleast_2d(margin.T), strict=True):
+            if bad := int((~np.isfinite(values)).sum()):
+                raise DataError(
+                    f'the base_margin "{name}" is null, NaN or infinite in {bad} of {len(values)} rows: every row '
+                    "needs a finite number, so correct these rows, or leave them out"
+                )
         return self.predict(encoded(table, self.categories).select(self.input_cols), margin)
 
     def predict_dataset(self, connector: DataConnector) -> np.ndarray:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import CapacityError, WorkerLostError
+from shoal.exit_status import how_ended
 from shoal.training.capacity import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
@@ -214,7 +215,7 @@ class _Proxy:
                 content = self._connection.recv_bytes()
                 self._calls.popleft().set_result(cloudpickle.loads(content))
         with self._lock:
-            self._lost = Lost(self._why_lost())
+            self._lost = Lost(self._why_lost(), is_exit_status=True)
         for answer in self._calls:
             answer.set_result(self._lost)
 
@@ -317,7 +318,7 @@ class _Child:
         finally:
             theirs.close()
             os.close(print_to)
-        self._proxy = _Proxy(ours, lambda: f"its process ended with exit code {self._process.wait()}")
+        self._proxy = _Proxy(ours, lambda: f"its process {how_ended(self._process.wait())}")
         self.call = self._proxy.call
         threading.Thread(target=self._print, args=(output,), name="shoal-worker-output", daemon=True).start()
 

@@ -33,6 +33,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
 from shoal.training.host import interpreter_end
+from shoal.training.host.cgroup import OomKills
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,
@@ -60,13 +61,15 @@ class _Weight(IntEnum):
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's socket (its connection to
     the driver) only shows that the worker is gone."""
-    LOST = 1
+    EXITED = 1
+    """A worker's process has ended with a known exit code or signal. This event follows `LOST` at once, without Ray."""
+    LOST = 2
     """A worker's process or node is gone."""
-    RAISED = 2
+    RAISED = 3
     """The code that ran in a worker raised an exception."""
-    SIDECAR = 3
+    SIDECAR = 4
     """A helper such as XGBoost's tracker failed, possibly because a worker had ended."""
-    PEER = 4
+    PEER = 5
     """A worker could not reach another worker."""
 
 
@@ -119,6 +122,7 @@ class Gang:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self._connections: WorkerConnections | None = None
+        self._oom_kills = OomKills()
 
     @classmethod
     def start(
@@ -412,7 +416,8 @@ class Gang:
             error.add_note(outcome.out_of_memory)
             self._note(_Cause(_Weight.STARVED, error))
         else:
-            self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {outcome.reason}")))
+            weight = _Weight.EXITED if outcome.is_exit_status else _Weight.LOST
+            self._note(_Cause(weight, self._lost(rank, outcome.reason)))
 
     def _on_event(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a message from a worker, or the loss of a worker; the thread of the `WorkerConnections` calls this
@@ -428,7 +433,15 @@ class Gang:
             # Notes get into the store and into MLflow.
             self._note(_Note(rank, hide_known(json.loads(text))))
         elif not self.ended:
-            self._note(_Cause(_Weight.LOST, WorkerLostError(f"{self._who(rank)} was lost: {text}")))
+            self._note(_Cause(_Weight.LOST, self._lost(rank, text)))
+
+    def _lost(self, rank: int, reason: str) -> WorkerLostError:
+        message = f"{self._who(rank)} was lost: {reason}"
+        if killed := self._oom_kills.told():
+            message += (
+                f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
+            )
+        return WorkerLostError(message)
 
     def _note(self, event: _Event) -> None:
         if isinstance(event, _Cause):

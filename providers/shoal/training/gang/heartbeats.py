@@ -202,7 +202,7 @@ class WorkerConnections:
             self._lost(connection, f"its host no longer answers ({exc.strerror})")
             return
         if not data:
-            self._lost(connection, "its process was killed or crashed")
+            self._lost(connection, "its process was killed or crashed (its exit code is not known)")
             return
         connection.heard = time.monotonic()
         connection.buffer += data

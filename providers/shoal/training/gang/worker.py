@@ -111,10 +111,12 @@ class Lost:
     Args:
         reason: Reason why the driver considers the worker dead.
         out_of_memory: Message about the memory of the worker's node, if the worker was killed because memory ran out.
+        is_exit_status: Whether the reason contains the exit code or signal of the worker's process.
     """
 
     reason: str
     out_of_memory: str | None = None
+    is_exit_status: bool = False
 
 
 class Worker:

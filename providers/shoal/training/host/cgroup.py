@@ -1,7 +1,9 @@
-"""Read the memory limits of this process's control groups (cgroups), which containers and services set."""
+"""Read the memory limits of this process's control groups (cgroups), which containers and services set, and how many
+processes the kernel has killed there."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,14 @@ class _Version:
     cache: str
     """Name of the field in the file ``memory.stat`` with the size of the inactive file pages in bytes. The kernel drops
     these pages when memory is short, so they count as free memory."""
+    events: str
+    """Name of the file whose field ``oom_kill`` is the number of processes that the kernel has killed."""
 
 
-_V1 = _Version(Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Version(Path(), "memory.max", "memory.current", "inactive_file")
+_V1 = _Version(
+    Path("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
+)
+_V2 = _Version(Path(), "memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def room_bytes() -> int | None:
@@ -37,6 +43,28 @@ def limit_bytes() -> int | None:
     """Return the lowest memory limit of this process's control groups in bytes, or None if there is no limit."""
     limits = [limit for version, group in _groups() if (limit := _limit(version, group)) is not None]
     return min(limits) if limits else None
+
+
+class OomKills:
+    """Counter of the processes of this process's control group that the kernel kills for lack of memory."""
+
+    def __init__(self) -> None:
+        self._before = _oom_kills()
+
+    def told(self) -> str:
+        """Return a phrase with the number of processes that were killed since this object was created; empty if there
+        are none, or if the number is not known."""
+        count = _oom_kills() - self._before
+        processes = "1 process" if count == 1 else f"{count} processes"
+        return f"the kernel has killed {processes} of the driver's container for lack of memory" if count > 0 else ""
+
+
+def _oom_kills() -> int:
+    for version, group in _groups():
+        # The root group has no such file, and kernels before 4.13 count no kills.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(dict(line.split() for line in (group / version.events).read_text().splitlines())["oom_kill"])
+    return 0
 
 
 def _groups() -> Iterator[tuple[_Version, Path]]:

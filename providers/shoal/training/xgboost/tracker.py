@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import TrainingError
+from shoal.exit_status import how_ended
 from shoal.training.timeouts import TRACKER_START_S
 
 
@@ -83,7 +84,7 @@ class Tracker:
                 )
             answer = self._process.stdout.readline()
         if not answer:
-            raise TrainingError(f"XGBoost's tracker process (pid {self.pid}) ended: {_exit(self._process.wait())}")
+            raise TrainingError(f"XGBoost's tracker process (pid {self.pid}) {how_ended(self._process.wait())}")
         message = json.loads(answer)
         if "error" in message:
             raise TrainingError(f"XGBoost's tracker cannot start on {self._host}: {message['error']}")
@@ -102,11 +103,7 @@ class Tracker:
     def _watch(self) -> None:
         code = self._process.wait()
         if not self._closed:
-            self._on_death(f"XGBoost's tracker process (pid {self.pid}) ended: {_exit(code)}")
-
-
-def _exit(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+            self._on_death(f"XGBoost's tracker process (pid {self.pid}) {how_ended(code)}")
 
 
 def main() -> None:

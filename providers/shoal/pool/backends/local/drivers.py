@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.exit_status import how_ended
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT
 
 _FORK_SERVER = "shoal.jobs.driver.fork_server"
@@ -32,12 +33,16 @@ class Process(Protocol):
     def start_error(self) -> str:
         """Return why the process could not be started; empty if it was started."""
 
+    @property
+    def why_ended(self) -> str:
+        """Return why the process was killed; empty if this is not known."""
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
 
 
 class _Command(subprocess.Popen[bytes]):
-    start_error = ""
+    start_error = why_ended = ""
 
 
 def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
@@ -80,11 +85,11 @@ class _ChildProcess:
             if not self._has_ended:
                 os.kill(self._pid, signal.SIGKILL)
 
-    def wait(self) -> None:
+    def wait(self) -> int:
         os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            os.waitpid(self._pid, 0)
             self._has_ended = True
+            return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
@@ -122,7 +127,7 @@ class _RequestedProcess:
     def __init__(self) -> None:
         self._pid: int | None = None
         self._code: int | None = None
-        self._start_error = ""
+        self._start_error = self._why_ended = ""
         self._changed = threading.Event()
 
     @property
@@ -142,6 +147,10 @@ class _RequestedProcess:
     def start_error(self) -> str:
         return self._start_error
 
+    @property
+    def why_ended(self) -> str:
+        return self._why_ended
+
     def poll(self) -> int | None:
         return self._code
 
@@ -149,7 +158,8 @@ class _RequestedProcess:
         self._pid = pid
         self._changed.set()
 
-    def ended(self, code: int) -> None:
+    def ended(self, code: int, why: str = "") -> None:
+        self._why_ended = why
         self._code = code
         self._changed.set()
 
@@ -220,13 +230,13 @@ class ForkServer:
                 if "refused" in answer:
                     driver.refused(answer["refused"])
                 else:
-                    driver.ended(answer["code"])
+                    driver.ended(answer["code"], answer["why"])
                 del self._drivers[answer["id"]]
         self._has_ended = True
-        self._process.wait()
         # When the fork server ends, the kernel kills its drivers. So -SIGKILL is recorded as their exit code.
+        why = f"the process that forks the drivers of the head {how_ended(self._process.wait())}"
         for driver in self._drivers.values():
-            driver.ended(-signal.SIGKILL)
+            driver.ended(-signal.SIGKILL, why)
 
 
 def _package_folder_times() -> list[int]:

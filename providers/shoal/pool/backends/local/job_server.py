@@ -12,7 +12,10 @@ import json
 import os
 import shlex
 import signal
+import socket
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,13 +26,17 @@ from typing import Any
 
 from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
 from shoal.pool.endpoint import driver_arguments
-from shoal.pool.timeouts import DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT
+from shoal.pool.timeouts import DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
 
 _CLOSE_S = 0.1
 """Longest time in seconds that the server needs to close."""
 
 _LARGEST_REQUEST = 2**20
 """Largest size of a request in bytes. A request is small, because it contains only a command and some names."""
+
+_MOST_STRANGERS = 64
+"""Largest number of connections that have not sent the token yet. The number is far above that of a pool's clients that
+connect in the same millisecond, and far below the number of files that a process may open."""
 
 _Answer = tuple[HTTPStatus, dict[str, Any]]
 
@@ -58,7 +65,7 @@ class _Driver:
         if self._process.start_error:
             return {"status": "FAILED", "message": self._process.start_error}
         status = "STOPPED" if self._is_stopped else "FAILED" if code else "SUCCEEDED"
-        return {"status": status, "driver_exit_code": code}
+        return {"status": status, "driver_exit_code": code, "why_ended": self._process.why_ended}
 
     def output(self) -> str:
         """Return what the driver has printed; empty if there is no file, because the driver was never started."""
@@ -83,6 +90,60 @@ class _Driver:
         return True
 
 
+class _Server(ThreadingHTTPServer):
+    """HTTP server whose threads and descriptors nobody can use up without the token.
+
+    A connection without the token is closed after 10 s. If there are too many of them, the oldest one is closed. So a
+    client with the token, which sends the token at once, gets an answer.
+    """
+
+    daemon_threads = True
+    request_queue_size = 2 * _MOST_STRANGERS
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._strangers: dict[socket.socket, float] = {}
+        self._strangers_lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer the requests of a new connection in a thread."""
+        with self._strangers_lock:
+            self._strangers[request] = time.monotonic()
+            oldest = next(iter(self._strangers)) if len(self._strangers) > _MOST_STRANGERS else None
+        if oldest:
+            self._hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def admit(self, connection: socket.socket) -> None:
+        """Record that a connection has sent the token."""
+        with self._strangers_lock:
+            self._strangers.pop(connection, None)
+
+    def service_actions(self) -> None:
+        """Close the connections that have not sent the token in time; `serve_forever` calls this method every 0.1 s."""
+        with self._strangers_lock:
+            begun = time.monotonic() - HEAD_TOKEN_TIMEOUT
+            late = [connection for connection, opened in self._strangers.items() if opened < begun]
+        for connection in late:
+            self._hang_up(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that was answered."""
+        self.admit(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error of a request, but not that of a closed connection: strangers would fill the log."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        """Let the thread of a connection find its end, and close it."""
+        self.admit(connection)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 class JobServer:
     """HTTP server on loopback that starts the drivers of jobs as child processes of this process.
 
@@ -103,26 +164,29 @@ class JobServer:
             timeout = HEAD_REQUEST_TIMEOUT
 
             def _handle(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
-                    answer: _Answer = HTTPStatus.UNAUTHORIZED, {}
-                elif length > _LARGEST_REQUEST:
-                    answer = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
+                if hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
+                    server._server.admit(self.connection)
+                    answer = self._answer_to_client()
                 else:
-                    answer = server._answer(self.command, self.path, self.rfile.read(length))
+                    answer = HTTPStatus.UNAUTHORIZED, {}
                 content = json.dumps(answer[1]).encode()
                 self.send_response(answer[0])
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
 
+            def _answer_to_client(self) -> _Answer:
+                length = int(self.headers.get("Content-Length") or 0)
+                if length > _LARGEST_REQUEST:
+                    return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
+                return server._answer(self.command, self.path, self.rfile.read(length))
+
             do_GET = do_POST = do_DELETE = _handle
 
             def log_message(self, *_: object) -> None:
                 """Do nothing, so that requests add no lines to the supervisor's log."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(Handler)
         serve = partial(self._server.serve_forever, poll_interval=_CLOSE_S)
         threading.Thread(target=serve, name="shoal-jobs", daemon=True).start()
 

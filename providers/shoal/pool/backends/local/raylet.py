@@ -19,6 +19,7 @@ from ray._private.parameter import RayParams
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
+from shoal.exit_status import how_ended
 from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
 
 
@@ -105,9 +106,9 @@ class Raylet:
     def dead(self) -> str | None:
         """Return the reason why the node cannot be used any more (a process ended, or the head is unreachable); None if
         the node can be used."""
-        gone = [f"{kind} (exit code {process.returncode})" for kind, process in self._node.dead_processes()]
+        gone = [f"{kind} {how_ended(process.returncode)}" for kind, process in self._node.dead_processes()]
         if gone:
-            return f"{', '.join(gone)} ended by itself"
+            return ", ".join(gone)
         # Without this check, Ray would wait for an unreachable head for 180 s (the TCP timeout plus one minute). Then
         # Ray would end the process that sends requests to the head, which is this supervisor.
         if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
