@@ -71,7 +71,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
-    for module in ("submission", "handle"):
+    for module in ("submission", "reconcile.target"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
     monkeypatch.setattr("shoal.jobs.reconcile.polling.SHORTEST_PAUSE_S", 0.01)
     add_node(store, cpus=4)

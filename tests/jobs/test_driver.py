@@ -44,12 +44,12 @@ from shoal.jobs.files import artifacts, staged_queries, working_folder
 from shoal.jobs.files import staged_data_claims as jobs_staging
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
-from shoal.jobs.handle import JobStatus
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.status import JobStatus
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
