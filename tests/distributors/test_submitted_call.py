@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,7 +133,6 @@ def test_the_kind_of_a_calls_value_is_no_part_of_the_jobs_identity(on_pool):
     spec = parse_spec(document)
     assert document["returns"] == "rank-0"
     plain = spec.model_copy(update={"returns": None})
-    assert "returns" not in plain.document()
     assert fingerprint(spec) == fingerprint(plain)
 
 
@@ -199,7 +199,7 @@ def test_a_wait_that_ends_early_leaves_the_job_alone(on_pool, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(call.job, "_sleep", interrupted)
+        patched.setattr(call.job, "target", replace(call.job.target, sleep=interrupted))
         with pytest.raises(KeyboardInterrupt):
             call.result()
     with pytest.raises(TimeoutError):
