@@ -112,9 +112,19 @@ def wait_in_rank_1(file: str) -> int:
     return rank
 
 
+class OddError(DataError):
+    """A user's subclass of an error, with a constructor of its own."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OddError, (7, "null label")
+
+
 def fail_in_rank_1() -> None:
     if gang_context().rank == 1:
-        raise DataError("null label")
+        raise OddError(7, "null label")
     threading.Event().wait()
 
 
@@ -219,7 +229,7 @@ def test_failed_fork_of_a_worker_ends_the_gang_with_the_reason_and_leaves_the_te
 
 
 def test_the_first_cause_is_raised_and_the_gang_ends() -> None:
-    with pytest.raises(DataError, match=r"null label \[rank 1 \(node here, pid \d+\)\]"), shared_gang(TWO) as gang:
+    with pytest.raises(DataError, match=r"^7: null label \[rank 1 \(node here, pid \d+\)\]"), shared_gang(TWO) as gang:
         gang.run(fail_in_rank_1, [(), ()])
     assert gang.ended
     assert_ended([worker.pid for worker in gang.workers])

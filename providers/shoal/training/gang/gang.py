@@ -398,7 +398,9 @@ class Gang:
         who = self._who(rank)
         error: ShoalError = TrainingError(f"{who} failed: {failure.summary}")
         if failure.error is not None:
-            error = type(failure.error)(f"{failure.error} [{who}]")
+            # The constructor is not called, because that of a user's subclass may take other arguments.
+            error = failure.error
+            error.args = (f"{error} [{who}]",)
         error.add_note(f"In {who}:\n{failure.traceback}")
         return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
 
