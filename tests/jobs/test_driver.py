@@ -429,14 +429,15 @@ class TestDriver:
         def fail(request: TrainRequest, *, env: dict[str, str], **_: object) -> None:
             assert env["MLFLOW_TRACKING_PASSWORD"] == password == os.environ["MLFLOW_TRACKING_PASSWORD"]
             print(f"trying {password}")
-            raise ValueError(f"{password} was refused")
+            raise ValueError(f"{password} was refused" + "x" * 30_000)
 
         monkeypatch.setattr("shoal.training.boosting.engine.train", fail)
 
         code, job = drive(store, spec, Secrets({"MLFLOW_TRACKING_PASSWORD": password}))
 
         assert code == 1
-        assert job.error == "ValueError: *** was refused"
+        assert job.error.startswith("ValueError: *** was refusedx")
+        assert "characters left out" in job.error and len(job.error) < 20_100
         assert "trying ***" in log()
         assert password not in log()
 

@@ -73,6 +73,9 @@ _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Jo
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""
 
+_MOST_CHARACTERS = 20_000
+"""Length of the longest error that is stored whole. Lists of jobs, task logs and the page show errors."""
+
 _NODE_SECONDS = "system/node_seconds"
 """Name of the MLflow metric for the job's node-seconds. MLflow shows this metric beside the usage of CPUs and memory,
 away from the model's metrics."""
@@ -266,12 +269,12 @@ class Driver:
     def _store_end(self, end: _End) -> bool:
         """Write the final state, the result and the error of the attempt into its row in the store.
 
-        Credentials are removed from the error first.
+        Credentials are removed from the error first, and a long error is shortened.
 
         Returns:
             False if another process has recorded another end already, or if the row cannot be written.
         """
-        error = None if end.error is None else self._secrets.redact(end.error)
+        error = None if end.error is None else _shortened(self._secrets.redact(end.error))
         result = None if end.result is None else end.result.document()
         if error is not None:
             print(f"{end.state.value}: {error}", flush=True)
@@ -430,6 +433,15 @@ def _logged(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         print(f"{what}: {error}", flush=True)
+
+
+def _shortened(error: str) -> str:
+    """Leave out the middle of an error that is too long to be stored."""
+    left_out = len(error) - _MOST_CHARACTERS
+    if left_out <= 0:
+        return error
+    half = _MOST_CHARACTERS // 2
+    return f"{error[:half]} [... {left_out:,} characters left out ...] {error[-half:]}"
 
 
 def _cause(error: Exception) -> str:
