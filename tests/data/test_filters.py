@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector, ShardedDataConnector
-from shoal.data.checks import check_label, validate_columns
+from shoal.data.checks import check_no_nulls, validate_columns
 from shoal.data.filter_syntax import parse_filters
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 from shoal.data.parquet.digest import rows_digest
@@ -325,9 +325,9 @@ def test_null_labels_outside_the_filter_do_not_matter(write: Write) -> None:
     for filters in ([("y", ">=", 1)], [("x", "in", [1, 3, 4])]):
         source = DataConnector.from_parquet(path, filters=filters).source
         validate_columns(source, ["x"], "y")
-        check_label(source, "y")
+        check_no_nulls(source, "y")
     with pytest.raises(DataError, match=r"row group 1: the label \"y\" is null in 1 of 4 rows"):
-        check_label(DataConnector.from_parquet(path, filters=[("x", ">=", 4)]).source, "y")
+        check_no_nulls(DataConnector.from_parquet(path, filters=[("x", ">=", 4)]).source, "y")
     nothing = write("b.parquet", row_group_size=2, x=[0, 1, 2, 3], y=[None, None, 1.0, 2.0])
     with pytest.raises(DataError, match='"y" is null in every row'):
         validate_columns(DataConnector.from_parquet(nothing, filters=[("x", "<", 2)]).source, ["x"], "y")
