@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+from pydantic import Field
 
 from shoal import PoolSpec, RunConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec
+from shoal.option_validation import Settings
 
 TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
 
@@ -90,3 +92,13 @@ def test_a_text_that_utf_8_cannot_encode_is_refused():
         "an option contains a character that cannot be encoded in UTF-8; remove it: "
         r"'utf-8' codec can't encode character '\udc80' in position 1: surrogates not allowed"
     )
+
+
+def test_an_option_that_was_added_later_leaves_stored_specs_as_they_were():
+    class Newer(Settings):
+        added_later = frozenset({"added"})
+        known: int = 1
+        added: list[int] = Field(default_factory=list)
+
+    assert Newer().model_dump(mode="json") == {"known": 1}
+    assert Newer(added=[2]).model_dump(mode="json") == {"known": 1, "added": [2]}

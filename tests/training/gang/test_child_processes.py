@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import hiding
 from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.context import gang_context
@@ -128,7 +130,11 @@ def fail_in_rank_1() -> None:
     threading.Event().wait()
 
 
+SECRET = "s3cret-of-the-user"
+
+
 def print_without_newlines(total: int) -> None:
+    print("x" * 95 + SECRET + "x" * 200, end="", flush=True)
     for done in range(total):
         print(f"\r{done} of {total}", end="", flush=True)
 
@@ -136,8 +142,9 @@ def print_without_newlines(total: int) -> None:
 def test_output_without_newlines_gets_into_the_log_in_parts(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A secret is not divided."""
     monkeypatch.setattr("shoal.training.gang.child_processes._LONGEST_LINE", 100)
-    with shared_gang(GangShape(1, 1.0)) as gang:
+    with hiding(KnownSecrets([SECRET]).hide), shared_gang(GangShape(1, 1.0)) as gang:
         gang.run(print_without_newlines, [(50,)])
         said = ""
 
@@ -147,6 +154,7 @@ def test_output_without_newlines_gets_into_the_log_in_parts(
             return "30 of 50" in said
 
         wait_until(printed, "the beginning of the output, while the worker runs")
+    assert "x***x" in said.replace("\n", "")
     end_gangs()
     wait_until(lambda: "49 of 50" in (said + capfd.readouterr().out), "the rest of the output")
 
@@ -336,6 +344,8 @@ import os, signal, sys
 from shoal.training import cluster
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang.fork_template import fork_template
 cluster.use_this_machine({"name": "here", "cpus": 2, "gpus": 0})

@@ -22,7 +22,7 @@ WORKER = """
 import sys
 from shoal.training.gang.driver_connection import DriverConnection
 host, port, token, rank = sys.argv[1:5]
-line = DriverConnection(host, int(port), token, int(rank))
+line = DriverConnection(host, int(port), token, int(rank), lambda text: text.replace("s3cret", "***"))
 for text in sys.argv[5:]:
     line.log(text)
 line.done()

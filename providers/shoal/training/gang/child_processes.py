@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.exit_status import how_ended
+from shoal.redaction import hide_known
 from shoal.training.capacity import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
@@ -340,7 +341,9 @@ def _lines(pipe: BufferedReader) -> Iterator[bytes]:
     while chunk := pipe.read1():
         *lines, text = (text + chunk).split(b"\n")
         yield from lines
-        while len(text) > _LONGEST_LINE:
+        while len(text) > 2 * _LONGEST_LINE:
+            # A secret that begins before the cut is complete by now, and must not be divided.
+            text = hide_known(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
             end = text.rfind(b"\r", 1, _LONGEST_LINE)
             if end < 0:
                 end = text.rfind(b" ", 0, _LONGEST_LINE) + 1 or _LONGEST_LINE

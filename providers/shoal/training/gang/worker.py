@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.known_secrets import KnownSecrets
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.host import change_directory, interpreter_end, memory
@@ -158,7 +159,9 @@ class Worker:
             hide_output(secrets)
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
-        self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)
+        self._driver = driver = DriverConnection(
+            place.host, place.port, place.token, place.rank, KnownSecrets(secrets).hide
+        )
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
         return Joined(os.getpid(), own_folder)
