@@ -240,6 +240,11 @@ def test_a_line_with_lone_surrogates_can_be_printed(heard: Heard) -> None:
     assert heard.next() == (0, EventKind.LINE, "a file named \\udcff")
 
 
+def test_a_secret_is_not_divided_between_frames(heard: Heard) -> None:
+    heard.worker(0, "x" * (2**16 - 3) + "s3cret")
+    assert heard.next() == (0, EventKind.LINE, "x" * (2**16 - 3) + "***")
+
+
 def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:
     with heard.stranger():
         wait_until(lambda: heard.board._connections, "the connection")
