@@ -21,7 +21,6 @@ from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 
-
 _Sent = DataError | TrainingError | InvalidArgumentError
 
 _SHOALS_OWN = {DataError.__module__, __name__}
@@ -211,5 +210,6 @@ def _sendable(error: _Sent, summary: str) -> _Sent:
         cloudpickle.loads(cloudpickle.dumps(error))
         type(error)(str(error))  # the driver creates the error again, with the rank in its message
     except Exception:  # the constructor of a user's class may need other arguments than the message
-        return next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)(summary)
+        own: type[_Sent] = next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)
+        return own(summary)
     return error
