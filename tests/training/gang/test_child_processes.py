@@ -130,6 +130,21 @@ def fail_in_rank_1() -> None:
     threading.Event().wait()
 
 
+class RowError(DataError):
+    """Error that pickle cannot create again, because its constructor needs more than the message."""
+
+    def __init__(self, row: int, column: str) -> None:
+        super().__init__(f"row {row} of {column} is corrupt")
+
+
+def fail_at_a_row() -> None:
+    raise RowError(7, "price")
+
+
+def return_an_error() -> RowError:
+    return RowError(7, "price")
+
+
 SECRET = "s3cret-of-the-user"
 
 
@@ -327,9 +342,18 @@ def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pyte
     assert_ended([worker.pid for worker in gang.workers])
 
 
-def test_a_result_that_cannot_be_pickled() -> None:
-    with pytest.raises(TrainingError, match="pickle"), shared_gang(TWO) as gang:
-        gang.run(threading.Lock, [(), ()])
+@pytest.mark.parametrize("function", [threading.Lock, return_an_error])
+def test_a_result_that_cannot_be_pickled_or_unpickled(function: Callable[[], Any]) -> None:
+    with pytest.raises(TrainingError, match="pickle") as info, shared_gang(TWO) as gang:
+        gang.run(function, [(), ()])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+def test_an_error_that_cannot_be_unpickled_keeps_its_message_and_traceback() -> None:
+    expected = r"RowError: row 7 of price is corrupt \[rank"
+    with pytest.raises(DataError, match=expected) as info, shared_gang(TWO) as gang:
+        gang.run(fail_at_a_row, [(), ()])
+    assert "in fail_at_a_row" in info.value.__notes__[0]
 
 
 @pytest.mark.parametrize("shape", [GangShape(3, 1.0), GangShape(1, 3.0), GangShape(1, 1.0, gpus_per_worker=1)], ids=str)

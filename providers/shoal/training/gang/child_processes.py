@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -214,7 +215,12 @@ class _Proxy:
         with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
             while True:
                 content = self._connection.recv_bytes()
-                self._calls.popleft().set_result(cloudpickle.loads(content))
+                try:
+                    answer = cloudpickle.loads(content)
+                except Exception as error:  # a user's class may raise anything when it is unpickled
+                    what = f"the answer of the worker cannot be unpickled here: {type(error).__name__}: {error}"
+                    answer = Failure(what, traceback.format_exc(), None)
+                self._calls.popleft().set_result(answer)
         with self._lock:
             self._lost = Lost(self._why_lost(), is_exit_status=True)
         for answer in self._calls:
