@@ -11,6 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sqlalchemy as sa
+from werkzeug.serving import make_server
 
 from shoal.data import DataConnector
 from shoal.data.categories import encoded, find_categories
@@ -50,6 +53,7 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.status import JobStatus
+from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
@@ -189,6 +193,20 @@ def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
     return spec.model_copy(update={"dataset": dataset}), Path(location)
 
 
+@contextmanager
+def serving(application: Any) -> Iterator[str]:
+    """A web server in a thread, and its address."""
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def log() -> str:
     return log_path(KEY).read_text()
 
@@ -279,6 +297,40 @@ class TestDriver:
         assert result.model_path == f"{tmp_path}/models/job/1/model.txt"
         assert result.promoted
         assert load_training(result).booster().num_trees() == 3
+
+    def test_mlflow_that_goes_away_after_the_training_ends_the_job_soon_and_the_model_is_named(
+        self, store, spec, tmp_path, monkeypatch, mlflow_uri
+    ):
+        """The server is MLflow's own. From the registration on, it answers as a proxy without a server does."""
+        from mlflow.server import app, handlers
+        from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        asked: list[str] = []
+
+        def server(environ: dict[str, Any], start: Any) -> Any:
+            asked.append(environ["PATH_INFO"].rpartition("mlflow/")[2])
+            if "registered-models/create" in asked:
+                start("503 Service Unavailable", [])
+                return [b""]
+            return app(environ, start)
+
+        # The server's stores are given, because it would make its database the one of this whole process.
+        monkeypatch.setattr(handlers, "_tracking_store", SqlAlchemyStore(mlflow_uri, str(tmp_path / "artifacts")))
+        monkeypatch.setattr(handlers, "_model_registry_store", RegistryStore(mlflow_uri))
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+        with serving(server) as uri:
+            register = Register(model="away", metric="rmse", holdout=spec.dataset, overlap="flag")
+            changes = {"tracking": Tracking(uri=uri), "register_as": register}
+            code, job = drive(store, spec.model_copy(update=changes))
+
+        assert (code, job.state, job.error_is_permanent) == (1, JobState.FAILED, False), log()
+        saved = f"{artifacts.folder(KEY, None)}/model.ubj"
+        assert f"its model is saved in {saved}, but MLflow cannot be reached: MlflowException: " in job.error
+        assert job.error.endswith("run the job again, or load the model from that file")
+        assert Path(saved).stat().st_size
+        assert asked.count("registered-models/create") == 1 + MLFLOW_RETRIES
 
     @pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
     def test_categories_are_logged_registered_and_scored(self, store, spec, tmp_path, monkeypatch, framework):

@@ -122,6 +122,12 @@ DELETION_LOCK_TTL_S = 120.0
 """Seconds until the lock for an alias expires while old versions are deleted. The lock is held for at most four
 requests to MLflow."""
 
+MLFLOW_RETRIES = 5
+"""Number of times that a driver's MLflow client repeats a request after the training. The pauses of 0, 4, 8, 16 and 32
+seconds together are a minute, which is enough for a restart of the server. With MLflow's default of 7 repetitions, a
+request to a server that is gone takes 4 minutes, and a job makes several requests. MLflow's limit of 120 s for an
+answer is not changed, because a server answers only after it has stored a model, which may be large."""
+
 REGISTRY_PATIENCE_S = 10.0
 """Time limit in seconds for the first answer of a tracking server. Without this limit, MLflow's own client would retry
 for several minutes."""

@@ -142,7 +142,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         with saved_before(path):
             uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
         if spec.register_as:
-            with place.stopwatch.scoring():
+            with place.stopwatch.scoring(), saved_before(path):
                 outcome = promotion.enter(
                     place.store,
                     place.key,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from shoal.errors import JobError, ShoalError
+from shoal.errors import JobError, RegistryError, ShoalError
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow.registry import is_unreachable
 from shoal.jobs.results import JobTimes
 from shoal.redaction import redact_value
 from shoal.state import Store
@@ -24,7 +26,7 @@ from shoal.training.progress import OnProgress
 
 @contextmanager
 def saved_before(path: str) -> Iterator[None]:
-    """Name the saved model in the error if the `with` block, which sends data to MLflow, fails.
+    """Name the saved model in the error if the `with` block, which works with MLflow after the training, fails.
 
     Args:
         path: Path or URI of the model.
@@ -34,12 +36,19 @@ def saved_before(path: str) -> Iterator[None]:
     """
     try:
         yield
-    except ShoalError:
-        raise
     except Exception as error:
+        is_away = isinstance(error, RegistryError) or is_unreachable(error)
+        if isinstance(error, ShoalError) and not is_away:
+            raise
+        problem, advice = "MLflow cannot be reached", "Check that its server runs"
+        if not is_away:
+            problem, advice = "the work with MLflow failed", "Correct the cause"
+            # The driver prints no traceback of a JobError.
+            print(traceback.format_exc(), flush=True)
         raise JobError(
-            f"the training has ended and its model is saved in {redact_value(path)}, but MLflow failed: "
-            f"{type(error).__name__}: {error}"
+            f"the training has ended and its model is saved in {redact_value(path)}, but {problem}: "
+            f"{type(error).__name__}: {redact_value(str(error).strip())}. {advice}, and run the job again, or load the "
+            "model from that file"
         ) from error
 
 

@@ -181,7 +181,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         sender.flush()
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
-        with place.stopwatch.scoring():
+        with place.stopwatch.scoring(), saved_before(answer.model_dir):
             uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(

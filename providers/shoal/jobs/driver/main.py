@@ -146,6 +146,8 @@ class Driver:
         self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
+        # Not earlier, because workers may inherit the variable, and user code in them keeps MLflow's own patience.
+        job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
             with _logged("the rows of SQL queries could not be removed"):
                 staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
@@ -337,6 +339,7 @@ class Driver:
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
             rounds.start_next(self._store, self._job.pool)
+        job_run.retry_briefly(self._spec.run_config.env)
         # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised
         # again here.
         if self._told_to_end:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
@@ -44,6 +45,9 @@ thousand columns, are cut off."""
 
 _SIGNATURE_ROWS = 100
 """Number of rows from which the model's signature is inferred. 100 rows are enough to find the types of the columns."""
+
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""Variable with the number of times that MLflow's client repeats a request that the server does not answer."""
 
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
@@ -93,6 +97,16 @@ def connect(uri: str) -> MlflowClient:
     logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
     with _opening():
         return mlflow.MlflowClient(uri)
+
+
+def retry_briefly(environment: Mapping[str, str]) -> None:
+    """Let requests to an MLflow server that is gone fail after about a minute, unless the user has set the number of
+    retries.
+
+    Args:
+        environment: The job's environment variables, which are set in the workers only.
+    """
+    os.environ.setdefault(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))
 
 
 def _opening() -> AbstractContextManager[object]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.job_run import MARK
-from shoal.jobs.mlflow.registry import is_missing, is_ours
+from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 from shoal.training.host.imports import add_estimators
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 _VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
-
-_UNREACHABLE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
-"""Codes of MLflow's errors if a server or database does not answer, or answers that it cannot work now."""
 
 
 class Predictor(Protocol):
@@ -149,20 +147,24 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
 
 
 def _downloaded(model_uri: str) -> str:
-    """Return the local folder with a model's files, which MLflow downloads if they are not on this machine.
-
-    An error of this step may mean that MLflow cannot be reached. An error of any later step is one of the model.
-    """
+    """Return the local folder with a model's files, which MLflow downloads if they are not on this machine."""
     import mlflow
-    import requests
+
+    with _asking_mlflow(model_uri):
+        return str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
+
+
+@contextmanager
+def _asking_mlflow(model_uri: str) -> Iterator[None]:
+    """Convert an error of MLflow into a `RegistryError` if MLflow cannot be reached, otherwise into an error of the
+    model."""
+    import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        return str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
-    except (mlflow.MlflowException, requests.RequestException, SQLAlchemyError, OSError) as error:
-        # MLflow itself raises a plain OSError if a file does not exist.
-        is_gone = isinstance(error, FileNotFoundError) or type(error) is OSError or is_missing(error)
-        if is_gone or getattr(error, "error_code", _UNREACHABLE[0]) not in _UNREACHABLE:
+        yield
+    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
+        if not is_unreachable(error):
             raise _unreadable(model_uri, error) from error
         raise RegistryError(
             f"the model {model_uri} cannot be read, because MLflow or its storage cannot be reached: "
@@ -187,4 +189,7 @@ def _registered_by_shoal(model_uri: str) -> bool:
     import mlflow
 
     named = _VERSION.fullmatch(model_uri)
-    return named is not None and is_ours(mlflow.MlflowClient().get_model_version(named["name"], named["version"]))
+    if named is None:
+        return False
+    with _asking_mlflow(model_uri):
+        return is_ours(mlflow.MlflowClient().get_model_version(named["name"], named["version"]))

@@ -45,6 +45,12 @@ _DIGEST = ".digest"
 
 _REGISTERED_BY_SHOAL = f"tags.`{JOB_TAG}` LIKE '%'"
 
+_UNREACHABLE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+"""Codes of MLflow's errors if a server or database does not answer, or answers that it cannot work now."""
+
+_BUSY = (408, 429)
+"""Status codes below 500 with which a server answers that it cannot work now."""
+
 _COPY = re.compile(r"models:/[^/]+/\d+")
 """Pattern of the source of a version that a person has copied from another version. MLflow copies the tags, too, so
 that the tags alone do not show which versions shoal has registered."""
@@ -222,6 +228,21 @@ def is_ours(version: ModelVersion) -> bool:
 def is_missing(error: Exception) -> bool:
     """Return whether an error of MLflow means that the model, version or run does not exist."""
     return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Return whether an error means that MLflow, or its storage of models, does not answer or cannot work now."""
+    import mlflow
+
+    if isinstance(error, mlflow.MlflowException):
+        return error.error_code in _UNREACHABLE
+    # MLflow itself raises a plain OSError if a file does not exist.
+    if isinstance(error, FileNotFoundError) or type(error) is OSError:
+        return False
+    response = getattr(error, "response", None)  # the errors of requests have the server's answer, if there was one
+    if response is not None and response.status_code < 500 and response.status_code not in _BUSY:
+        return False
+    return isinstance(error, (SQLAlchemyError, OSError))
 
 
 def quoted(text: str) -> str:

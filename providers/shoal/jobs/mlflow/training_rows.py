@@ -210,6 +210,8 @@ def load(run: Run, model: str, version: str) -> TrainingRows | None:
     try:
         document = json.loads(mlflow.artifacts.load_text(uri))
     except (mlflow.MlflowException, OSError) as error:
+        # If MLflow cannot be reached, this request fails, too, and the rows do not count as unknown.
+        run.client.get_run(run.run_id)
         print(
             f"the training rows of {model} version {version} are not known: {uri} cannot be read ({error})", flush=True
         )
