@@ -252,7 +252,8 @@ def test_failed_fork_of_a_worker_ends_the_gang_with_the_reason_and_leaves_the_te
 
 
 def test_the_first_cause_is_raised_and_the_gang_ends() -> None:
-    with pytest.raises(DataError, match=r"OddError: 7: null label \[rank 1 \(node here, pid \d+\)\]"), shared_gang(TWO) as gang:
+    said = r"OddError: 7: null label \[rank 1 \(node here, pid \d+\)\]"
+    with pytest.raises(DataError, match=said), shared_gang(TWO) as gang:
         gang.run(fail_in_rank_1, [(), ()])
     assert gang.ended
     assert_ended([worker.pid for worker in gang.workers])
