@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.status import JobStatus
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -57,6 +60,7 @@ from shoal.training.progress import OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
+from tests.support.mlflow_server import MlflowServer
 from tests.support.postgres import PASSWORD
 from tests.support.waiting import wait_until
 
@@ -159,6 +163,13 @@ def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
 
 
 @pytest.fixture
+def mlflow_server(mlflow_database: Path, tmp_path: Path) -> Iterator[MlflowServer]:
+    server = MlflowServer(Path(shutil.copy(mlflow_database, tmp_path / "server.db")), tmp_path / "artifacts")
+    yield server
+    server.close()
+
+
+@pytest.fixture
 def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal handlers and variables are the test process's own: put back what a driver changes."""
     monkeypatch.setattr(driver, "connect", lambda gcs, runtime_env: None)
@@ -187,6 +198,15 @@ def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
     jobs_staging.claim(KEY, [location])
     dataset = DatasetSpec.model_validate(connector.to_spec().model_dump())
     return spec.model_copy(update={"dataset": dataset}), Path(location)
+
+
+def registering(spec: JobSpec, server: MlflowServer, folder: Path) -> JobSpec:
+    """The spec with a model that is registered in a server."""
+    register = Register(model="resumed", metric="rmse", holdout=spec.dataset, overlap="flag")
+    run_config = RunConfig(artifact_location=str(folder / "models"))
+    return spec.model_copy(
+        update={"register_as": register, "run_config": run_config, "tracking": Tracking(uri=server.uri)}
+    )
 
 
 def log() -> str:
@@ -590,6 +610,29 @@ class TestResultComesFirst:
         assert "was not staged by shoal" in log()
         assert folder.exists()
         assert (work, working_folder.left()) == ([{KEY.submission_id}], set())
+
+    @pytest.mark.server
+    def test_the_saved_model_is_named_if_mlflow_goes_away_before_the_registration(
+        self, store, spec, tmp_path, mlflow_server, monkeypatch
+    ):
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        log_model = Run.log_model
+
+        def log_model_then_go_away(*arguments: Any, **options: Any) -> str:
+            uri = log_model(*arguments, **options)
+            mlflow_server.go_away()
+            return uri
+
+        monkeypatch.setattr(Run, "log_model", log_model_then_go_away)
+
+        code, job = drive(store, registering(spec, mlflow_server, tmp_path))
+
+        assert (code, job.state) == (1, JobState.FAILED), log()
+        assert (
+            f"model is saved in {tmp_path}/models/job/1/model.ubj, but its comparison with the champion or its "
+            "registration failed: MlflowException: "
+        ) in str(job.error)
+        assert (tmp_path / "models/job/1/model.ubj").exists()
 
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow

@@ -43,7 +43,7 @@ def test_metrics_are_kept_while_mlflow_is_away_and_sent_later(
         sender.log(0, {"loss": 3.0}, 1)
         sender.log(0, {"loss": 2.0}, 2)
         assert capsys.readouterr().out.count("will be sent later: connection refused") == 1
-    told = r"its model is saved in /models/x, but MLflow failed: ConnectionError"
+    told = r"its model is saved in /models/x, but its upload to MLflow failed: ConnectionError"
     with pytest.raises(JobError, match=told), saved_before("/models/x"):
         sender.flush()
     run.is_away = False

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.context import REGISTRATION, AttemptContext, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
@@ -142,7 +142,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         with saved_before(path):
             uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
         if spec.register_as:
-            with place.stopwatch.scoring():
+            with place.stopwatch.scoring(), saved_before(path, REGISTRATION):
                 outcome = promotion.enter(
                     place.store,
                     place.key,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from shoal.errors import JobError, ShoalError
+from shoal.errors import JobError, RegistryError, ShoalError
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -21,26 +21,33 @@ from shoal.state.schema import JOB_ENDED
 from shoal.training.artifact_claims import Claim
 from shoal.training.progress import OnProgress
 
+REGISTRATION = "its comparison with the champion or its registration"
+"""What a job does with its model after the upload, for the error of :func:`saved_before`."""
+
 
 @contextmanager
-def saved_before(path: str) -> Iterator[None]:
+def saved_before(path: str, action: str = "its upload to MLflow") -> Iterator[None]:
     """Name the saved model in the error if the `with` block, which sends data to MLflow, fails.
 
     Args:
         path: Path or URI of the model.
+        action: What the block does, for the message.
 
     Raises:
         JobError: MLflow does not answer, or rejects a request.
     """
     try:
         yield
+    except RegistryError as error:
+        raise JobError(f"{_saved(path, action)}: {error}") from error
     except ShoalError:
         raise
     except Exception as error:
-        raise JobError(
-            f"the training has ended and its model is saved in {redact_value(path)}, but MLflow failed: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise JobError(f"{_saved(path, action)}: {type(error).__name__}: {error}") from error
+
+
+def _saved(path: str, action: str) -> str:
+    return f"the training has ended and its model is saved in {redact_value(path)}, but {action} failed"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.context import REGISTRATION, AttemptContext, saved_before
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
@@ -181,7 +181,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         sender.flush()
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
-        with place.stopwatch.scoring():
+        with place.stopwatch.scoring(), saved_before(answer.model_dir, REGISTRATION):
             uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
     result = JobResult(
