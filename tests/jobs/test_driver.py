@@ -8,11 +8,13 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -610,6 +612,22 @@ class TestResultComesFirst:
         assert "was not staged by shoal" in log()
         assert folder.exists()
         assert (work, working_folder.left()) == ([{KEY.submission_id}], set())
+
+    def test_mlflow_that_is_away_ends_the_job_before_the_training_and_within_the_users_limits(
+        self, store, spec, monkeypatch
+    ):
+        trained: list[object] = []
+        monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
+        run_config = RunConfig(env={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
+        with closing(socket.socket()) as listener:  # a port where nobody listens
+            listener.bind(("127.0.0.1", 0))
+            uri = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+            code, job = drive(store, spec.model_copy(update={"tracking": Tracking(uri=uri), "run_config": run_config}))
+
+        assert (code, job.state, trained) == (1, JobState.FAILED, [])
+        assert f"the MLflow registry {uri} cannot be used: " in str(job.error)
+        assert "Check that the server runs" in str(job.error)
 
     @pytest.mark.server
     def test_the_saved_model_is_named_if_mlflow_goes_away_before_the_registration(

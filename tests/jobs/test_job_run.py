@@ -16,7 +16,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import holdout_evaluation, model_loading, promotion
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
-from shoal.jobs.mlflow.job_run import Run, metric_name
+from shoal.jobs.mlflow.job_run import Run, limit_requests, metric_name
 from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
@@ -41,6 +41,21 @@ def run(store: Store, tracking: Tracking) -> Iterator[Run]:
     run = Run.begin(tracking, name="job-1", tags={"shoal.job_id": "job"})
     yield run
     mlflow.end_run()
+
+
+def test_requests_are_limited_unless_the_user_has_set_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as RETRIES
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as TIMEOUT
+
+    for variable in (RETRIES, TIMEOUT):
+        monkeypatch.setenv(variable.name, "")  # put back at the end
+    limits = []
+    for set_here, given in (("", {}), ("3", {}), ("3", {RETRIES.name: "0"})):
+        monkeypatch.setenv(RETRIES.name, set_here)
+        limit_requests(given)
+        limits.append((RETRIES.get(), TIMEOUT.get()))
+
+    assert limits == [(5, 60), (3, 60), (0, 60)]
 
 
 def frame(rows: int = 200, seed: int = 0) -> pd.DataFrame:

@@ -115,12 +115,19 @@ about a second."""
 
 PROMOTION_LOCK_TTL_S = 120.0
 """Seconds until the lock of a promotion for an alias expires. A process that holds the lock makes two requests to
-MLflow, each with a default time limit of 120 s. If the requests take longer than 120 s, the process loses the lock, and
-then compares the models in another round and corrects the alias."""
+MLflow, each try with the time limit `MLFLOW_REQUEST_S`. If the requests take longer than 120 s, the process loses the
+lock, and then compares the models in another round and corrects the alias."""
 
 DELETION_LOCK_TTL_S = 120.0
 """Seconds until the lock for an alias expires while old versions are deleted. The lock is held for at most four
 requests to MLflow."""
+
+MLFLOW_RETRIES = 5
+"""Number of times that MLflow's client repeats a request of a driver, with pauses that add up to a minute, so that the
+server may restart. With MLflow's own default of 7, each request to a server that is away takes four minutes."""
+
+MLFLOW_REQUEST_S = 60
+"""Time limit in seconds for one try of a request of a driver to MLflow. MLflow's own default is 120 s."""
 
 REGISTRY_PATIENCE_S = 10.0
 """Time limit in seconds for the first answer of a tracking server. Without this limit, MLflow's own client would retry

@@ -17,7 +17,7 @@ from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, ski
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion import Outcome
-from shoal.jobs.mlflow.registry import HOLDER_TAG
+from shoal.jobs.mlflow.registry import HOLDER_TAG, answering
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.prediction.model import pinned
@@ -111,8 +111,9 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     if run and spec.register_as:
         promotion.try_champion(run, spec.register_as)
     if run:
-        run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
-        run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
+        with answering(run.uri):
+            run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
+            run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
     trained = train(
         spec,
         user_code=user_code,

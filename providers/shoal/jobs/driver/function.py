@@ -16,6 +16,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow.registry import answering
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
@@ -159,7 +160,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     claim, folder = place.claim(), artifacts.folder(key, location)
     artifacts.check(folder, claim, location)
     if tracked:
-        tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
+        with answering(tracked.uri):
+            tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     program, root = _program(spec), storage.root(location)
     with _Sender(tracked) as sender:
         answer = run(

@@ -43,7 +43,7 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
+from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, answering
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
@@ -350,7 +350,9 @@ class Driver:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
-        self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+        job_run.limit_requests(self._spec.run_config.env)
+        with answering(self._spec.tracking.uri or job_run.default_uri()):
+            self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)
         print(f"MLflow run: {self._run.link}", flush=True)
         with _logged("the MLflow run of the previous attempt could not be ended"):

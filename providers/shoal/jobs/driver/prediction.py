@@ -6,6 +6,7 @@ import time
 
 from shoal.data.connector import DataConnector
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.mlflow.registry import answering
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.prediction import PredictJobSpec
 
@@ -24,9 +25,10 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
 
     tracked, key = place.run, place.key
     if tracked:
-        tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
         digest = DataConnector.from_spec(spec.dataset).digest()
-        tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
+        with answering(tracked.uri):
+            tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
+            tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
     answer = run(
         spec,
         claim=place.claim(),
@@ -37,7 +39,10 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     )
     place.stopwatch.worked(train_s=answer.seconds)
     if tracked:
-        tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
+        try:
+            tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
+        except Exception as error:  # the predictions are complete, so the job must not fail because MLflow is away
+            print(f"the number of rows could not be logged to MLflow: {error}", flush=True)
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
     return JobResult(
         job_id=key.job_id,

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shoal.jobs.timeouts import MLFLOW_REQUEST_S, MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import subfolder
 from shoal.state.locks import file_lock
@@ -45,6 +46,12 @@ thousand columns, are cut off."""
 _SIGNATURE_ROWS = 100
 """Number of rows from which the model's signature is inferred. 100 rows are enough to find the types of the columns."""
 
+_REQUEST_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": MLFLOW_RETRIES,
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": MLFLOW_REQUEST_S,
+}
+"""Variables that limit the time of MLflow's requests, and their values in a driver."""
+
 _NOISY = ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent", "mlflow.store.model_registry")
 
 
@@ -74,6 +81,16 @@ def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
         environment: Environment variables of the caller's process.
     """
     return Tracking() if Caller.of(environment).tracks else None
+
+
+def limit_requests(given: Mapping[str, str]) -> None:
+    """Limit how long MLflow's client in this process waits for a server that is away, unless the user has set limits.
+
+    Args:
+        given: Environment variables of the job. They count more than those of this process.
+    """
+    for name, limit in _REQUEST_LIMITS.items():
+        os.environ[name] = given.get(name) or os.environ.get(name) or str(limit)
 
 
 def connect(uri: str) -> MlflowClient:
