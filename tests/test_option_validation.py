@@ -9,6 +9,7 @@ import pytest
 from shoal import PoolSpec, RunConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec
+from shoal.option_validation import Settings, later_option
 
 TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
 
@@ -90,3 +91,12 @@ def test_a_text_that_utf_8_cannot_encode_is_refused():
         "an option contains a character that cannot be encoded in UTF-8; remove it: "
         r"'utf-8' codec can't encode character '\udc80' in position 1: surrogates not allowed"
     )
+
+
+def test_an_option_that_was_added_later_leaves_stored_specs_as_they_were():
+    class Newer(Settings):
+        known: int = 1
+        added: int | None = later_option(None, "Added later.")
+
+    assert Newer().model_dump(mode="json") == {"known": 1}
+    assert Newer(added=2).model_dump(mode="json") == {"known": 1, "added": 2}

@@ -79,7 +79,7 @@ def code_of(supervisor: ProcessId) -> str:
 
 
 @pytest.fixture
-def running(installation: Installation, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def running(installation: Installation, later_schema: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A pool, a lease and a job that the version before has started: `job_id` and `runtime_root`."""
     made = json.loads(installation.run("-m", "tests.support.previous_version", "start", str(tmp_path)))
     yield made

@@ -8,9 +8,9 @@ import difflib
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
@@ -25,8 +25,7 @@ class Settings(RedactedRepr, BaseModel):
             its value and the allowed values. For an unknown option, it suggests the option with the most similar name.
     """
 
-    # NaN and infinity stay floats, which the store encodes (`shoal.state.codec`).
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # `__init__` is hidden from type checkers. Otherwise they would take `**options` for the signature of every
     # subclass, and would not check the names and types of the fields.
@@ -39,20 +38,6 @@ class Settings(RedactedRepr, BaseModel):
         # Without this attribute, pydantic would also call `__init__` for each nested model. Then `__init__` would raise
         # an error for one nested model at a time, without the path to the wrong field.
         __init__.__pydantic_base_init__ = True
-
-    added_later: ClassVar[frozenset[str]] = frozenset()
-    """Options that shoal 0.1.0 did not have."""
-
-    @model_serializer(mode="wrap")
-    def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out options that were added later and have their default values. A spec that an earlier version has
-        stored then keeps its fingerprint, and processes of that version, which refuse unknown options, can read it."""
-        document: dict[str, Any] = write(self)
-        for name in self.added_later:
-            field = type(self).model_fields[name]
-            if getattr(self, name) == field.get_default(call_default_factory=True):
-                document.pop(name, None)
-        return document
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
@@ -79,6 +64,18 @@ class Settings(RedactedRepr, BaseModel):
         """
         with _explained(cls, lambda problem: _is_certain(problem, fields, is_known)):
             cls.model_validate(dict(fields))
+
+
+def later_option(default: Any, description: str) -> Any:
+    """Return the field of an option that shoal 0.1.0 did not have. The option is not stored while it has its default
+    value: a spec that an earlier version has stored then keeps its fingerprint, and processes of that version, which
+    refuse unknown options, can read it.
+
+    Args:
+        default: Default value of the option.
+        description: Description of the option.
+    """
+    return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
 def unknown_value(field: str, given: str, allowed: str) -> str:

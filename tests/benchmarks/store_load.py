@@ -121,7 +121,7 @@ def _fill(waiters: int) -> None:
     from shoal.jobs.journal.attempts import Key, Order
     from shoal.pool.spec import PoolSpec
     from shoal.state import Store
-    from shoal.state.host import hostname
+    from shoal.state.host import host_id, hostname
     from shoal.state.process import ProcessId
     from shoal.state.schema import (
         Demand,
@@ -139,7 +139,7 @@ def _fill(waiters: int) -> None:
         session.add(
             Pool(
                 name="bench", spec=PoolSpec(name="bench").model_dump(), state=PoolState.UP, host=hostname(),
-                min_nodes=1, max_nodes=4, epoch=1, next_node=1, created_at=now, touched_at=now,
+                host_id=host_id(), min_nodes=1, max_nodes=4, epoch=1, next_node=1, created_at=now, touched_at=now,
             )
         )  # fmt: skip
         session.flush()

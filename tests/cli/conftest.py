@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 from shoal.cli import app
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.host import hostname
+from shoal.state.host import host_id, hostname
+from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 Invoke = Callable[..., Result]
@@ -66,6 +67,7 @@ def a_pool(fresh_home: Path) -> str:
                 spec=spec.model_dump(mode="json"),
                 state=PoolState.DOWN,
                 host=hostname(),
+                host_id=host_id(),
                 min_nodes=spec.min_nodes,
                 max_nodes=spec.max_nodes,
                 epoch=1,
@@ -104,6 +106,7 @@ def some_jobs(fresh_home: Path) -> list[str]:
         "holder": "cli:me@here",
         "spec": {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"},
         "endpoint": {},
+        "submitter": ProcessId.mine().to_json(),
         "last_polled_at": 1.0,
         "created_at": 1.0,
     }

@@ -79,11 +79,6 @@ def test_wrong_filters_are_refused_when_parsed(given: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_spec_without_filters_is_stored_as_before() -> None:
-    assert "filters" not in DatasetSpec(paths=("/x",)).model_dump(mode="json")
-    assert "filters" not in json.loads(DatasetSpec(paths=("/x",)).model_dump_json())
-
-
 # Rows
 
 _DAYS = [dt.date(2024, 1, day) for day in range(1, 8)]

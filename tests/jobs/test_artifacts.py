@@ -62,10 +62,6 @@ def test_changed_results_are_not_unpickled(store: Store, tmp_path: Path) -> None
     assert not (tmp_path / "opened").exists()
 
 
-def test_results_of_a_job_of_before_have_no_digest_and_are_read(store: Store, tmp_path: Path) -> None:
-    assert load_results(finished(store, tmp_path, digest=False)) == ANSWER
-
-
 def test_results_of_a_job_that_the_store_does_not_know_are_not_read(store: Store, tmp_path: Path) -> None:
     result = finished(store, tmp_path).model_copy(update={"attempt": 7})
     with pytest.raises(JobError, match="attempt 7 of job"):

@@ -103,20 +103,6 @@ def test_a_name_with_credentials_is_refused():
     assert "hunter22" not in str(caught.value)
 
 
-def test_the_file_of_a_submitter_of_the_version_before_is_read(fresh_home: Path):
-    document = {"tracking": {"uri": "http://host"}, "dataset": {"paths": ["s3://bucket"]}}
-    path = home() / "credentials" / "job-1.json"
-    path.parent.mkdir()
-    path.write_text(
-        '{"environment": {}, "uris": {"/tracking/uri": "http://a:b@host", "/dataset/paths/0": "s3://k:s@bucket"}}'
-    )
-
-    secrets = credentials.take("job-1")
-
-    revealed = credentials.reveal(document, secrets.uris)
-    assert revealed == {"tracking": {"uri": "http://a:b@host"}, "dataset": {"paths": ["s3://k:s@bucket"]}}
-
-
 def test_the_file_is_for_its_owner_alone_and_read_once(fresh_home: Path):
     secrets = Secrets({"AWS_SECRET_ACCESS_KEY": "s"}, {"/tracking/uri": "http://a:b@host"})
 

@@ -26,7 +26,7 @@ from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import At, JobStep, RetentionStep
 from shoal.state import Store, steps
 from shoal.state.home import home
-from shoal.state.host import hostname
+from shoal.state.host import host_id, hostname
 from shoal.state.schema import Job, JobState, Lock, Pool, PoolState, PromotionState
 from tests.support.model_registry import DAY, Shelf, add_promotion
 
@@ -73,9 +73,9 @@ def add_files(key: Key) -> Path:
     return folder
 
 
-def a_pool(name: str, host: str) -> Pool:
+def a_pool(name: str, host: str, identity: str = "another host") -> Pool:
     shared = {"spec": {}, "state": PoolState.DOWN, "min_nodes": 1, "max_nodes": 1, "epoch": 1, "next_node": 0}
-    return Pool(name=name, host=host, created_at=0.0, touched_at=0.0, **shared)
+    return Pool(name=name, host=host, host_id=identity, created_at=0.0, touched_at=0.0, **shared)
 
 
 def jobs() -> set[Key]:
@@ -233,7 +233,7 @@ class TestJobs:
         ]
         with Store().transaction() as session:
             session.add(a_pool("theirs", "another-host"))
-            session.add(a_pool("retrain", hostname()))
+            session.add(a_pool("retrain", hostname(), host_id()))
         add_promotion("sqlite:///mlflow.db", "m", "1", job_id="promoted")
         folders = {key: add_files(key) for key in (*old, *kept)}
         foreign = folders[old[0]] / ".shoal-job"

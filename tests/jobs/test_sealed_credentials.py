@@ -126,7 +126,7 @@ class TestHandOver:
         for text in (PIN, "wJalrXUtnFEMI"):
             assert text not in str([vars(sealed), b64decode(sealed.sealed_credentials)])
         attempts.start(store, key_of(handle), {}, 1.0)
-        assert (row(handle).driver_key, row(handle).sealed_credentials) == (False, None)
+        assert (row(handle).driver_key, row(handle).sealed_credentials) == (None, None)
 
     def test_a_job_that_ends_before_it_runs_leaves_none(self, submit, secret, store):
         handle = submit(secret)
@@ -135,7 +135,7 @@ class TestHandOver:
 
         handle.cancel()
 
-        assert (row(handle).driver_key, row(handle).sealed_credentials) == (False, None)
+        assert (row(handle).driver_key, row(handle).sealed_credentials) == (None, None)
 
     def test_another_process_that_asks_for_the_same_job_sends_them(self, submit, secret):
         first = submit(secret)

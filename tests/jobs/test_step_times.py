@@ -44,8 +44,6 @@ def test_the_wait_in_the_queue_is_told_from_the_start(admitted_at, queue, start)
     assert (times.queue, times.start) == (queue, start)
 
 
-def test_older_versions_read_the_result_of_a_job_without_times():
-    watch = Stopwatch()
-    times = watch.times()
-    assert "times" not in result_of().document()
+def test_a_stored_result_has_the_times():
+    times = Stopwatch().times()
     assert JobResult.model_validate(result_of(times=times).document()).times == times

@@ -44,16 +44,8 @@ def test_a_pool_stays_with_its_host_when_that_is_renamed(up):
     assert bound_to("tiny") == (hostname(), host_id())
 
 
-def test_a_row_of_0_1_with_this_hostname_is_adopted(up):
-    move("tiny", to=hostname(), identity=None)
-
-    reconcile(Store(), "tiny")
-
-    assert bound_to("tiny") == (hostname(), host_id())
-
-
-def test_a_row_of_0_1_with_another_hostname_is_not(up, monkeypatch):
-    move("tiny", to="elsewhere", identity=None)
+def test_a_pool_of_another_host_is_not_adopted(up, monkeypatch):
+    move("tiny", to="elsewhere", identity="another host")
     try:
         assert sweep(Store()) == []
         # Its nodes may need GPUs that this host does not have: that is not the reason to name.
@@ -62,7 +54,7 @@ def test_a_row_of_0_1_with_another_hostname_is_not(up, monkeypatch):
         )
         with pytest.raises(PoolElsewhereError, match="local to host elsewhere"):
             up.scale(2)
-        assert bound_to("tiny") == ("elsewhere", None)
+        assert bound_to("tiny") == ("elsewhere", "another host")
     finally:
         move("tiny", to=hostname(), identity=host_id())
 
@@ -132,8 +124,8 @@ def test_a_pool_here_is_deleted_once_it_is_down_and_not_abandoned(up, tiny):
 def test_one_pool_that_raises_does_not_end_a_sweep(up):
     with Store().transaction() as session:
         broken = Pool(
-            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=hostname(), min_nodes=1,
-            max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
+            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=hostname(),
+            host_id=host_id(), min_nodes=1, max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
     dead = node_rows()[0]

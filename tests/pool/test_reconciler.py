@@ -12,8 +12,6 @@ from shoal import ComputePool
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store, home
-from shoal.state.host import hostname
-from shoal.state.locks import open_locked
 from tests.support.waiting import wait_until
 
 
@@ -64,20 +62,6 @@ def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
     quick.down()
     detached.join(30)
     assert not detached.is_alive()
-
-
-def test_it_holds_the_lock_that_supervisors_of_0_1_look_for(fresh_home, monkeypatch):
-    """Their pools survive the upgrade; each would start one more every 5 s."""
-    seen = []
-
-    def rounds(_store, _lock):
-        with open_locked(fresh_home / f"reconciler-{hostname()}.lock", wait=False) as free:
-            seen.append(free)
-
-    monkeypatch.setattr(background_process, "_reconcile_all", rounds)
-    Store()
-    background_process.run()
-    assert seen == [False]
 
 
 def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path, fresh_home, monkeypatch):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from shoal.errors import InvalidArgumentError
@@ -100,12 +98,3 @@ def test_a_truth_value_is_no_number(option):
 def test_what_is_no_url_is_refused(uri):
     with pytest.raises(InvalidArgumentError):
         PoolSpec.parse(uri)
-
-
-def test_a_stored_spec_without_newer_options_can_be_read_by_an_earlier_version():
-    stored = json.loads(PoolSpec.parse("ray://lab?address=http://head:8265").model_dump_json())
-    assert set(stored) == {
-        "name", "backend", "min_nodes", "max_nodes", "cpus_per_node", "gpus_per_node", "object_store_mb",
-        "idle_timeout", "address", "gcs", "token_file",
-    }  # fmt: skip
-    assert PoolSpec.parse("local://lab?ray_dashboard=true").model_dump()["ray_dashboard"] is True

@@ -315,7 +315,6 @@ def test_a_stored_model_travels_with_the_job_and_is_compared_by_its_content(cont
     assert JobSpec.parse(document).init_model == document["init_model"] != stored
     assert unpacked(document, "/unpacked")["init_model"] == f"/unpacked/_code/{'a' * 64}"
 
-    assert "init_model" not in spec.model_copy(update={"init_model": None}).document()
     with pytest.raises(InvalidArgumentError, match='"models:/delays" names no version'):
         continued.request("xgboost", rows(1), init_model="models:/delays")
     with pytest.raises(InvalidArgumentError, match="is loaded from MLflow"):

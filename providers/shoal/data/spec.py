@@ -148,7 +148,8 @@ class DatasetSpec(Settings):
     def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         if self._staged_copy is not None:
             self._staged_copy.written()
-        return super()._as_document(write)
+        document: dict[str, Any] = write(self)
+        return document
 
 
 def is_relative(path: str) -> bool:

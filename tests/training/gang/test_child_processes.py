@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import hiding
 from shoal.training import cluster
 from shoal.training.capacity import Node
 from shoal.training.context import gang_context
@@ -128,7 +130,26 @@ def fail_in_rank_1() -> None:
     threading.Event().wait()
 
 
+class RowError(DataError):
+    """Error that pickle cannot create again, because its constructor needs more than the message."""
+
+    def __init__(self, row: int, column: str) -> None:
+        super().__init__(f"row {row} of {column} is corrupt")
+
+
+def fail_at_a_row() -> None:
+    raise RowError(7, "price")
+
+
+def return_an_error() -> RowError:
+    return RowError(7, "price")
+
+
+SECRET = "s3cret-of-the-user"
+
+
 def print_without_newlines(total: int) -> None:
+    print("x" * 95 + SECRET + "x" * 200, end="", flush=True)
     for done in range(total):
         print(f"\r{done} of {total}", end="", flush=True)
 
@@ -136,8 +157,9 @@ def print_without_newlines(total: int) -> None:
 def test_output_without_newlines_gets_into_the_log_in_parts(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A secret is not divided."""
     monkeypatch.setattr("shoal.training.gang.child_processes._LONGEST_LINE", 100)
-    with shared_gang(GangShape(1, 1.0)) as gang:
+    with hiding(KnownSecrets([SECRET]).hide), shared_gang(GangShape(1, 1.0)) as gang:
         gang.run(print_without_newlines, [(50,)])
         said = ""
 
@@ -147,6 +169,7 @@ def test_output_without_newlines_gets_into_the_log_in_parts(
             return "30 of 50" in said
 
         wait_until(printed, "the beginning of the output, while the worker runs")
+    assert "x***x" in said.replace("\n", "")
     end_gangs()
     wait_until(lambda: "49 of 50" in (said + capfd.readouterr().out), "the rest of the output")
 
@@ -319,9 +342,18 @@ def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pyte
     assert_ended([worker.pid for worker in gang.workers])
 
 
-def test_a_result_that_cannot_be_pickled() -> None:
-    with pytest.raises(TrainingError, match="pickle"), shared_gang(TWO) as gang:
-        gang.run(threading.Lock, [(), ()])
+@pytest.mark.parametrize("function", [threading.Lock, return_an_error])
+def test_a_result_that_cannot_be_pickled_or_unpickled(function: Callable[[], Any]) -> None:
+    with pytest.raises(TrainingError, match="pickle") as info, shared_gang(TWO) as gang:
+        gang.run(function, [(), ()])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+def test_an_error_that_cannot_be_unpickled_keeps_its_message_and_traceback() -> None:
+    expected = r"RowError: row 7 of price is corrupt \[rank"
+    with pytest.raises(DataError, match=expected) as info, shared_gang(TWO) as gang:
+        gang.run(fail_at_a_row, [(), ()])
+    assert "in fail_at_a_row" in info.value.__notes__[0]
 
 
 @pytest.mark.parametrize("shape", [GangShape(3, 1.0), GangShape(1, 3.0), GangShape(1, 1.0, gpus_per_worker=1)], ids=str)
@@ -336,6 +368,8 @@ import os, signal, sys
 from shoal.training import cluster
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang.fork_template import fork_template
 cluster.use_this_machine({"name": "here", "cpus": 2, "gpus": 0})

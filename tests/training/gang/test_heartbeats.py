@@ -22,7 +22,7 @@ WORKER = """
 import sys
 from shoal.training.gang.driver_connection import DriverConnection
 host, port, token, rank = sys.argv[1:5]
-line = DriverConnection(host, int(port), token, int(rank))
+line = DriverConnection(host, int(port), token, int(rank), lambda text: text.replace("s3cret", "***"))
 for text in sys.argv[5:]:
     line.log(text)
 line.done()
@@ -238,6 +238,11 @@ def test_a_malformed_frame_loses_its_worker_alone(heard: Heard) -> None:
 def test_a_line_with_lone_surrogates_can_be_printed(heard: Heard) -> None:
     heard.worker(0, "a file named \udcff")
     assert heard.next() == (0, EventKind.LINE, "a file named \\udcff")
+
+
+def test_a_secret_is_not_divided_between_frames(heard: Heard) -> None:
+    heard.worker(0, "x" * (2**16 - 3) + "s3cret")
+    assert heard.next() == (0, EventKind.LINE, "x" * (2**16 - 3) + "***")
 
 
 def test_a_silent_stranger_is_not_waited_for(heard: Heard) -> None:

@@ -86,67 +86,58 @@ def build(
 
 def markdown(report: dict[str, Any]) -> str:
     """Render a report as Markdown tables, which are readable as plain text too."""
+    parts = [report["decision"]["sentence"], _version_table(report), _slice_table(report, report["slices"])]
+    if report["unseen"]:
+        parts.append(_slice_table(report, report["unseen"]["slices"], "on rows that neither was trained on"))
+    parts.append(_promotion_table(report["promotions"]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _version_table(report: dict[str, Any]) -> str:
+    """Return the table of the challenger, the champion and the baseline with their metrics."""
     challenger, champion, metric = report["challenger"], report["champion"], report["rules"]["metric"]
     versions = [("challenger", challenger), *([("champion", champion)] if champion else [])]
-    header = ["", "version", *challenger["metrics"], "holdout rows trained on"]
+    names = list(challenger["metrics"])
     rows = [
-        [
-            role,
-            each["version"],
-            *(_figure(each["metrics"].get(name)) for name in challenger["metrics"]),
-            each["overlap"],
-        ]
+        [role, each["version"], *(_figure(each["metrics"].get(name)) for name in names), each["overlap"]]
         for role, each in versions
     ]
-    if report["baseline"]:
-        others = ["-"] * (len(challenger["metrics"]) - 1)
-        rows.append(
-            [f"baseline ({report['baseline']['kind']})", "-", _figure(report["baseline"][metric]), *others, "-"]
-        )
-    unseen = report["unseen"]
-    if unseen:
+    if baseline := report["baseline"]:
+        rows.append([f"baseline ({baseline['kind']})", "-", _figure(baseline[metric]), *["-"] * (len(names) - 1), "-"])
+    if unseen := report["unseen"]:
+        on = f"on {unseen['rows']} of {report['holdout']['rows']} rows"
         rows += [
-            [f"{role} on {unseen['rows']} of {report['holdout']['rows']} rows", each["version"]]
-            + [_figure(unseen[role].get(name)) for name in challenger["metrics"]]
-            + ["0"]
+            [f"{role} {on}", each["version"], *(_figure(unseen[role].get(name)) for name in names), "0"]
             for role, each in versions
         ]
-    parts = [report["decision"]["sentence"], _table(header, rows)]
-    for slices, note in ((report["slices"], ""), (unseen and unseen["slices"], "on rows that neither was trained on")):
-        if slices:
-            parts.append(
-                _table(
-                    [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note],
-                    [
-                        [
-                            each["slice"],
-                            each["rows"],
-                            _figure(each["challenger"]),
-                            _figure(each["champion"]),
-                            each["note"],
-                        ]
-                        for each in slices
-                    ],
-                )
-            )
-    if report["promotions"]:
-        parts.append(
-            _table(
-                ["promoted at", "version", "instead of", "metric", "value", "job"],
-                [
-                    [
-                        each["at"],
-                        each["version"],
-                        each["previous"],
-                        each["metric"],
-                        _figure(each["value"]),
-                        each["job_id"],
-                    ]
-                    for each in report["promotions"]
-                ],
-            )
-        )
-    return "\n\n".join(parts)
+    return _table(["", "version", *names, "holdout rows trained on"], rows)
+
+
+def _slice_table(report: dict[str, Any], slices: Sequence[dict[str, Any]], note: str = "") -> str:
+    """Return the table of the metric of each slice; empty if there are no slices."""
+    if not slices:
+        return ""
+    metric = report["rules"]["metric"]
+    return _table(
+        [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note],
+        [
+            [each["slice"], each["rows"], _figure(each["challenger"]), _figure(each["champion"]), each["note"]]
+            for each in slices
+        ],
+    )
+
+
+def _promotion_table(promotions: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the last promotions; empty if there are none."""
+    if not promotions:
+        return ""
+    return _table(
+        ["promoted at", "version", "instead of", "metric", "value", "job"],
+        [
+            [each["at"], each["version"], each["previous"], each["metric"], _figure(each["value"]), each["job_id"]]
+            for each in promotions
+        ],
+    )
 
 
 def store(run: Run, report: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import Job, Pool, PoolState
+from shoal.state.schema import Job, JobState, Pool, PoolState
 
 
 def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Facts:
@@ -34,7 +34,7 @@ def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Fact
         silent_for,
         unpolled_for=_unpolled_for(job, now),
         waited_too_long=why_waited_too_long(job, now),
-        submitter_is_gone=_submitter_is_gone(job, now),
+        submitter_is_gone=job.state is JobState.PENDING and _submitter_is_gone(job, now),
         last_words=lambda: last_line("\n".join(log_follower(target).lines(ended=True))),
     )
 

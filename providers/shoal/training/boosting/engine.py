@@ -41,7 +41,9 @@ from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_worke
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
+    from shoal.training.boosting.rows import Part
     from shoal.training.gang.gang import Gang
+    from shoal.training.gang.worker import WorkerInfo
 
 _LIBRARIES = {
     "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
@@ -222,6 +224,21 @@ class _WorkerTotals:
         self.train_seconds += boosted.train_seconds
         self.peak_rss_bytes = max(self.peak_rss_bytes, boosted.peak_rss_bytes)
 
+    def stats(self, worker: WorkerInfo, task: Task) -> WorkerStats:
+        """Return the figures of this worker for the result of the training."""
+        return WorkerStats(
+            rank=worker.rank,
+            node=worker.node,
+            rows=task.train.shard.rows,
+            passes=self.prepared.passes,
+            external_memory=self.prepared.external_memory,
+            read_seconds=self.prepared.read_seconds,
+            quantise_seconds=self.prepared.quantise_seconds,
+            train_seconds=self.train_seconds,
+            idle_rss_bytes=self.prepared.idle_rss_bytes,
+            peak_rss_bytes=self.peak_rss_bytes,
+        )
+
 
 class _Training:
     def __init__(
@@ -305,22 +322,7 @@ class _Training:
             if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
                 say(advice)
             tasks = [
-                Task(
-                    train=train,
-                    eval_sets=evals,
-                    columns=self._columns,
-                    params=self._params,
-                    seed=self._seed,
-                    early_stopping_rounds=request.early_stopping_rounds,
-                    # verbose_eval is a bool, None or a number. int() converts True to 1, which prints after every
-                    # round; False, None and 0 become 0, which prints nothing.
-                    print_every=int(request.verbose_eval or 0),
-                    user_code=self._sent,
-                    external_memory=request.external_memory,
-                    missing=request.missing,
-                    feature_weights=request.weights_of_features,
-                    connection=connection,
-                )
+                self._task(train, evals, connection)
                 for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
             ]
             prepared = self._library.prepare(partial(self._on_all, gang), tasks)
@@ -328,19 +330,7 @@ class _Training:
             last = self._boost(gang, workers)
             self._on_all(gang, "finish")
             stats = tuple(
-                WorkerStats(
-                    rank=info.rank,
-                    node=info.node,
-                    rows=task.train.shard.rows,
-                    passes=worker.prepared.passes,
-                    external_memory=worker.prepared.external_memory,
-                    read_seconds=worker.prepared.read_seconds,
-                    quantise_seconds=worker.prepared.quantise_seconds,
-                    train_seconds=worker.train_seconds,
-                    idle_rss_bytes=worker.prepared.idle_rss_bytes,
-                    peak_rss_bytes=worker.peak_rss_bytes,
-                )
-                for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
+                worker.stats(info, task) for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
             )
         return TrainResult(
             framework=request.framework,
@@ -357,6 +347,25 @@ class _Training:
             seconds=time.monotonic() - self._began,
             restarts=self._restarts.count,
             workers=stats,
+        )
+
+    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any]) -> Task:
+        request = self._request
+        return Task(
+            train=train,
+            eval_sets=eval_sets,
+            columns=self._columns,
+            params=self._params,
+            seed=self._seed,
+            early_stopping_rounds=request.early_stopping_rounds,
+            # verbose_eval is a bool, None or a number. int() converts True to 1, which prints after every round; False,
+            # None and 0 become 0, which prints nothing.
+            print_every=int(request.verbose_eval or 0),
+            user_code=self._sent,
+            external_memory=request.external_memory,
+            missing=request.missing,
+            feature_weights=request.weights_of_features,
+            connection=connection,
         )
 
     def _check_gpus(self, gang: Gang) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.exit_status import how_ended
+from shoal.redaction import hide_known
 from shoal.training.capacity import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
@@ -213,7 +215,12 @@ class _Proxy:
         with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
             while True:
                 content = self._connection.recv_bytes()
-                self._calls.popleft().set_result(cloudpickle.loads(content))
+                try:
+                    answer = cloudpickle.loads(content)
+                except Exception as error:  # a user's class may raise anything when it is unpickled
+                    what = f"the answer of the worker cannot be unpickled here: {type(error).__name__}: {error}"
+                    answer = Failure(what, traceback.format_exc(), None)
+                self._calls.popleft().set_result(answer)
         with self._lock:
             self._lost = Lost(self._why_lost(), is_exit_status=True)
         for answer in self._calls:
@@ -340,7 +347,9 @@ def _lines(pipe: BufferedReader) -> Iterator[bytes]:
     while chunk := pipe.read1():
         *lines, text = (text + chunk).split(b"\n")
         yield from lines
-        while len(text) > _LONGEST_LINE:
+        while len(text) > 2 * _LONGEST_LINE:
+            # A secret that begins before the cut is complete by now, and must not be divided.
+            text = hide_known(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
             end = text.rfind(b"\r", 1, _LONGEST_LINE)
             if end < 0:
                 end = text.rfind(b" ", 0, _LONGEST_LINE) + 1 or _LONGEST_LINE

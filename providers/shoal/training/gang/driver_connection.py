@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ class DriverConnection:
         port: Port at which the driver listens.
         token: Token of the gang.
         rank: Rank of this worker.
+        hide: Function that removes secrets from a text.
     """
 
-    def __init__(self, host: str, port: int, token: str, rank: int) -> None:
+    def __init__(self, host: str, port: int, token: str, rank: int, hide: Callable[[str], str]) -> None:
+        self._hide = hide
         self._sock = socket.create_connection((host, port), timeout=10)
         self._sock.settimeout(None)
         detect_vanished_host(self._sock)
@@ -52,7 +54,8 @@ class DriverConnection:
         Lone surrogates (invalid characters) are sent as escape sequences, because terminals cannot print them. A text
         that is too long for one frame is sent in several frames and printed as several lines.
         """
-        shown = text.encode(errors="backslashreplace").decode()
+        # The driver cannot find a secret that is divided between two frames.
+        shown = self._hide(text).encode(errors="backslashreplace").decode()
         for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
             self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 

@@ -15,11 +15,16 @@ from typing import Any
 
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.known_secrets import KnownSecrets
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
+
+_Sent = DataError | TrainingError | InvalidArgumentError
+
+_SHOALS_OWN = {DataError.__module__, __name__}
 
 
 class PeerError(TrainingError):
@@ -96,12 +101,13 @@ class Failure:
     Args:
         summary: Type and message of the exception.
         traceback: Traceback as text.
-        error: The exception itself if it is a DataError, TrainingError or InvalidArgumentError of shoal; else None.
+        error: The exception itself if it is a DataError, TrainingError or InvalidArgumentError of shoal; an error of
+            shoal's own class if the driver could not use the exception; else None.
     """
 
     summary: str
     traceback: str
-    error: DataError | TrainingError | InvalidArgumentError | None
+    error: _Sent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,9 @@ class Worker:
             hide_output(secrets)
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
-        self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank)
+        self._driver = driver = DriverConnection(
+            place.host, place.port, place.token, place.rank, KnownSecrets(secrets).hide
+        )
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
         return Joined(os.getpid(), own_folder)
@@ -190,8 +198,21 @@ class Worker:
         try:
             return Success(function(*args))
         except BaseException as exc:  # also KeyboardInterrupt and SystemExit, which would end this process
-            error = exc if isinstance(exc, DataError | TrainingError | InvalidArgumentError) else None
             summary = "".join(traceback.format_exception_only(exc)).strip()
+            error = _sendable(exc, summary) if isinstance(exc, _Sent) else None
             return Failure(summary, traceback.format_exc(), error)
         finally:
             self._driver.done()
+
+
+def _sendable(error: _Sent, summary: str) -> _Sent:
+    """Return the error if the driver can unpickle and repeat it; else an error of its nearest class of shoal."""
+    import cloudpickle
+
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+        type(error)(str(error))  # the driver creates the error again, with the rank in its message
+    except Exception:  # the constructor of a user's class may need other arguments than the message
+        own: type[_Sent] = next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)
+        return own(summary)
+    return error
