@@ -185,12 +185,13 @@ def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ.update(variables)
 
 
-def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[int, Job]:
+def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None, key: Key = KEY) -> tuple[int, Job]:
+    sys.argv[1:] = [key.job_id, str(key.attempt)]
     document, uris = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
     attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
-    credentials.hand_over(KEY.submission_id, Secrets((secrets or Secrets()).environment, uris))
+    credentials.hand_over(key.submission_id, Secrets((secrets or Secrets()).environment, uris))
     code = driver.main()
-    return code, attempts.load(store, KEY)
+    return code, attempts.load(store, key)
 
 
 def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
@@ -630,10 +631,18 @@ class TestResultComesFirst:
         assert "Check that the server runs" in str(job.error)
 
     @pytest.mark.server
-    def test_the_saved_model_is_named_if_mlflow_goes_away_before_the_registration(
+    def test_a_retry_uploads_and_registers_the_model_that_was_saved_when_mlflow_went_away(
         self, store, spec, tmp_path, mlflow_server, monkeypatch
     ):
+        import mlflow
+
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        trained: list[TrainRequest] = []
+
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            trained.append(request)
+            return plain_xgboost(request, **more)
+
         log_model = Run.log_model
 
         def log_model_then_go_away(*arguments: Any, **options: Any) -> str:
@@ -641,16 +650,64 @@ class TestResultComesFirst:
             mlflow_server.go_away()
             return uri
 
-        monkeypatch.setattr(Run, "log_model", log_model_then_go_away)
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
+        spec = registering(spec, mlflow_server, tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "log_model", log_model_then_go_away)
 
-        code, job = drive(store, registering(spec, mlflow_server, tmp_path))
+            code, job = drive(store, spec)
 
-        assert (code, job.state) == (1, JobState.FAILED), log()
+        assert (code, job.state, len(trained)) == (1, JobState.FAILED, 1), log()
         assert (
             f"model is saved in {tmp_path}/models/job/1/model.ubj, but its comparison with the champion or its "
             "registration failed: MlflowException: "
         ) in str(job.error)
-        assert (tmp_path / "models/job/1/model.ubj").exists()
+
+        # MLflow is still away at the second attempt, which therefore ends before it could save a model.
+        assert drive(store, spec, key=Key("job", 2))[0] == 1
+        mlflow_server.come_back()
+        code, job = drive(store, spec, key=Key("job", 3))
+
+        assert (code, job.state, len(trained)) == (0, JobState.SUCCEEDED, 1), log_path(Key("job", 3)).read_text()
+        assert "not trained again: attempt 1 has trained" in log_path(Key("job", 3)).read_text()
+        result = JobResult.model_validate(job.result)
+        assert (result.model_path, result.promoted) == (f"{tmp_path}/models/job/3/model.ubj", True)
+        import xgboost  # here, because the driver imports it anew
+
+        rows = DataConnector.from_spec(spec.dataset).to_pandas()
+        matrix = xgboost.DMatrix(rows[["a", "b"]], rows["y"])
+        plain = xgboost.train(spec.params, matrix, 3)
+        registered = mlflow.xgboost.load_model(f"models:/resumed/{result.model_version}")
+        np.testing.assert_array_equal(registered.predict(matrix), plain.predict(matrix))
+
+    @pytest.mark.parametrize("changed", ["rows", "model", "nothing"])
+    def test_a_retry_trains_again_if_the_rows_or_the_saved_model_have_changed(
+        self, store, spec, tmp_path, monkeypatch, changed
+    ):
+        trained: list[TrainRequest] = []
+
+        def train(request: TrainRequest, **more: object) -> TrainResult:
+            trained.append(request)
+            return plain_xgboost(request, **more)
+
+        def fail(*_: object) -> None:
+            raise ConnectionError("MLflow is away")
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", train)
+        spec = spec.model_copy(update={"run_config": RunConfig(artifact_location=str(tmp_path / "models"))})
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "log_rounds", fail)
+            drive(store, spec)
+        saved = tmp_path / "models/job/1/model.ubj"
+        if changed == "rows":
+            rows = pd.read_parquet(tmp_path / "train.parquet")
+            rows.assign(y=rows["y"] * 2).to_parquet(tmp_path / "train.parquet")
+        elif changed == "model":
+            saved.write_bytes(saved.read_bytes()[:-1] + b"?")
+
+        code, _ = drive(store, spec, key=Key("job", 2))
+
+        assert (code, len(trained)) == (0, 1 if changed == "nothing" else 2), log_path(Key("job", 2)).read_text()
 
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow

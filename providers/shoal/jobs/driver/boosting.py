@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
+from shoal.jobs.driver import saved_training
 from shoal.jobs.driver.context import REGISTRATION, AttemptContext, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
@@ -114,21 +115,25 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         with answering(run.uri):
             run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
             run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
-    trained = train(
-        spec,
-        user_code=user_code,
-        init_model=content,
-        env=place.environment,
-        on_progress=place.on_progress,
-        keep_gpu_choice=place.keep_gpu_choice,
-    )
-    workers = trained.workers
-    place.stopwatch.worked(
-        read_s=max((worker.read_seconds + worker.quantise_seconds for worker in workers), default=0.0),
-        train_s=max((worker.train_seconds for worker in workers), default=0.0),
-    )
+    inputs = saved_training.inputs_digest(spec, data.digest, content) if run else None
+    trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
+    if trained is None:
+        trained = train(
+            spec,
+            user_code=user_code,
+            init_model=content,
+            env=place.environment,
+            on_progress=place.on_progress,
+            keep_gpu_choice=place.keep_gpu_choice,
+        )
+        place.stopwatch.worked(
+            read_s=max((worker.read_seconds + worker.quantise_seconds for worker in trained.workers), default=0.0),
+            train_s=max((worker.train_seconds for worker in trained.workers), default=0.0),
+        )
     place.on_trained()
     path = artifacts.save(folder, claim, trained)
+    if inputs:
+        saved_training.note(place, trained, inputs)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
     outcome: Outcome | None = None
@@ -175,7 +180,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=trained.restarts,
-        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in workers),
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
         mlflow_run_id=run.run_id if run else None,
         **(outcome.result() if outcome else {}),
     )

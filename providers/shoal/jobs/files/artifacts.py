@@ -24,7 +24,7 @@ from shoal.training.xgboost import model as xgboost_model
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.training.boosting.request import TrainResult
+    from shoal.training.boosting.request import Framework, TrainResult
     from shoal.training.pytorch.request import FunctionResult
 
 _MODELS = {"xgboost": xgboost_model.FILE_NAME, "lightgbm": lightgbm_model.FILE_NAME}
@@ -126,6 +126,21 @@ def save(folder: str, claim: Claim, trained: TrainResult) -> str:
         storage.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
         storage.write(path, trained.model)
     return path
+
+
+def load_saved(folder: str, framework: Framework) -> TrainResult:
+    """Read a training that :func:`save` has written, without a check that the files are unchanged.
+
+    Args:
+        folder: Path or URI of the attempt's folder.
+        framework: Boosting library of the model.
+
+    Raises:
+        OSError: The files do not exist, or cannot be reached.
+        ValueError: The report is not one of a training.
+    """
+    report = json.loads(storage.read(f"{folder}/{_REPORT}"))
+    return _train_result({**report, "model": b64encode(storage.read(f"{folder}/{_MODELS[framework]}")).decode()})
 
 
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:

@@ -374,6 +374,33 @@ def note_run(store: Store, key: Key, run_id: str) -> None:
         get(session, key).mlflow_run_id = run_id
 
 
+def note_saved(store: Store, key: Key, digest: str) -> None:
+    """Record the digest of the training that an attempt has saved in its folder."""
+    with transaction(store, JobStep.NOTE_SAVED) as session:
+        get(session, key).results_digest = digest
+
+
+def saved_by_failed(store: Store, key: Key) -> list[tuple[Key, str]]:
+    """Return the attempts that have failed since the last other attempt and have saved a training, with the digest.
+
+    The newest attempt is the first. Attempts with another spec are left out, and all that are older.
+
+    Args:
+        store: Store that has the rows.
+        key: The attempt that runs now.
+    """
+    query = select(Job).where(Job.id == key.job_id, Job.attempt <= key.attempt).order_by(Job.attempt.desc())
+    with store.reading() as session:
+        present, *earlier = session.scalars(query)
+    found: list[tuple[Key, str]] = []
+    for job in earlier:
+        if job.state is not JobState.FAILED or job.spec["fingerprint"] != present.spec["fingerprint"]:
+            break
+        if job.results_digest is not None:
+            found.append((Key(job.id, job.attempt), job.results_digest))
+    return found
+
+
 def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 
@@ -445,7 +472,7 @@ def end(
         if most_submissions is not None and submissions(job) > most_submissions:
             return False
         end_job(session, job, state, now, error=error, error_is_permanent=error_is_permanent)
-        job.result, job.results_digest = result, results_digest
+        job.result, job.results_digest = result, results_digest or job.results_digest
         job.progress = progress or job.progress
         if state is JobState.CANCELLED:
             history.record(

@@ -79,10 +79,10 @@ class Fingerprints:
         for name in ("holdout", "skip_if_unchanged"):
             document["register"].pop(name, None)
         document["eval_set"] = {
-            name: known.get(each.model_dump_json()) or _digest(each) for name, each in spec.eval_set.items()
+            name: known.get(each.model_dump_json()) or digest_of(each) for name, each in spec.eval_set.items()
         }
         text = json.dumps(document, sort_keys=True)
-        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
+        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
         """Return the names of the fingerprints (rows, holdout, settings, times of files) that differ from the
@@ -188,7 +188,8 @@ def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
     return state in (None, JobState.SUCCEEDED)
 
 
-def _files_digest(spec: JobSpec) -> str:
+def files_digest(spec: JobSpec) -> str:
+    """Return the digest of the times at which the files of a training's datasets were written."""
     from shoal.data.connector import DataConnector
 
     distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
@@ -200,7 +201,8 @@ def _files_digest(spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 
 
-def _digest(dataset: DatasetSpec) -> str:
+def digest_of(dataset: DatasetSpec) -> str:
+    """Return the digest of a dataset's rows."""
     from shoal.data.connector import DataConnector
 
     return DataConnector.from_spec(dataset).digest()
