@@ -6,11 +6,7 @@ import signal
 
 
 def how_ended(code: int) -> str:
-    """Return the end of a process as a phrase, such as "was killed by SIGSEGV" or "ended with exit code 3".
-
-    Args:
-        code: Exit code as Python reports it: the negative number of a signal if a signal has ended the process.
-    """
+    """Return the end of a process as a phrase, such as "was killed by SIGSEGV" or "ended with exit code 3"."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

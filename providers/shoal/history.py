@@ -79,9 +79,6 @@ def acting_as(name: str) -> Iterator[None]:
 
     The name applies to this thread or asyncio task only. In nested blocks, the innermost name applies.
 
-    Args:
-        name: Name of the user or program, at most 500 characters.
-
     Raises:
         InvalidArgumentError: The name is empty or too long.
 
@@ -117,18 +114,6 @@ def record(
 ) -> None:
     """Add a line to the record of actions, in the transaction that makes the change. Credentials are removed from the
     line's texts.
-
-    Args:
-        session: The write transaction.
-        kind: What was done.
-        subject: Name of the changed object.
-        holder: Holder on whose behalf this process acts. The line names this holder as the actor, unless `acting_as`
-            has set another name.
-        at: Seconds since the epoch.
-        pool: Name of the pool; None if the action belongs to no pool.
-        detail: Details of the request.
-        outcome: Outcome of the action.
-        operation_id: Id of the operation that was requested.
     """
     session.add(
         Action(
@@ -149,11 +134,6 @@ def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
 
     A sweep that found nothing to do is recorded only inside a block of `acting_as`, because then a user has asked for
     the sweep. Clean-up tasks and janitors sweep often, and would fill the record with such lines.
-
-    Args:
-        store: The state store.
-        did: Sentences about what the sweep has done, as the sweep returned them.
-        holder: Holder on whose behalf this process sweeps.
     """
     if did or is_named():
         with store.transaction() as session:
@@ -164,14 +144,7 @@ def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
 
 
 def record_end(session: Session, operation_id: str, outcome: str, *, at: float) -> None:
-    """Add a line about the end of an operation to the record. The line names the actor who requested the operation.
-
-    Args:
-        session: The write transaction.
-        operation_id: Id of the operation.
-        outcome: How the operation ended.
-        at: Seconds since the epoch.
-    """
+    """Add a line about the end of an operation to the record. The line names the actor who requested the operation."""
     asked = session.scalars(select(Action).where(Action.operation_id == operation_id).order_by(Action.id)).first()
     if asked is not None:
         session.add(
@@ -197,13 +170,6 @@ def read(
     store: Store | None = None,
 ) -> list[Entry]:
     """Return lines of the record of actions, the newest first.
-
-    Args:
-        pool: Only actions on this pool and its jobs. The lines about a deleted pool are kept.
-        kind: Only actions of this kind, such as ``"scaled"``.
-        since: Only actions at this time or later, in seconds since the epoch.
-        limit: Greatest number of lines, 1 to 100,000.
-        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
 
     Raises:
         InvalidArgumentError: An argument is not legal.

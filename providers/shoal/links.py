@@ -79,11 +79,7 @@ def dashboard_link(address: str | None) -> Link | None:
 
 
 def job_page(job_id: str) -> str | None:
-    """Return the address of a job's page; None if ``SHOAL_UI_URL`` does not contain the web address of `shoal ui`.
-
-    Args:
-        job_id: Id of the job.
-    """
+    """Return the address of a job's page; None if ``SHOAL_UI_URL`` does not contain the web address of `shoal ui`."""
     base = web_address(os.environ.get("SHOAL_UI_URL"))
     return f"{base}/jobs/{_part(job_id)}" if base else None
 

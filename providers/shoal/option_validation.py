@@ -70,10 +70,6 @@ def later_option(default: Any, description: str) -> Any:
     """Return the field of an option that shoal 0.1.0 did not have. The option is not stored while it has its default
     value: a spec that an earlier version has stored then keeps its fingerprint, and processes of that version, which
     refuse unknown options, can read it.
-
-    Args:
-        default: Default value of the option.
-        description: Description of the option.
     """
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
@@ -81,11 +77,6 @@ def later_option(default: Any, description: str) -> Any:
 def unknown_value(field: str, given: str, allowed: str) -> str:
     """Return the error message for a text that is not among the allowed values of an option. The message suggests the
     allowed value that is most similar to the text.
-
-    Args:
-        field: Name of the option.
-        given: The text, without credentials.
-        allowed: The allowed values, each in single quotation marks, such as ``'xgboost' or 'lightgbm'``.
     """
     near = difflib.get_close_matches(given, re.findall("'([^']*)'", allowed), n=1)
     return f'unknown {field} "{given}": it can be {allowed}' + (f"; did you mean {near[0]}?" if near else "")
@@ -97,11 +88,6 @@ def _explained(
 ) -> Iterator[None]:
     """If pydantic raises an error in the ``with`` block, raise `InvalidArgumentError` instead. The message names each
     wrong option.
-
-    Args:
-        model: Class whose options are validated in the ``with`` block.
-        is_certain: Returns False for a problem that may disappear when a placeholder gets its value. Such a problem
-            raises no error.
     """
     try:
         yield
@@ -118,13 +104,7 @@ def _explained(
 
 
 def _is_certain(problem: Mapping[str, Any], fields: Any, is_known: Callable[[Any], bool]) -> bool:
-    """Return whether a problem that pydantic has found will remain when placeholders (templates) get their values.
-
-    Args:
-        problem: The problem.
-        fields: The options that were validated.
-        is_known: Returns False for a value that contains a placeholder.
-    """
+    """Return whether a problem that pydantic has found will remain when placeholders (templates) get their values."""
     found = fields
     for step in problem["loc"][:-1]:
         try:
@@ -166,12 +146,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the option names of the pydantic model to which `path` leads, or an empty list if it leads to no model.
-
-    Args:
-        model: The outer model.
-        path: Names of fields, keys and indexes that lead from the outer model to the nested one.
-    """
+    """Return the option names of the pydantic model to which `path` leads, or an empty list if it leads to no model."""
     found: type[BaseModel] | None = model
     for step in path:
         if found is None:

@@ -139,9 +139,6 @@ def hiding(hide: Callable[[str], str]) -> Iterator[None]:
     runs.
 
     All threads of the process use the function, because any of them may raise or log an error that contains a secret.
-
-    Args:
-        hide: Function that returns a copy of a text without the known secrets.
     """
     global _hide_known
     before, _hide_known = _hide_known, hide
@@ -307,12 +304,7 @@ def _spans(text: str, *, whole: bool) -> list[_Span]:
 
 
 def _users(text: str, *, whole: bool) -> Iterator[_Span]:
-    """Yield the position of user and password in each URI of a text.
-
-    Args:
-        text: The text.
-        whole: Whether the text is nothing but a URI.
-    """
+    """Yield the position of user and password in each URI of a text."""
     at = text.find("://")
     while at >= 0:
         start = at + 3
@@ -345,10 +337,6 @@ def _rest_of_uri(text: str, start: int) -> str:
 def _user_length(scheme: str, rest: str) -> int:
     """Return the length of the part ``user:password@`` that follows the ``://`` of a URI, or 0 if this part contains no
     secret.
-
-    Args:
-        scheme: Scheme of the URI in lower case.
-        rest: The URI after ``://``.
     """
     authority = _authority(rest)
     user, at, _ = authority.rpartition("@")

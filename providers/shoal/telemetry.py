@@ -59,14 +59,7 @@ def job_queued(pool: str, framework: str, seconds: float) -> None:
 
 
 def job_ended(pool: str, framework: str, state: str, seconds: Mapping[str, float] | None = None) -> None:
-    """Increase the count of ended attempts of jobs, and record the duration of each step of the attempt.
-
-    Args:
-        pool: Name of the pool.
-        framework: The spec's framework.
-        state: Final state of the attempt.
-        seconds: Duration of each step of the attempt in seconds; None if the steps were not measured.
-    """
+    """Increase the count of ended attempts of jobs, and record the duration of each step of the attempt."""
     if (found := _instruments()) is not None:
         attributes = _attributes(pool, framework)
         found.ended.add(1, {**attributes, "shoal.job.state": state})
@@ -76,24 +69,14 @@ def job_ended(pool: str, framework: str, state: str, seconds: Mapping[str, float
 
 
 def nodes_awaited(pool: str, outcome: str, seconds: float) -> None:
-    """Record how long a call has waited for a pool to reach the requested size.
-
-    Args:
-        pool: Name of the pool.
-        outcome: State of the operation when the wait ended.
-        seconds: Seconds of the wait.
-    """
+    """Record how long a call has waited for a pool to reach the requested size."""
     if (found := _instruments()) is not None:
         found.capacity.record(seconds, {"shoal.pool": _pool(pool), "shoal.operation.state": outcome})
         found.flush()
 
 
 def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
-    """Report the number of nodes in each export of metrics, until this process ends.
-
-    Args:
-        counts: Returns the number of nodes. It is called in a thread of the exporter.
-    """
+    """Report the number of nodes in each export of metrics, until this process ends."""
     if (found := _instruments()) is not None:
         found.follow_nodes(counts)
 

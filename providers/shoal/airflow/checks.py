@@ -150,12 +150,6 @@ def check_nodes(
     """Check the number of nodes that an operator requests. Also check the options of the request, if the operator has
     such options.
 
-    Args:
-        arguments: Arguments of the operator.
-        name: Name of the argument with the number.
-        pool: Definition of the pool; None if it is not known.
-        options_type: Class that defines and checks the options.
-
     Raises:
         InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
     """
@@ -179,15 +173,6 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
 
     While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
     task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
-
-    Args:
-        size: Number of nodes.
-        name: Name of the argument with the number.
-        pool: Definition of the pool in the DAG.
-        in_task: Whether a task of Airflow runs now.
-
-    Raises:
-        InvalidArgumentError: The number is above MAX_NODES.
     """
     try:
         pool.check_size(size, name)
@@ -211,10 +196,6 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
 def node_count(value: Any, name: str) -> int:
     """Convert an argument with a number of nodes to an integer. A rendered template contains the number as text.
 
-    Args:
-        value: The number, or its text.
-        name: Name of the argument, for the message.
-
     Raises:
         InvalidArgumentError: The value is not an integer of 1 or more.
     """
@@ -227,10 +208,6 @@ def check_paths(fields: Any, script: Any = None) -> None:
     """Check that the paths in an operator's arguments are absolute or URIs.
 
     A path that begins with a template is checked by a second call, after Airflow has rendered the template.
-
-    Args:
-        fields: Fields of a job's spec as a dict, or the spec itself. Any other value is not checked.
-        script: The operator's `train_func`.
 
     Raises:
         InvalidArgumentError: A path is relative.

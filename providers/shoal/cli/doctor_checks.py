@@ -299,9 +299,6 @@ def reconciler(pools: list[PoolStatus]) -> Check:
     """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
 
     Reconcilers of other `$SHOAL_HOME` folders are ignored.
-
-    Args:
-        pools: All pools in the store.
     """
     found = _reconciler_process()
     if found is not None:

@@ -44,11 +44,6 @@ def install() -> None:
 def on_interrupt(notice: str, outcome: str) -> Iterator[None]:
     """Print a message when Ctrl-C or SIGTERM interrupts the ``with`` block, and raise InterruptedCommandError.
 
-    Args:
-        notice: Text that is printed at once, because undoing the operation may take long.
-        outcome: Message of the raised error, which is printed after the operation was undone. If a second signal
-            interrupts this, a different message is used.
-
     Raises:
         InterruptedCommandError: The block was interrupted. The InterruptedCommandError replaces the
             `KeyboardInterrupt`.

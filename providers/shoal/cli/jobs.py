@@ -184,9 +184,6 @@ def prune(
 def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
     """Return a context manager that yields the name of a job's pool. The context manager may start a temporary pool for
     the job.
-
-    Raises:
-        NoPoolError: The command does not wait for the job (`detach`), and no existing pool can run the job.
     """
     from shoal.distributors.call_pool import pool_for_job
     from shoal.pool.selection import which_pool

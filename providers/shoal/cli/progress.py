@@ -56,11 +56,7 @@ class PoolProgress:
             self._bar.stop()
 
     def __call__(self, status: PoolStatus) -> None:
-        """Show how many nodes are in which state, and print the error of each failed node once.
-
-        Args:
-            status: Current status of the pool.
-        """
+        """Show how many nodes are in which state, and print the error of each failed node once."""
         for node in status.failed:
             self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
         counts = describe_counts(status)

@@ -31,9 +31,6 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
     Columns of the same kind (text, integers or booleans) get the same type, even if the files store their values with
     different widths.
 
-    Args:
-        type_: Type of the column.
-
     Returns:
         large_string, int64 or bool; None if the column cannot be categorical.
     """
@@ -51,13 +48,6 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
     """Read columns, one row group at a time, and collect the distinct values (categories) of each column.
-
-    Args:
-        source: The dataset to read.
-        columns: Columns of text, integers or booleans. A null is not a category.
-
-    Returns:
-        Column -> its categories, in the order of `columns`. The order of the rows does not change the categories.
 
     Raises:
         DataError: If a column has more than :data:`MOST_CATEGORIES` categories, or only nulls.
@@ -92,13 +82,6 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
     """Replace the values of a table's categorical columns by integer codes, and return the new table.
 
-    Args:
-        table: The rows to encode.
-        categories: Result of `find_categories`. Columns that are not in this dict stay unchanged.
-
-    Returns:
-        A table whose categorical columns are int32. The code is null if the value is null or an unknown category.
-
     Raises:
         DataError: If a column holds an integer outside the range of int64.
     """
@@ -117,12 +100,6 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
     """Convert the lists from `to_lists` back to Arrow arrays of categories.
-
-    Args:
-        lists: Column -> its categories as str, int or bool. A model from another program may also contain floats.
-
-    Returns:
-        Column -> its categories as an Arrow array.
 
     Raises:
         DataError: If the categories are of another type, or of several types.

@@ -39,15 +39,6 @@ def validate_columns(
 ) -> None:
     """Check that all columns exist in every file that has rows, have supported types, and are not entirely null.
 
-    Args:
-        source: The dataset.
-        input_cols: Feature columns.
-        label_col: Label column; None if the dataset has no label.
-        extra_cols: Further columns, such as weights.
-        categorical_cols: Subset of the feature columns whose values are categories: text, integers or booleans. All
-            other columns must be numeric or boolean.
-        allow_all_null: Whether to accept columns that are entirely null. Validation and prediction data may have them.
-
     Raises:
         InvalidArgumentError: If a column argument is invalid, or the column arguments contradict each other.
         DataError: If a file lacks a column or stores it in a type that has no common type with the other files, a type
@@ -80,14 +71,6 @@ def validate_columns(
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
     """Check that all columns exist in every file that has rows, and have a type that torch supports in all files.
-
-    Args:
-        source: The dataset.
-        columns: Names of columns; None for all columns.
-
-    Returns:
-        Column -> name of the NumPy dtype of its values, in the order of `columns`; see
-        :func:`shoal.data.tensor_columns.dtype_of`.
 
     Raises:
         InvalidArgumentError: If `columns` is not a list of distinct names, or is empty.
@@ -165,11 +148,6 @@ def _first_length(source: ParquetSource, name: str) -> int:
 def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
     """Yield each row group with rows, the metadata of the elements of a column of lists in it, and the number of its
     rows without filters.
-
-    Args:
-        source: Dataset.
-        name: Name of the column.
-        depth: Number of lists that lie in each other.
     """
     for group in source.row_groups():
         if not group.rows:
@@ -184,10 +162,6 @@ def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[Ro
 def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
     """Check that all files with rows have the columns in types that have a common type, so that one table can contain
     all rows.
-
-    Args:
-        source: The dataset.
-        columns: Columns to check.
 
     Raises:
         DataError: If a file lacks a column, a column has no common type, or a value would be lost in the common type.
@@ -221,10 +195,6 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
 def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
     """Check that categorical columns have the same kind of type (text, integer or boolean) as in the training set.
 
-    Args:
-        source: Dataset to evaluate or to predict.
-        types: Categorical column -> its type in the training set, or the type of its categories.
-
     Raises:
         DataError: If the types of a column cannot be compared. The message names the column and both types.
     """
@@ -242,10 +212,6 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
 def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
     """Check that columns contain integers, because a model was trained on integer codes of their categories.
-
-    Args:
-        source: Dataset to predict.
-        columns: Categorical columns whose categories the model does not contain.
 
     Raises:
         DataError: If a column is of another type. The message names the column and its type.
@@ -267,11 +233,6 @@ def check_no_nulls(source: ParquetSource, column: str, role: str = "label") -> N
 
     If a footer has no statistics, this check cannot find nulls. :func:`check_finite` finds them when the rows are
     read.
-
-    Args:
-        source: The dataset.
-        column: Name of the column.
-        role: Role of the column, such as "label", for the error message.
 
     Raises:
         DataError: If a value is null. The message names the file, the row group and the column.
@@ -297,10 +258,6 @@ def decimals_of(source: ParquetSource, columns: Iterable[str]) -> list[str]:
 def check_weight(source: ParquetSource, weight_col: str) -> None:
     """Check with the statistics in the footers that not all weights are zero.
 
-    Args:
-        source: The dataset.
-        weight_col: Column of weights.
-
     Raises:
         DataError: If the weight of every row is zero, so that no model can be trained.
     """
@@ -318,10 +275,6 @@ def check_weight(source: ParquetSource, weight_col: str) -> None:
 def check_group(source: ParquetSource, group_col: str) -> None:
     """Check that the group column exists in every file that has rows, with the same type.
 
-    Args:
-        source: The dataset.
-        group_col: Column with the group of each row, of any type.
-
     Raises:
         DataError: If a file lacks the column, or stores it in another type than the other files.
     """
@@ -334,13 +287,6 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
 
     The check is necessary, because the boosting libraries accept NaN in labels, weights and margins, and treat it as a
     number.
-
-    Args:
-        values: The values ``[rows]`` of one row range, nulls as NaN.
-        what: Role of the column, such as "label".
-        column: Name of the column.
-        part: Row range that the values were read from.
-        advice: What the user can do about such a value; the last words of the message.
 
     Raises:
         DataError: If a value is null, NaN or infinite. The message names the file, the row group, the column and the
@@ -358,12 +304,6 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
 
 def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], part: RowRange) -> None:
     """Check the bounds of the labels of a row range, because XGBoost trains with impossible bounds, too.
-
-    Args:
-        lower: Lower bounds ``[rows]``, nulls as NaN.
-        upper: Upper bounds ``[rows]``, nulls as NaN; infinite if a label has no upper bound.
-        columns: Names of the columns of the lower and the upper bounds.
-        part: Row range that the values were read from.
 
     Raises:
         DataError: A lower bound is negative or infinite, an upper bound is 0 or below the lower bound, or a bound is
@@ -386,12 +326,6 @@ def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:
     """Check that column arguments are lists of names, and that no column has two roles, such as feature and label.
-
-    Args:
-        input_cols: Feature columns.
-        label_col: Label column, if there is one.
-        extra_cols: Further columns, such as weights.
-        categorical_cols: Feature columns whose values are categories.
 
     Raises:
         InvalidArgumentError: An argument is a single name instead of a list, a feature is named twice or is the label,

@@ -11,11 +11,6 @@ from shoal.errors import DataError
 def check_present(path: str, name: str, present: Sequence[str]) -> None:
     """Check that a file has exactly one column of a given name.
 
-    Args:
-        path: Path of the file, for the message.
-        name: Name of the column.
-        present: Names of the file's columns.
-
     Raises:
         DataError: If the file has no column or several columns with this name. The message contains similar names.
     """

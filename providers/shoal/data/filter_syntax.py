@@ -30,14 +30,6 @@ _FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of suc
 def parse_filters(given: Any) -> Filters:
     """Check the filters that the user wrote, and convert them to nested tuples (:data:`Filters`).
 
-    Args:
-        given: A list of terms ``[column, operator, value]``, which are joined with AND, or a list of such lists, which
-            are joined with OR. Tuples are accepted in place of lists, and ``==`` in place of ``=``. A value is a bool,
-            a number, a text, a date or a datetime; "in" and "not in" take a list of values of one kind.
-
-    Returns:
-        The filters with dates and datetimes as ISO text.
-
     Raises:
         InvalidArgumentError: If the form, an operator or a value is wrong. The message names the term.
     """

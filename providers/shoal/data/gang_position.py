@@ -54,9 +54,6 @@ def set_current_position(position: GangPosition) -> None:
     """Set the rank of this process and the size of its gang (the workers of one training).
 
     The training package calls this function in each worker.
-
-    Args:
-        position: New position. `ALONE` is the position of a process that belongs to no gang.
     """
     global _position
     _position = position

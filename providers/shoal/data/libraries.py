@@ -13,9 +13,6 @@ from shoal.errors import MissingExtraError
 def need(*packages: str) -> None:
     """Check that libraries are installed, before code that reads or writes rows imports them.
 
-    Args:
-        packages: Import names of libraries that the extra ``data`` installs.
-
     Raises:
         MissingExtraError: If one of the libraries is not installed.
     """

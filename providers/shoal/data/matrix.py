@@ -16,17 +16,7 @@ _BLOCK_ROWS = 4_096
 
 
 def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -> np.ndarray:
-    """Copy columns into a dense matrix. Each value is copied only once.
-
-    Args:
-        table: The rows.
-        columns: Numeric (also decimal) or boolean columns, in this order.
-        dtype: Type in which the library reads features: ``float32`` for XGBoost, which rounds every value to it itself
-            (integers above 2**24, for example), or ``float64`` for LightGBM.
-
-    Returns:
-        A C-contiguous array ``[rows, len(columns)]`` of `dtype`; nulls are NaN.
-    """
+    """Copy columns into a dense matrix. Each value is copied only once."""
     import numpy as np
 
     matrix = np.empty((table.num_rows, len(columns)), dtype=dtype)
@@ -43,16 +33,7 @@ def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -
 
 
 def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarray:
-    """Copy one column of a table into a NumPy vector.
-
-    Args:
-        table: The rows.
-        column: A numeric (also decimal) or boolean column.
-        dtype: ``float64`` or ``float32``.
-
-    Returns:
-        An array ``[rows]`` of `dtype`; nulls are NaN.
-    """
+    """Copy one column of a table into a NumPy vector."""
     import numpy as np
 
     vector = np.empty(table.num_rows, dtype=dtype)

@@ -40,10 +40,6 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
     This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.staging.sql.stage_select`
     prevents writes with a read-only transaction or connection.
 
-    Args:
-        sql: The statement, with parameters as ``:name``.
-        params: Parameter -> its value.
-
     Raises:
         InvalidArgumentError: If the statement is not a single SELECT or WITH, or contains a comment that a database
             runs as SQL. Also if a parameter has no value, or a value has no parameter.
@@ -87,18 +83,7 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 def narrowed_query(
     sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
 ) -> tuple[str, dict[str, Any]]:
-    """Return a query that selects only the rows of the given query in which a column has a given value.
-
-    Args:
-        sql: The query: one SELECT, with parameters as ``:name``.
-        params: Parameter -> its value.
-        column: Name of the column, quoted as the database needs it;
-            see :func:`shoal.data.staging.sql.quoted_column`.
-        value: The value. It is passed as a parameter, and is not inserted into the text of the query.
-
-    Returns:
-        The new query, and its parameters.
-    """
+    """Return a query that selects only the rows of the given query in which a column has a given value."""
     name = "each_value"
     while name in params:
         name += "_"

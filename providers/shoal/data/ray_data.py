@@ -27,14 +27,6 @@ _ERROR = "__shoal_data_error__"
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
     """Read row ranges (rows of one row group) in Ray Data tasks, and yield one table per range.
 
-    Args:
-        source: The dataset.
-        ranges: Row ranges to read.
-        columns: Columns to return, in this order; all by default.
-
-    Yields:
-        One table per range, in the order of `ranges`.
-
     Raises:
         InvalidArgumentError: If this process is not connected to Ray.
         DataError: If :meth:`ParquetSource.read` raises a DataError in a task, or Ray Data returns more or fewer rows
@@ -79,17 +71,6 @@ def ranges_dataset(
 ) -> Any:
     """Return a lazy Ray Dataset that reads row ranges in the given order.
 
-    Args:
-        source: The dataset.
-        ranges: Row ranges to read; at least one.
-        columns: Columns to read; all by default.
-        concurrency: Number of read tasks that run at the same time; None lets Ray choose the number.
-        errors_as_rows: Whether a read task returns a DataError as a row instead of raising the error. Ray wraps an
-            exception of a task in another exception, and loses the original exception when it pickles the wrapper.
-
-    Returns:
-        A ``ray.data.Dataset``.
-
     Raises:
         MissingExtraError: If Ray is not installed.
         InvalidArgumentError: If this process is not connected to Ray.
@@ -130,9 +111,6 @@ def ranges_dataset(
 
 def connected_ray() -> Any:
     """Import Ray Data, check that this process is connected to a Ray cluster, and return the module ``ray``.
-
-    Returns:
-        The module ``ray``.
 
     Raises:
         MissingExtraError: If Ray is not installed.

@@ -41,11 +41,7 @@ class DataShard:
         return self.shard.rows
 
     def iter_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read this worker's rows and yield one table per row range (rows of one row group).
-
-        Args:
-            columns: Columns to read, in this order; all by default.
-        """
+        """Read this worker's rows and yield one table per row range (rows of one row group)."""
         return self.ingester.iter_batches(self.shard, columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -53,11 +49,7 @@ class DataShard:
         return self._read(columns, None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored.
-
-        Args:
-            limit: Maximum number of rows to read; all by default.
-        """
+        """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored."""
         from shoal.data.parquet.pandas_frames import to_frame
 
         return to_frame(self._read(None, limit), self.ingester.source)
@@ -79,20 +71,6 @@ class DataShard:
         pad: bool = True,
     ) -> TorchDataset:
         """Return a torch ``IterableDataset`` of this worker's rows.
-
-        Args:
-            batch_size: Number of rows per item. An item is a dict of column -> tensor ``[batch_size]`` (a list for text
-                and bytes). With None, an item is one row: a dict of column -> int, float, bool, str or bytes.
-            shuffle: Whether each ``iter()`` is a new epoch with its own order, which depends on the gang's seed, the
-                rank and the epoch.
-            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
-            columns: Columns to return, in this order; all by default.
-            pad: Whether to repeat rows of the shard until it has as many rows as the largest shard. Without padding, a
-                rank with more rows may wait forever in a collective operation, because another rank has no rows left.
-
-        Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
-            dataset directly.
 
         Raises:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if

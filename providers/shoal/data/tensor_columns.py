@@ -26,9 +26,6 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 def dtype_of(type_: pa.DataType) -> str | None:
     """Return the NumPy dtype to which a column of an Arrow type is converted.
 
-    Args:
-        type_: Type of the column. For a dictionary type, the type of its values is used.
-
     Returns:
         Name of the dtype; None if torch does not support the type. Signed integers, uint8 and floats keep their width.
         uint16 becomes int32, and uint32 and uint64 become int64. Decimals become float64, and text and bytes become
@@ -52,10 +49,6 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
 def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.DataType] | None:
     """Return the shape of the lists of a column, and the type of their elements.
-
-    Args:
-        type_: Type of the column.
-        length: Number of elements of each list, if the type does not contain it.
 
     Returns:
         Shape of one row, and type of the elements; None if the column is not one of lists, or if lists of several
@@ -123,12 +116,6 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
     The values are not copied if they already have the right type.
 
-    Args:
-        column: Values of the column.
-        name: Name of the column.
-        dtype: Result of :func:`dtype_of` for the column's type.
-        part: Row range that the values were read from, for error messages.
-
     Returns:
         A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an
         Arrow array ``[rows]`` for text (large_string) and bytes
@@ -173,16 +160,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
-    """Concatenate several arrays that contain values of the same column, and reorder the values.
-
-    Args:
-        pieces: Values of the column, one array per row range.
-        order: For each position of the result, the index of the value in the concatenated array: int array ``[rows]``.
-            None keeps the order.
-
-    Returns:
-        An array ``[rows]``. If there is only one array and `order` is None, this array is returned without a copy.
-    """
+    """Concatenate several arrays that contain values of the same column, and reorder the values."""
     import numpy as np
     import pyarrow as pa
 

@@ -70,12 +70,7 @@ class TimeRange:
 
 
 def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
-    """Return the only date or timestamp column among some columns of a dataset; None if there are none or several.
-
-    Args:
-        candidates: Names of the columns, such as those of the dataset's filters.
-        schema: Names and types of all columns of the dataset.
-    """
+    """Return the only date or timestamp column among some columns of a dataset; None if there are none or several."""
     import pyarrow as pa
 
     kinds = ((name, schema.field(name).type) for name in candidates)
@@ -87,10 +82,6 @@ def within(values: pa.ChunkedArray, ranges: Iterable[TimeRange]) -> pa.ChunkedAr
     """Return for each value of a time column whether the value is in one of the given ranges.
 
     A null counts as a value in the ranges, because its time is not known.
-
-    Args:
-        values: The column.
-        ranges: Ranges of the column. A range whose times cannot be compared with the values contains none of them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

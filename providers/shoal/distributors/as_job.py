@@ -106,11 +106,6 @@ class JobCall(Generic[T]):
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> JobCall[T]:
     """Return the `JobCall` object that trains a boosting model as a job.
 
-    Args:
-        request: Description of the training. Its `init_model` is a file that `code_store` has stored.
-        user_code: Callbacks, objective and metrics of the user.
-        returned: Function that converts the result of the training to the value of the call.
-
     Raises:
         DataError: The footers of the Parquet files show that the data cannot be used.
         InvalidArgumentError: The folder for the model cannot be written.
@@ -145,12 +140,6 @@ def function(
 ) -> JobCall[Any]:
     """Return the `JobCall` object that runs a function on all ranks as a job.
 
-    Args:
-        request: Workers, datasets and settings of the run.
-        program: The function and its arguments, pickled.
-        pool: Function that finds the pool. By default, the pool in `run_config` or an embedded pool is used.
-        returns: Value that the call returns; see `Returns`.
-
     Raises:
         InvalidArgumentError: The folder for the results cannot be written.
     """
@@ -171,12 +160,7 @@ def function(
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
-    """Return the `JobCall` object that predicts the rows of a dataset as a job.
-
-    Args:
-        spec: Spec of the prediction. If the spec names no pool, the pool in `$SHOAL_POOL`, the only pool that is up or
-            an embedded pool is used.
-    """
+    """Return the `JobCall` object that predicts the rows of a dataset as a job."""
     read = partial(call_values.prediction, output_path=spec.output_path)
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
 

@@ -49,19 +49,6 @@ def pool_for(
     """Yield the name of the pool that a call uses: the pool that the user has named, else the only pool that is up.
     If there is no such pool, use an embedded pool, and print why.
 
-    Args:
-        name: Name of the pool that the user has given; None: the pool in `$SHOAL_POOL`, or the only pool that is up.
-        cpus: Smallest number of CPUs of an embedded pool.
-        gpus: Function that returns the number of GPUs of an embedded pool, such as `gpus_of`. `ALL` means all free
-            GPUs.
-        least_gpus: Smallest number of GPUs with which an embedded pool that gets all free GPUs can be used.
-        ray: Function that returns whether an embedded pool has to run Ray, such as `ray_for`.
-        size_on: Function that returns how many nodes of a pool are leased for the call if the pool is not embedded.
-            None: no nodes are leased.
-        job_id: Id of the job that the ``with`` block submits. The leased nodes, or the embedded pool, last as long as
-            this job. None: they last as long as the block.
-        timeout_s: Longest time in seconds to wait for GPUs that other embedded pools have claimed. None: no limit.
-
     Raises:
         PoolNotFoundError: No pool has this name.
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
@@ -93,12 +80,7 @@ def pool_for(
 def pool_for_job(
     spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
-
-    Args:
-        spec: Spec of the job.
-        job_id: See `pool_for`.
-    """
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job."""
     return pool_for(
         spec.run_config.pool_name,
         gpus=partial(gpus_of, spec),
@@ -152,17 +134,6 @@ def embedded_pool(
     A pool that belongs to this process stays up for the next calls of the process (see `pool_of_process`). If other
     embedded pools have claimed the GPUs that a new pool needs, first wait until the other pools have released these
     GPUs.
-
-    Args:
-        cpus: Smallest number of CPUs that the node offers. By default, the node offers all CPUs of this process.
-        gpus: Number of GPUs that the node offers. By default, the node offers all GPUs that this process may use and
-            that no other node has claimed.
-        least_gpus: Smallest number of GPUs with which a pool that gets all free GPUs can be used.
-        ray: Whether the pool has to run Ray. A pool without Ray starts in a second, and has no GPUs.
-        job_id: Id of the job that the ``with`` block submits. The pool belongs to this job, and goes down when the job
-            has ended. None: the pool belongs to this process.
-        timeout_s: Longest time in seconds to wait for GPUs. None: no limit.
-        why: Reason for an embedded pool, which is printed if a pool is started.
 
     Raises:
         InvalidArgumentError: This machine has fewer GPUs than `gpus`.
@@ -225,10 +196,6 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
 
     The old pool would end by itself soon after the earlier attempt. But the new pool has the same name, so the new pool
     cannot start while the old pool is up.
-
-    Args:
-        spec: Definition of the pool for the new attempt.
-        job_id: Id of the job.
     """
     pool = ComputePool(spec)
     with suppress(PoolNotFoundError):
@@ -241,12 +208,7 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
 
 
 def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
-    """Print a warning if a new embedded pool has no GPU although this machine has GPUs.
-
-    Args:
-        pool: The pool.
-        found: The GPUs of this machine.
-    """
+    """Print a warning if a new embedded pool has no GPU although this machine has GPUs."""
     if not found or any(node["gpus"] for node in pool.get_nodes()):
         return
     claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
@@ -267,13 +229,6 @@ def _leased_for_job(pool: ComputePool, size: int, job_id: str, owner: ProcessId 
 
     If the block raises and the job does not run, the lease is released at once. If this process is killed in the block,
     the lease expires a minute later.
-
-    Args:
-        pool: Client of the pool, with the job as the holder. A pool that is down is started, and goes down with its
-            last lease and job.
-        size: Number of nodes.
-        job_id: Id of the job.
-        owner: Process to which a started pool belongs.
     """
     lease = pool.lease(size, ttl=JOB_LEASE_TTL, bring_up=True, owner=owner)
     try:

@@ -66,12 +66,6 @@ def value_of(result: FunctionResult, rank: int) -> Any:
 def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) -> Callable[[JobResult], Any]:
     """Return the function that reads the value of a call from the result of the call's job.
 
-    Args:
-        spec: Spec of the job, from the store. The returned function holds no reference to the spec, so that data that
-            were staged for the job can be removed.
-        job_id: Id of the job, for messages.
-        artifact_location: The job's `artifact_location` with its credentials, which the store does not keep.
-
     Raises:
         InvalidArgumentError: `artifact_location` is not that of the job.
     """
@@ -88,16 +82,7 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
 
 
 def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
-    """Return a job's `artifact_location`: the location that the user has given, else the location in the store.
-
-    Args:
-        stored: The location in the store, without credentials.
-        job_id: Id of the job, for the message.
-        given: The location that the user has given, which may contain credentials; None: the stored one.
-
-    Raises:
-        InvalidArgumentError: Both locations are given, and differ in more than their credentials.
-    """
+    """Return a job's `artifact_location`: the location that the user has given, else the location in the store."""
     if given is None:
         return stored
     location = resolved(given)
@@ -122,12 +107,7 @@ def _with_advice(read: Callable[[JobResult], Any], result: JobResult) -> Any:
 
 
 def prediction(result: JobResult, *, output_path: str) -> PredictResult:
-    """Convert the result of a prediction job to the return value of `predict`.
-
-    Args:
-        result: Result of the job.
-        output_path: The job's `output_path`, with its credentials, which the result does not contain.
-    """
+    """Convert the result of a prediction job to the return value of `predict`."""
     from shoal.jobs import PredictResult
     from shoal.jobs.files import storage
 
@@ -145,13 +125,7 @@ def prediction(result: JobResult, *, output_path: str) -> PredictResult:
 
 
 def function_value(result: JobResult, *, location: str | None, returns: Returns) -> Any:
-    """Read the return value of a function from the result of the job that has run the function.
-
-    Args:
-        result: Result of the job.
-        location: The job's `artifact_location`.
-        returns: Value to return; see `Returns`.
-    """
+    """Read the return value of a function from the result of the job that has run the function."""
     from shoal.jobs import load_results
 
     answer = load_results(result, location)

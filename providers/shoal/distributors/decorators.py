@@ -66,15 +66,6 @@ class Site:
     ) -> Call[Any]:
         """Return the `Call` object that runs a function in every worker.
 
-        Args:
-            function: The function.
-            args: Positional arguments of the function.
-            kwargs: Keyword arguments of the function.
-            scaling: Workers that call the function.
-            once: Whether the resources in `requested` are for the Ray tasks and actors that the function starts itself,
-                instead of for the workers that call the function.
-            returns: Value of a call that is submitted; see `Returns`. A call that waits returns a `Response`.
-
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
         """
@@ -92,14 +83,6 @@ class Site:
 
         If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
         all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.
-
-        Args:
-            job_id: Id of the job to which the leased nodes, or the embedded pool, belong. None: they belong to the
-                ``with`` block.
-
-        Raises:
-            InvalidArgumentError: A worker needs more CPUs or GPUs than one node has, or the call needs more nodes than
-                the pool's MAX_NODES.
         """
         from shoal.distributors.call_pool import embedded_pool, pool_for
 
@@ -173,9 +156,6 @@ class DistributedFunction(_Decorated[P, T]):
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call the decorated function once in every worker, and wait until all calls have ended.
 
-        Returns:
-            The return values of the function in all workers, in the order of the ranks.
-
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
             CapacityError: The nodes have no room for the workers.
@@ -189,9 +169,6 @@ class DistributedFunction(_Decorated[P, T]):
         """Call the decorated function once in every worker as a job, and return without waiting for the job.
 
         The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
-
-        Returns:
-            Handle of the call, whose ``result()`` returns the same as `distributed`.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this
@@ -222,9 +199,6 @@ class LaunchedFunction(_Decorated[P, T]):
         The process of the function reserves no CPUs and no GPUs, so that all of them are free for the tasks and actors
         that the function starts.
 
-        Returns:
-            The return value of the function.
-
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
             CapacityError: The nodes have no room for the requested workers.
@@ -238,9 +212,6 @@ class LaunchedFunction(_Decorated[P, T]):
         """Call the decorated function once as a job (see `distributed`), and return without waiting for the job.
 
         The job goes on when this process ends. Leased nodes, or an embedded pool, last as long as the job.
-
-        Returns:
-            Handle of the call, whose ``result()`` returns the same as `distributed`.
 
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them; or this

@@ -80,13 +80,7 @@ def check_submit() -> None:
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:
-    """Return the `Call` object that trains a boosting model.
-
-    Args:
-        request: Description of the training. Its `init_model` is a file that `code_store` has stored.
-        user_code: The user's callbacks, objective and metrics.
-        returned: Function that converts the trained model and the statistics of the training to the value of the call.
-    """
+    """Return the `Call` object that trains a boosting model."""
     if not is_connected():
         from shoal.distributors import as_job
 
@@ -107,15 +101,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 def function(
     request: FunctionRequest, program: bytes, *, pool: PoolOf | None = None, returns: Returns = None
 ) -> Call[Any]:
-    """Return the `Call` object that runs a function on all ranks.
-
-    Args:
-        request: Workers, datasets and settings of the run.
-        program: The function and its arguments, pickled.
-        pool: Function that finds the pool. By default, the pool in `run_config` or an embedded pool is used. The
-            argument has no effect if this process is connected to a Ray cluster.
-        returns: Value of a call that is submitted; see `Returns`. A call that waits returns a `Response`.
-    """
+    """Return the `Call` object that runs a function on all ranks."""
     if not is_connected():
         from shoal.distributors import as_job
 
@@ -135,11 +121,7 @@ def function(
 
 
 def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
-    """Return the `Call` object that predicts the rows of a dataset.
-
-    Args:
-        spec: Spec of the prediction.
-    """
+    """Return the `Call` object that predicts the rows of a dataset."""
     if not is_connected():
         from shoal.distributors import as_job
 

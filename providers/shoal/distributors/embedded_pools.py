@@ -69,14 +69,6 @@ def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> 
     call, a pool stays up for the next call until it has been idle for `IDLE_TIMEOUT`, or this process has ended. But
     on a machine with GPUs, a pool that has requested GPUs goes down at once, so that other processes can use the GPUs.
 
-    Args:
-        cpus: Number of CPUs that the node offers. A call never gets a pool with more CPUs, because the number of CPUs
-            may decide the number of threads of a training, and so the resulting model.
-        gpus: Number of GPUs that the node offers; `ALL` for all free GPUs.
-        start: Function that starts the pool.
-        ray: Whether the pool has to run Ray. If False, the call still gets a pool with Ray if the process has such a
-            pool of this size.
-
     Raises:
         Exception: The pool could not be started.
     """

@@ -299,14 +299,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
     def _predict(
         self, booster: BoosterT, connector: DataConnector, input_cols: Sequence[str], base_margin_cols: Sequence[str]
     ) -> np.ndarray:
-        """Return a model's predictions for the rows of a dataset.
-
-        Args:
-            booster: The model.
-            connector: Dataset with the rows.
-            input_cols: Names of the feature columns that the model was trained on.
-            base_margin_cols: Names of the columns with the margins that the training used; empty without margins.
-        """
+        """Return a model's predictions for the rows of a dataset."""
 
     def _call(
         self,
@@ -315,15 +308,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector],
         **options: Any,
     ) -> Call[BoosterT]:
-        """Return the `Call` object that trains a model.
-
-        Args:
-            dataset: Rows to train on.
-            eval_set: Rows to evaluate on.
-            own: List to which this method adds the connectors of DataFrames, after it has copied the DataFrames to
-                files.
-            options: Further fields of the request.
-        """
+        """Return the `Call` object that trains a model."""
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         request = TrainRequest(
             framework=self._framework,
@@ -340,11 +325,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         )
 
     def _stored(self, init_model: InitialModel, xgb_model: InitialModel) -> str | None:
-        """Load the model from which the training continues, store it as a file, and return the file's path.
-
-        Raises:
-            InvalidArgumentError: The model is given twice, does not exist, or is one of another library.
-        """
+        """Load the model from which the training continues, store it as a file, and return the file's path."""
         if xgb_model is not None and (init_model is not None or self._framework != "xgboost"):
             raise InvalidArgumentError(
                 "xgb_model is XGBoost's name of init_model: "
@@ -391,16 +372,7 @@ def checked_rounds(n_estimators: int) -> int:
 
 
 def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """Return a `DataConnector` for a dataset; a DataFrame is copied to files (staged) first.
-
-    Args:
-        argument: Name of the argument, for error messages.
-        dataset: A connector or a DataFrame.
-        own: List to which the connector of a DataFrame is added, so that the caller can remove the copy.
-
-    Raises:
-        InvalidArgumentError: `dataset` is neither a connector nor a DataFrame.
-    """
+    """Return a `DataConnector` for a dataset; a DataFrame is copied to files (staged) first."""
     if isinstance(dataset, DataConnector):
         return dataset
     from shoal.data.staging.data_frames import is_frame

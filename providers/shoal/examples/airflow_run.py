@@ -44,13 +44,6 @@ _LOG_TAIL = 15
 def run(month: int, rounds: int) -> JobResult:
     """Run the retraining DAG for one month, and print a summary.
 
-    Args:
-        month: Month to evaluate on, from 2 to 12.
-        rounds: Number of boosting rounds.
-
-    Returns:
-        The result of the job.
-
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12. Nothing was started.
         ShoalError: Airflow did not start, or the run failed. Everything has been stopped.

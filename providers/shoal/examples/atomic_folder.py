@@ -11,14 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def complete(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder, and rename it to `folder` when the ``with`` block ends without an exception.
-
-    Args:
-        folder: Final path of the folder.
-
-    Yields:
-        Path of the temporary folder, to write files to.
-    """
+    """Create a temporary folder, and rename it to `folder` when the ``with`` block ends without an exception."""
     partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     partial.mkdir(parents=True)
     try:

@@ -25,11 +25,7 @@ _EVERY = 5
 
 
 def digit_files(folder: Path | None = None) -> tuple[str, str]:
-    """Return the paths of the training file and the holdout file; write both files if their folder does not exist.
-
-    Args:
-        folder: Folder of the files; by default a folder in ``$SHOAL_HOME``.
-    """
+    """Return the paths of the training file and the holdout file; write both files if their folder does not exist."""
     folder = folder or subfolder("examples") / "digits"
     if not folder.exists():
         _prepare(folder)

@@ -46,10 +46,6 @@ console = Console(highlight=False, soft_wrap=True)
 def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
     """Return the spec of a job that trains on the months before `month` and evaluates the model on `month`.
 
-    Args:
-        month: Month of 2013, from 2 to 12.
-        n_estimators: Number of boosting rounds.
-
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12.
     """
@@ -108,13 +104,6 @@ class Timeline:
 def retrain(month: int, rounds: int) -> JobResult:
     """Retrain the flight delay model on a pool, and print a summary.
 
-    Args:
-        month: Month to evaluate on, from 2 to 12.
-        rounds: Number of boosting rounds.
-
-    Returns:
-        The result of the job.
-
     Raises:
         ShoalError: A step failed. The pool has been taken down.
     """
@@ -165,14 +154,7 @@ def check_model_loads(result: JobResult) -> None:
 
 
 def summary(timeline: Timeline, month: int, result: JobResult, module: str) -> None:
-    """Print a summary of the retraining.
-
-    Args:
-        timeline: Record of the number of nodes over time.
-        month: Month that the model was evaluated on.
-        result: Result of the job.
-        module: Name of the module that the user can run for another month, which is printed as a hint.
-    """
+    """Print a summary of the retraining."""
     table = Table(title="Retraining", show_header=False, title_justify="left")
     rows: list[tuple[str, Any]] = [
         ("nodes over time", ", ".join(f"{nodes} at {when:.0f} s" for when, nodes in timeline.points)),
@@ -199,13 +181,7 @@ def _champion(result: JobResult) -> str:
 
 
 def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights") -> int:
-    """Run an example, unless another process is already running it; print errors, and return the exit code.
-
-    Args:
-        work: Function that runs the example.
-        farewell: Text to print after Ctrl-C. The text says what was stopped.
-        lock: Name of the lock. Examples with the same lock share a pool, and only one such example runs at a time.
-    """
+    """Run an example, unless another process is already running it; print errors, and return the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the example cleanly, as Ctrl-C does.
     with open_locked(subfolder("examples") / f"{lock}.lock", wait=False) as locked:
         if not locked:
@@ -227,11 +203,7 @@ def run_alone(work: Callable[[], object], *, farewell: str, lock: str = "flights
 
 
 def command_line(description: str) -> argparse.ArgumentParser:
-    """Return the parser of an example's command line, with the options ``--month`` and ``--rounds``.
-
-    Args:
-        description: Sentence for ``--help`` about what the example does.
-    """
+    """Return the parser of an example's command line, with the options ``--month`` and ``--rounds``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--month",

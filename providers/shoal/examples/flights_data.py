@@ -130,13 +130,7 @@ def daily_files(first: date, end: date, folder: Path | None = None) -> list[str]
 
 
 def _write_missing(folder: Path, months: Sequence[str], write: Callable[[Path, str], None]) -> list[str]:
-    """Write the missing files of the given months to a folder, and return the paths of the files of all these months.
-
-    Args:
-        folder: The folder.
-        months: Months such as ``2026-10``.
-        write: Function that writes the file of a month to a path.
-    """
+    """Write the missing files of the given months to a folder, and return the paths of all these months' files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{month}.parquet" for month in months]
     for file in files:

@@ -75,15 +75,6 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
 
     The job's hyper-parameters must contain ``epochs``, ``batch_size`` (per rank) and ``rate`` (learning rate), and the
     job's dataset map must contain "train".
-
-    Args:
-        net: Network to train, with the same initial weights on every rank.
-        loss_of: Function that returns the loss of outputs and labels.
-        features: Names of the input columns.
-        label: Name of the label column.
-
-    Returns:
-        The mean loss of the last epoch, as ``train-loss``.
     """
     context = get_context()
     hyper = context.get_hyper_params()
@@ -114,12 +105,7 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
 
 
 def keep(net: nn.Module, num_features: int) -> None:
-    """Save rank 0's network: its weights in the model folder, and the whole network in the job's MLflow run.
-
-    Args:
-        net: Network to serve, with input ``[rows, num_features]``.
-        num_features: Number of input columns.
-    """
+    """Save rank 0's network: its weights in the model folder, and the whole network in the job's MLflow run."""
     context = get_context()
     if context.get_rank():
         return

@@ -62,13 +62,6 @@ with open(sys.argv[4], "w") as file:
 def run(month: int, rounds: int) -> JobResult:
     """Start a Prefect server, run the flow against this server, and print a summary.
 
-    Args:
-        month: Month to evaluate on, from 2 to 12.
-        rounds: Number of boosting rounds.
-
-    Returns:
-        The result of the job.
-
     Raises:
         InvalidArgumentError: `month` is not from 2 to 12. Nothing was started.
         ShoalError: The server did not start, or the flow failed. Everything has been stopped.

@@ -134,13 +134,7 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
-    """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes.
-
-    Args:
-        spec: Spec of the job.
-        node: Size of each node.
-        max_nodes: MAX_NODES of the pool.
-    """
+    """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
     nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -147,13 +147,6 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
     """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
-
-    Args:
-        holder: Name of the run.
-        reason: Text that is stored as the error of the cancelled jobs.
-
-    Returns:
-        The actions that were taken, one sentence each.
     """
     done: list[str] = []
     holder = storable(holder)
@@ -176,14 +169,6 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
     """Cancel the jobs and release the leases of a workflow engine's ended runs, on all pools.
 
     The engine's janitor (a scheduled DAG or flow) calls this function.
-
-    Args:
-        engine: First part of the holder names of the engine's runs: ``airflow`` or ``prefect``.
-        why_ended: Function that gets the rest of a holder's name, and returns how that run ended, as text. The function
-            returns None for a run that goes on, and for an unknown run, which may belong to another server.
-
-    Returns:
-        The actions that were taken, one sentence each.
     """
     done = []
     for holder in sorted({of for _, of in _pools_and_holders() if of.startswith(f"{engine}:")}):
@@ -202,15 +187,6 @@ def end_in_store(
     The driver of a running job reads this record within 2 s, and then ends itself. The leases expire, and the
     reconciler of the pool's host ends the nodes that nothing else needs. Unlike this function, `clean_up` also waits
     until the drivers have ended.
-
-    Args:
-        reason: Text that is stored as the error of the cancelled jobs.
-        owns_lease: Function that gets the holder of a lease, and returns whether the lease belongs to the failed run.
-        owns_job: Function that gets the holder of an unfinished job and the name of its task, and returns whether the
-            job belongs to the failed run.
-
-    Returns:
-        The actions that were taken, one sentence each.
     """
     store = Store(migrate=False)
     if not store.exists():

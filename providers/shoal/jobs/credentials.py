@@ -170,15 +170,6 @@ def connections(
 ) -> dict[str, str]:
     """Find the URLs of the database connections that a spec names.
 
-    Args:
-        names: Names of the connections.
-        environment: Environment of the submitter, which has precedence over `url_of`.
-        url_of: Function that returns the SQLAlchemy URL which the workflow engine has for a connection; None if it has
-            none.
-
-    Returns:
-        The URL of each connection, by the name of the environment variable through which the driver gets the URL.
-
     Raises:
         InvalidArgumentError: There is no URL for a connection, or two connections have the same environment variable.
     """
@@ -209,9 +200,6 @@ def _is_connection(name: str) -> bool:
 def hide(document: Any) -> tuple[Any, dict[str, str]]:
     """Remove credentials from a JSON document: credentials inside texts, and the values of keys such as "password".
 
-    Returns:
-        The document without credentials, and the original values by JSON pointer (RFC 6901).
-
     Raises:
         InvalidArgumentError: A name in the document contains credentials.
     """
@@ -229,24 +217,12 @@ def hide(document: Any) -> tuple[Any, dict[str, str]]:
 
 
 def reveal(document: Any, uris: Mapping[str, str]) -> Any:
-    """Undo :func:`hide`: return a copy of the document with its credentials.
-
-    Args:
-        document: Document without credentials.
-        uris: Original values by JSON pointer, as :func:`hide` returned them.
-    """
+    """Undo :func:`hide`: return a copy of the document with its credentials."""
     return _mapped(document, lambda _name, value, place: uris.get(place, value))
 
 
 def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", name: str = "") -> Any:
-    """Apply `leaf` to each text, number, boolean and null in a JSON document, and return the new document.
-
-    Args:
-        value: The document.
-        leaf: Function that gets the name, the value and the JSON pointer of a plain value, and returns the new value.
-        place: JSON pointer of the document itself.
-        name: Key of the document in its parent; empty for an item of a list.
-    """
+    """Apply `leaf` to each text, number, boolean and null in a JSON document, and return the new document."""
     if isinstance(value, dict):
         return {key: _mapped(item, leaf, f"{place}/{_step(key)}", key) for key, item in value.items()}
     if isinstance(value, list):
@@ -255,11 +231,7 @@ def _mapped(value: Any, leaf: Callable[[str, Any, str], Any], place: str = "", n
 
 
 def _step(key: str) -> str:
-    """Escape the characters "~" and "/" in a key, so that the key can be a part of a JSON pointer.
-
-    Raises:
-        InvalidArgumentError: The key contains credentials, which would get into the store.
-    """
+    """Escape the characters "~" and "/" in a key, so that the key can be a part of a JSON pointer."""
     if redaction.has_credentials(key):
         raise InvalidArgumentError(
             f'the key "{redaction.redact_value(key)}" in the spec contains credentials: put credentials only into '
@@ -271,10 +243,6 @@ def _step(key: str) -> str:
 def expiry_hint(error: str, waited_s: float) -> str:
     """Return a sentence that warns of expired credentials if they may be the cause of an error; otherwise an empty
     text.
-
-    Args:
-        error: Message of the error with which a job has failed.
-        waited_s: Seconds for which the job waited in its pool's queue.
     """
     if waited_s <= _SHORTEST_SESSION_S or not _REFUSED.search(error):
         return ""

@@ -31,15 +31,6 @@ def take_over(
 
     Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
 
-    Args:
-        store: Store that has the rows of the jobs.
-        holder: Name of the run to which the task belongs.
-        task: The try of the task.
-        fingerprint: Fingerprint of the spec of this try.
-        target_of: Function that returns an attempt as a target for rounds of reconciling.
-        secrets_of: Function that returns the credentials of this try, which are sent to a driver that waits for them.
-        detach: Whether a job that this try takes over goes on if no process polls it.
-
     Raises:
         JobError: A newer try of the task has an unfinished job.
     """

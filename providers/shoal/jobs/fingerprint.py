@@ -13,9 +13,6 @@ def fingerprint(spec: AnySpec) -> str:
     The digest depends on the content of staged data, but not on their folder. A task that runs again writes its
     DataFrame into another folder, and must still find its job.
 
-    Args:
-        spec: Spec as `AnySpec.identifying` returns it.
-
     Raises:
         DataError: Staged data do not exist any more, because a job that used them has ended and removed them.
     """

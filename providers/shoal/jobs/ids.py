@@ -25,12 +25,6 @@ def job_id(framework: str, holder: str, fingerprint: str, key: str = "") -> str:
 
     For a run of a workflow engine, the same spec always gives the same id, so that the engine finds its job again after
     a restart. For the CLI and plain Python, every call gives a new id.
-
-    Args:
-        framework: First part of the id, for readability.
-        holder: Name of the run that submits the job.
-        fingerprint: Fingerprint of the job's spec.
-        key: Text that distinguishes tasks of one holder that submit the same spec.
     """
     if is_interactive(holder):
         return new_job_id(framework)

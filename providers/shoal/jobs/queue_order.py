@@ -69,11 +69,7 @@ class Place:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the waiting attempts of a pool in the order in which they start, the highest priority first.
-
-    Args:
-        entries: The running and waiting attempts of one pool.
-    """
+    """Return the waiting attempts of a pool in the order in which they start, the highest priority first."""
     entries = list(entries)
     running = Counter(entry.holder for entry in entries if not entry.waits)
     waiting = sorted((entry for entry in entries if entry.waits), key=lambda entry: -entry.priority)
@@ -84,12 +80,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
-    """Return the waiting attempts for which the pool has room now, in the order in which they start.
-
-    Args:
-        entries: The running and waiting attempts of one pool.
-        room: Limits that all attempts of the pool share.
-    """
+    """Return the waiting attempts for which the pool has room now, in the order in which they start."""
     entries = list(entries)
     total = total_size(room.nodes)
     claims = [entry.gang.claim(room.nodes) for entry in entries if not entry.waits]
@@ -110,10 +101,6 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
     take turns.
 
     Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
-
-    Args:
-        equals: Waiting attempts of equal priority.
-        running: Number of running jobs by holder; the function adds each attempt that it yields.
     """
     lines: dict[str, list[Entry]] = {}
     for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):

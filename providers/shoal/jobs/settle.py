@@ -38,14 +38,7 @@ _AT_ONCE = 1000
 
 
 def settle_jobs(store: Store | None = None) -> list[str]:
-    """Record the end of jobs whose driver or submitter has died, and remove the temporary files of ended jobs.
-
-    Args:
-        store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-
-    Returns:
-        The actions that were taken, one sentence each.
-    """
+    """Record the end of jobs whose driver or submitter has died, and remove the temporary files of ended jobs."""
     did = []
     store = store or Store()
     # Running jobs and pending jobs have separate limits, so that running jobs are checked even if there are very many
@@ -75,9 +68,6 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
 
     The function starts jobs that no process waits for, and ends jobs that must not wait any more. Only one process of a
     host runs this function at a time; a call in a second process returns at once.
-
-    Args:
-        sleep: Function that waits for a given number of seconds.
     """
     store = Store()
     with open_locked(lock_file("queue"), wait=False) as mine:

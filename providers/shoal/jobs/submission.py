@@ -287,16 +287,7 @@ def _refusal(call: _Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | 
 def _secrets(
     spec: AnyJobSpec, connection_url: Callable[[str], str | None] | None, uris: Mapping[str, str] | None = None
 ) -> Secrets:
-    """Return the credentials for the driver of a job.
-
-    Args:
-        spec: Spec of the job.
-        connection_url: Function that returns the URL of a database connection by its name.
-        uris: The spec's URIs with credentials, by JSON pointer. None: this function searches the spec for them.
-
-    Raises:
-        InvalidArgumentError: A database connection or a secret variable is not known.
-    """
+    """Return the credentials for the driver of a job."""
     if uris is None:
         uris = credentials.hide(spec.document())[1]
     hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
@@ -306,11 +297,7 @@ def _secrets(
 
 
 def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
-    """Record in directories of staged data that the attempt uses the data. If this fails, record the attempt as failed.
-
-    Raises:
-        DataError: The staged data do not exist any more, or their directory cannot be written to.
-    """
+    """Record in directories of staged data that the attempt uses them. If this fails, the attempt has failed."""
     try:
         staged_data_claims.claim(target.key, locations)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
@@ -323,16 +310,6 @@ def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
 def _is_usable(target: Target, supplies: Supplies, job: Job, order: Order, staged: Collection[str]) -> bool:
     """Submit or queue the attempt if no process has done so yet, and return whether it is usable. An attempt that has
     failed or was cancelled is not.
-
-    Args:
-        target: The attempt.
-        supplies: What this process gives to the job.
-        job: The attempt's row.
-        order: The caller's order.
-        staged: Directories of the data that were staged for the caller.
-
-    Raises:
-        DataError: The staged data do not exist any more, or their directory cannot be written to.
     """
     if job.state in JOB_ENDED:
         return True  # `attempts.ask` returns an ended attempt only if its result has not been returned to a caller yet

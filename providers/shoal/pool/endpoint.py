@@ -22,12 +22,7 @@ on the head, else the submitter's Python path. If this path does not exist on th
 
 
 def driver_command(python: str, *arguments: str) -> list[str]:
-    """Return the command that starts a job's driver on a head.
-
-    Args:
-        python: Path of Python in the environment of the submitter.
-        arguments: Command line arguments of the driver.
-    """
+    """Return the command that starts a job's driver on a head."""
     return ["sh", "-c", _DRIVER, python, *arguments]
 
 

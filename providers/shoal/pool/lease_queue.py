@@ -101,13 +101,7 @@ def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
 
 
 def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
-    """Return a text about a waiting lease's place in the queue.
-
-    Args:
-        ahead: Number of waiting leases that are granted before this one.
-        taken: Nodes that the granted leases take.
-        max_nodes: Largest number of nodes that the pool may have.
-    """
+    """Return a text about a waiting lease's place in the queue."""
     place = f"for {ahead} lease{'s' * (ahead > 1)} ahead" if ahead else "as the next in the queue"
     return f"waiting {place}, {taken} of {max_nodes} nodes are taken"
 
@@ -125,9 +119,6 @@ def _sizes(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, 
 def _nodes_taken(sizes: Iterable[tuple[int, bool]]) -> int:
     """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
     same nodes) plus the sizes of all exclusive leases.
-
-    Args:
-        sizes: For each lease, its size and whether it is exclusive.
     """
     shared, exclusive = 0, 0
     for size, is_exclusive in sizes:

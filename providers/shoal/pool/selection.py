@@ -27,11 +27,6 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) 
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
-    Args:
-        store: The state store.
-        name: Name given by the caller, if any.
-        only_up: Whether to select only a pool that is up if neither `name` nor ``$SHOAL_POOL`` names a pool.
-
     Raises:
         PoolNotFoundError: No pool has this name.
         NoPoolError: No pool was named, and the store contains no pool or several possible pools. The message lists

@@ -295,10 +295,6 @@ class ScaleOptions(Settings):
         """Build the options of a scale operation from a mapping, and check that they are valid for the requested number
         of nodes.
 
-        Args:
-            options: The `options` argument of `scale_cluster`.
-            size: Requested number of nodes. ``block_until_min_cluster_size`` must not be larger.
-
         Raises:
             InvalidArgumentError: An option is unknown or out of range. The message names the option.
         """

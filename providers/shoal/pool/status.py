@@ -194,12 +194,7 @@ def report_of(snapshot: Snapshot, now: float, check: Callable[[Snapshot], Seen])
 
 
 def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
-    """Build a pool's status from its rows in the database and the current state of its nodes.
-
-    Args:
-        snapshot: The pool's rows.
-        now: Seconds since the epoch.
-    """
+    """Build a pool's status from its rows in the database and the current state of its nodes."""
     return _status_of(snapshot, now, check_nodes(snapshot))
 
 

@@ -109,13 +109,7 @@ class Supervisor:
         return 0
 
     def _claim(self) -> tuple[Node, PoolSpec, str | None, bool] | None:
-        """Claim the node's row: record this process as the node's supervisor, and set the node's state to starting.
-
-        Returns:
-            The row, the pool's spec, the head's address (None if the node is the head), and whether the pool is
-            embedded. None instead of all these values if the row is gone, already claimed or no longer planned, or if
-            the head is gone.
-        """
+        """Claim the node's row: record this process as the node's supervisor, and set the node's state to starting."""
         with transaction(self._store, JournalStep.CLAIM) as session:
             node = session.get(Node, self._id, with_for_update=True)
             if node is None or node.epoch != self._epoch or node.supervisor or node.state is not NodeState.PLANNED:
@@ -154,12 +148,7 @@ class Supervisor:
             self._pause()
 
     def _checked_row(self) -> Node | None:
-        """Return the node's row, or None while the store cannot be reached.
-
-        Raises:
-            _Ended: The node has to end: SIGTERM was received, the store or the row is gone, the row belongs to another
-                supervisor or is ending, or the start took too long.
-        """
+        """Return the node's row, or None while the store cannot be reached."""
         if self._stopping:
             raise _Ended("the supervisor received SIGTERM")
         if not self._store.exists():

@@ -51,14 +51,6 @@ class Waiting:
     ) -> None:
         """Wait until an operation (a request to change the pool's size) has succeeded, or was rolled back or replaced.
 
-        Args:
-            operation_id: Id of the operation.
-            patience: Seconds from now until the operation's deadline. While the store is unreachable, this method tries
-                again until this time has passed.
-            block_until_min_cluster_size: Return as soon as this number of nodes is ready for the operation. The
-                operation stays open, so more nodes may become ready later.
-            on_progress: Function called with the pool's status while waiting.
-
         Raises:
             ScaleError: The operation was rolled back and the rollback has completed, or a newer operation replaced it.
             StoreUnreachableError: The store was still unreachable after `patience` seconds.

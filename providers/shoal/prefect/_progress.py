@@ -28,11 +28,7 @@ _link: Any = create_link_artifact
 
 
 def show_page(job_id: str) -> None:
-    """Create a Prefect link artifact to a job's page. Do nothing if ``SHOAL_UI_URL`` is not set.
-
-    Args:
-        job_id: Id of the job.
-    """
+    """Create a Prefect link artifact to a job's page. Do nothing if ``SHOAL_UI_URL`` is not set."""
     address = job_page(job_id)
     if address is None:
         return
@@ -65,11 +61,7 @@ class NodeLog:
         self._interrupted = True
 
     def __call__(self, status: PoolStatus) -> None:
-        """Log the number of active nodes, and the lease's place in the queue, if either has changed.
-
-        Raises:
-            ScaleError: `interrupt` was called.
-        """
+        """Log the number of active nodes, and the lease's place in the queue, if either has changed."""
         if self._interrupted:
             raise ScaleError(f'the wait for nodes of pool "{status.name}" was cancelled')
         line = f"{status.name}: {status.progress(self._holder)}"

@@ -8,11 +8,7 @@ ENGINE = "prefect"
 
 
 def holder_of(flow_run_id: object) -> str:
-    """Return the name of the holder to which a flow run's leases and jobs belong: ``prefect:<flow_run_id>``.
-
-    Args:
-        flow_run_id: Id of the flow run, or of a task run that has no flow run.
-    """
+    """Return the name of the holder to which a flow run's leases and jobs belong: ``prefect:<flow_run_id>``."""
     return f"{ENGINE}:{flow_run_id}"
 
 

@@ -38,11 +38,7 @@ class Submissions:
         _recording.set(tuple(one for one in _recording.get() if one is not self))
 
     def add(self, future: PrefectFuture[Any]) -> None:
-        """Record a task run.
-
-        Args:
-            future: Future of the task run.
-        """
+        """Record a task run."""
         with self._changed:
             self._running.add(future)
         future.add_done_callback(self._discard)

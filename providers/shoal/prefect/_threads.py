@@ -16,11 +16,6 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
 
     If the async task is cancelled, this function calls `interrupt` and waits until `call` has ended. Otherwise `call`
     would go on in its thread after the task has ended.
-
-    Args:
-        call: Function to run.
-        interrupt: Function that makes `call` end soon, and is called from another thread. None if `call` ends soon by
-            itself.
     """
     running = asyncio.ensure_future(asyncio.to_thread(call))
     try:

@@ -124,9 +124,6 @@ def task_value(result: JobResult) -> dict[str, Any]:
 
     If the job has skipped its training, the function returns the Prefect state ``Skipped``, which contains the dict.
     Prefect has no state type for skipped runs, so ``Skipped`` is a state of the type Completed with its own name.
-
-    Args:
-        result: Result of the job.
     """
     plain: dict[str, Any] = result.model_dump(mode="json")
     if not result.skipped:
@@ -137,11 +134,7 @@ def task_value(result: JobResult) -> dict[str, Any]:
 
 
 def artifact(result: JobResult) -> dict[str, Any]:
-    """Return the arguments for Prefect's `create_table_artifact`, which shows a job's result as a table in the UI.
-
-    Args:
-        result: Result of the job.
-    """
+    """Return the arguments for Prefect's `create_table_artifact`, which shows a job's result as a table in the UI."""
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],

@@ -14,11 +14,7 @@ from shoal.pool.spec import BackendName, PoolSpec, is_uri
 
 
 def _as_in_spec(field: str) -> Any:
-    """Return a copy of a field of `PoolSpec`, so that the block need not repeat the field's description and default.
-
-    Args:
-        field: Name of the field.
-    """
+    """Return a copy of a field of `PoolSpec`, so that the block need not repeat the field's description and default."""
     return copy(PoolSpec.model_fields[field])
 
 
@@ -104,12 +100,6 @@ or, if the variable is not set, the only pool that is up."""
 def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
     """Return a client for the pool that is given by its name, its URI or a `ComputePool` block.
 
-    Args:
-        source: Name, URI or block. None selects the pool that ``$SHOAL_POOL`` names or, if the variable is not set, the
-            only pool that is up.
-        holder: Name of the holder of the leases and jobs that are requested through this client. By default, a name
-            made from user, host and process id.
-
     Raises:
         InvalidArgumentError: The URI is invalid; or neither `source` nor ``$SHOAL_POOL`` names a pool, and the pools in
             the store do not determine which pool to use.
@@ -119,11 +109,7 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
 
 
 def database_url(name: str) -> str | None:
-    """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist.
-
-    Args:
-        name: Name of the Secret block.
-    """
+    """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist."""
     try:
         # In an async task, `load` would return a coroutine, even in a thread without an event loop. With `_sync`, an
         # argument of Prefect's decorator, `load` returns the block.

@@ -34,10 +34,6 @@ def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult
 
     An error while sending is logged and not raised, because it must not fail a task whose training has succeeded, and
     must not hide the cause of a failure.
-
-    Args:
-        spec: Spec of the job, or its fields if they could not be parsed.
-        outcome: The job's result, or the error with which the task fails.
     """
     try:
         line = ModelLine.of(spec or {}, outcome)
@@ -57,9 +53,6 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]
     task.
 
     A run that is cancelled sends no event, because its end is not a failure of the training.
-
-    Args:
-        spec: Spec of the training, or its fields.
     """
     try:
         yield

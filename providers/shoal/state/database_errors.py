@@ -75,15 +75,7 @@ def shown(url: str) -> str:
 
 
 def explain(error: SQLAlchemyError, url: str) -> StoreError:
-    """Convert a database error to the error that the user sees. The message names the store, the problem and the fix.
-
-    Args:
-        error: The error that SQLAlchemy raised.
-        url: URL of the store.
-
-    Returns:
-        A `StoreUnreachableError` if a later try may succeed, else a `StoreError`.
-    """
+    """Convert a database error to the user's error, whose message names the store, the problem and the fix."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     text = " ".join(str(cause).split())
     for kind, advice in _candidates(cause, text):

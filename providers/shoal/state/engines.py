@@ -156,11 +156,6 @@ def reading(writing: Engine, *, snapshot: bool = True) -> Engine:
     original engine.
 
     A read transaction sees the database at one instant, and does not wait for writers. On PostgreSQL it cannot write.
-
-    Args:
-        writing: The engine for write transactions.
-        snapshot: Whether all SELECTs have to see the database at the same instant, which needs a transaction. Pass
-            False for a single SELECT, because without a transaction PostgreSQL needs two round trips instead of four.
     """
     options: dict[str, Any] = {_READ_ONLY: True}
     if writing.dialect.name == "postgresql":
@@ -226,9 +221,6 @@ def _use_wal(connection: sqlite3.Connection, file: Path) -> None:
 
     While one connection switches a new file, all other connections fail at once, regardless of the busy timeout. So
     this function tries again.
-
-    Raises:
-        OperationalError: The file could not be switched for `LOCK_WAIT_S` seconds.
     """
     end = time.monotonic() + LOCK_WAIT_S
     while True:
@@ -251,11 +243,7 @@ def _is_busy(error: BaseException | None) -> bool:
 
 
 def _begin_writing_sqlite(connection: Connection) -> None:
-    """Begin a write transaction. Wait for the lock as long as other processes make progress (change the database).
-
-    Raises:
-        OperationalError: The lock was not free, and no process has changed the database, for `LOCK_WAIT_S` seconds.
-    """
+    """Begin a write transaction. Wait for the lock as long as other processes make progress (change the database)."""
     _run(connection, f"PRAGMA busy_timeout={_TRY_S * 1000:.0f}")
     version, tries_left = None, 0
     while True:
@@ -303,13 +291,7 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None) -> None:
-    """Configure an engine so that each transaction begins right before the transaction's first statement is sent.
-
-    Args:
-        made: The engine.
-        writing: Function that begins a write transaction.
-        reading: Function that begins a read transaction; None if the driver begins read transactions.
-    """
+    """Configure an engine so that each transaction begins right before the transaction's first statement is sent."""
 
     @event.listens_for(made, "begin")
     def _begin(connection: Connection) -> None:

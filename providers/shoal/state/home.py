@@ -38,14 +38,7 @@ def home() -> Path:
 
 
 def _keep_private(path: Path) -> None:
-    """Set the mode of ``$SHOAL_HOME`` to 0700 if other users can enter the folder.
-
-    Args:
-        path: The folder's absolute path.
-
-    Raises:
-        StoreError: The folder belongs to another user, any user can write to it, or its mode cannot be changed.
-    """
+    """Set the mode of ``$SHOAL_HOME`` to 0700 if other users can enter the folder."""
     # If the path is a symlink, both the link and its target are checked, because the link's owner could later change
     # the link to another folder.
     for found in (path.lstat(), path.stat()):

@@ -28,10 +28,6 @@ def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
     The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
     lock.
 
-    Args:
-        path: The file, which is created if needed.
-        wait: Whether to wait until the lock is free.
-
     Raises:
         StoreError: The file cannot be created or opened.
     """

@@ -32,13 +32,7 @@ def upgrade(connection: Connection) -> None:
 
 
 def too_new(url: str, version: str, known: str) -> StoreError:
-    """Return the error for a store whose tables were changed by a newer version of shoal.
-
-    Args:
-        url: URL of the store.
-        version: Version of the store's tables.
-        known: Newest version that this shoal can read.
-    """
+    """Return the error for a store whose tables were changed by a newer version of shoal."""
     return StoreError(
         f"{shown(url)} was written by a newer shoal (its schema is {version}, this version supports {known}): upgrade "
         "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"

@@ -21,9 +21,6 @@ another user has put there would change its content."""
 def why_not_mine(folder: Path) -> str | None:
     """Return the reason why another user could change or replace a folder, or None if no other user can.
 
-    Args:
-        folder: An absolute path.
-
     Returns:
         The reason as words to put after the folder's name, such as "is a symlink". None if the path is a real folder
         that belongs to the calling user, and no other user can write to it or replace it.
@@ -58,9 +55,6 @@ def why_replaceable(folder: Path) -> str | None:
     """Return the reason why another user could rename or remove this user's files in a folder, or None if no other
     user can.
 
-    Args:
-        folder: An absolute path.
-
     Returns:
         The reason as words to put after the folder's name, such as "belongs to user 1001". None if no other user can
         rename or remove the files. A folder to which all users may write is safe if it has the sticky bit, like /tmp.
@@ -83,14 +77,7 @@ def why_replaceable(folder: Path) -> str | None:
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove a folder and its contents, without following symlinks.
-
-    Args:
-        folder: The folder. Call `why_not_mine` for its parent first: the parent must be safe.
-
-    Returns:
-        True if the path no longer exists. A symlink or a folder of another user is not removed.
-    """
+    """Remove a folder and its contents, without following symlinks."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -112,9 +99,6 @@ def make_file(file: Path) -> None:
 
 def keep_file_private(file: Path) -> None:
     """Check that only this user can change the file of a SQLite store, and set its mode to 0600.
-
-    Args:
-        file: Absolute path of the file, which may not exist.
 
     Raises:
         StoreError: Another user may have changed or can replace the file, or its mode cannot be changed.

@@ -70,13 +70,7 @@ class ProcessId:
 
 
 def sleep_until_end(seconds: float, process: ProcessId | None = None) -> None:
-    """Sleep for some seconds, but wake up when a process ends.
-
-    Args:
-        seconds: Longest time to sleep.
-        process: A process that may end earlier. If it has ended already or runs on another host, the sleep is not cut
-            short.
-    """
+    """Sleep for some seconds, but wake up when a process ends."""
     if process is not None and process.alive():
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(process.pid)

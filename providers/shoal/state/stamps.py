@@ -43,11 +43,6 @@ def stamp(value: float, *, ago: float = 0.0) -> dict[str, Any]:
     """Return a stamp (a reading of the monotonic clock). The caller stores the stamp together with a value that is
     written now.
 
-    Args:
-        value: The value, such as ``last_polled_at``. The stamp contains the value, so that :func:`age` ignores the
-            stamp of another value.
-        ago: Seconds that have passed since the time of the value, if it is not the present time.
-
     Returns:
         The stamp: the id of the monotonic clock, its reading in seconds, and the value.
     """
@@ -57,10 +52,6 @@ def stamp(value: float, *, ago: float = 0.0) -> dict[str, Any]:
 def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
     """Return how many seconds ago a stored value was written, computed from the value's stamp (the reading of the
     monotonic clock that is stored beside the value).
-
-    Args:
-        value: The value.
-        stamped: The value's stamp from :func:`stamp`.
 
     Returns:
         The age in seconds. None if the age cannot be measured, because the value was written by another host, or
@@ -85,10 +76,6 @@ def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | 
 
     If the host was suspended between the stamps, this counts as a jump ahead.
 
-    Args:
-        before: The earlier stamp; None if there is none.
-        after: The later stamp.
-
     Returns:
         The jump in seconds. None if the earlier stamp is missing, or is of another host or boot.
     """
@@ -102,10 +89,6 @@ def shared_now(session: Session, now: float) -> float:
     the same time.
 
     A SQLite file is used by only one host, so for SQLite the result is `now`.
-
-    Args:
-        session: An open transaction.
-        now: Seconds since the epoch by the caller's clock.
     """
     if session.get_bind().dialect.name != "postgresql":
         return now

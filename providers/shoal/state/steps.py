@@ -39,10 +39,6 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
     """Run a ``with`` block in a write transaction. Crash tests can kill the calling process before, during or after the
     transaction.
 
-    Args:
-        store: The state store.
-        step: Name of the step.
-
     Raises:
         StoreError: The database reported an error.
     """
@@ -57,9 +53,6 @@ def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
 def act(step: StrEnum) -> Iterator[None]:
     """Run a ``with`` block that acts on files or processes. Crash tests can kill the calling process before or after
     the block.
-
-    Args:
-        step: Name of the step.
     """
     passing(step, At.BEFORE)
     yield

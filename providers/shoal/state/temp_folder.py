@@ -126,9 +126,6 @@ def remove_own_folder(folder: Path) -> None:
     function.
 
     If ``SHOAL_HOME`` was removed, also remove the root if it is empty, because no other process would find it.
-
-    Args:
-        folder: The node's folder.
     """
     root = folder.parent
     if why_not_mine(root) is None:
@@ -142,9 +139,6 @@ def turn_lock(turn: int) -> Path:
 
     A supervisor has to lock one of these files (a turn) while it starts its node. All home folders of a user on this
     host use the same files, because the nodes share the host's CPUs.
-
-    Args:
-        turn: Number of the turn, from 0.
     """
     return _lock_of_user("turns", f"start{turn}")
 
@@ -152,9 +146,6 @@ def turn_lock(turn: int) -> Path:
 def gpu_lock(gpu: str) -> Path:
     """Return the path of the lock file that a node locks while it uses a GPU. All nodes of a user on this host share
     this file, even if they belong to different ``$SHOAL_HOME`` folders.
-
-    Args:
-        gpu: Id of the GPU.
     """
     return _lock_of_user("gpus", gpu)
 

@@ -42,15 +42,6 @@ class Claim:
 
         An attempt may replace an empty folder and a folder of the same job, unless a newer attempt created the folder.
 
-        Args:
-            folder: Absolute path or URI.
-            shared: Path or URI that the user has named. The folders below it, down to `folder`, belong to shoal; other
-                users must not be able to change them (see `safe_files`). None: the parent of `folder`.
-            beside: Names of files to ignore: a folder that contains only these files counts as empty.
-
-        Returns:
-            True if the folder exists and may be replaced; False if nothing exists at this location.
-
         Raises:
             InvalidArgumentError: The location is a file, a link, or a folder that this attempt must not replace, or
                 another user can change the folder.
@@ -87,10 +78,6 @@ class Claim:
     def take(self, folder: str, *, shared: str | None = None) -> None:
         """Replace an artifact folder by a folder that contains only the marker file of this attempt.
 
-        Args:
-            folder: Absolute path or URI.
-            shared: Path or URI that the user has named; see :meth:`check`.
-
         Raises:
             InvalidArgumentError: This attempt must not replace the folder; see :meth:`check`.
         """
@@ -100,10 +87,6 @@ class Claim:
 
     def mark(self, folder: str, *, shared: str | None = None) -> None:
         """Create an artifact folder if it does not exist, and write this attempt's marker file into it.
-
-        Args:
-            folder: Absolute path or URI.
-            shared: Path or URI that the user has named; see :meth:`check`.
 
         Raises:
             InvalidArgumentError: Another user can change the folder.
@@ -120,9 +103,6 @@ class Claim:
 
     def remove(self, folder: str) -> None:
         """Remove an artifact folder with all its files, if it exists.
-
-        Args:
-            folder: Absolute path or URI.
 
         Raises:
             InvalidArgumentError: This attempt must not replace the folder; see :meth:`check`.

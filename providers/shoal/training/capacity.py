@@ -26,14 +26,7 @@ class Node(TypedDict):
 
 
 def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) -> int:
-    """Compute how many workers of a given size fit on a node.
-
-    Args:
-        node: An active node; all its CPUs and GPUs count as free.
-        cpus: CPUs of each worker; may be 0.
-        gpus: GPUs of each worker; may be 0.
-        gpu_type: Required type of the GPUs; None accepts any type.
-    """
+    """Compute how many workers of a given size fit on a node."""
     if gpu_type is not None and node.get("gpu_type", gpu_type) != gpu_type:
         return 0
     return min(node["cpus"] // cpus if cpus else _ANY_NUMBER, node["gpus"] // gpus if gpus else _ANY_NUMBER)
@@ -43,17 +36,6 @@ def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clam
     """Check that a requested number of nodes, workers or CPUs is not larger than the number that is available.
 
     If the number is too large, raise an error, or reduce the number and warn.
-
-    Args:
-        wanted: Requested number.
-        room: Largest number that fits on the active nodes.
-        request: Text of the request for the message, such as ``num_nodes=3``.
-        nodes: The active nodes, for the message.
-        clamp: Whether to reduce a number that is too large, instead of raising an error. A number is never reduced to
-            0.
-
-    Returns:
-        The requested number, or the reduced number.
 
     Raises:
         CapacityError: `wanted` is larger than `room`, and either `clamp` is False or `room` is 0.

@@ -29,11 +29,7 @@ _this_machine: Node | None = None
 
 
 def use_this_machine(node: Node) -> None:
-    """Make this process start its workers as child processes on this machine, without Ray.
-
-    Args:
-        node: Name and CPUs of this machine.
-    """
+    """Make this process start its workers as child processes on this machine, without Ray."""
     global _this_machine
     _this_machine = node
 
@@ -66,11 +62,7 @@ def own_address() -> str:
 
 
 def share(value: Any) -> Any:
-    """Store one copy of a value for all workers in the Ray cluster, instead of sending a copy to each worker.
-
-    Returns:
-        Reference to the value (without Ray, the value itself). Each worker passes the reference to :func:`fetch`.
-    """
+    """Store one copy of a value for all workers in the Ray cluster, instead of sending a copy to each worker."""
     ray = _ray()
     return value if ray is None else ray.put(value)
 

@@ -13,11 +13,7 @@ from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 
 
 def say(text: str) -> None:
-    """Print a line in this process and flush the output.
-
-    Args:
-        text: The line, without a line break at the end.
-    """
+    """Print a line in this process and flush the output."""
     print(text, flush=True)
 
 

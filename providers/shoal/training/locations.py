@@ -28,13 +28,6 @@ def resolved(location: str, option: str = "artifact_location") -> str:
     Absolute paths and URIs are returned unchanged. Otherwise the fingerprints of stored jobs would change, because a
     fingerprint depends on the location.
 
-    Args:
-        location: Local path (may be relative or begin with ``~``) or URI.
-        option: Name of the option that contains the location, for the error message.
-
-    Returns:
-        Absolute path or URI.
-
     Raises:
         InvalidArgumentError: The location is blank, an address without a scheme, or a ``file://`` URI with a host.
     """
@@ -58,11 +51,7 @@ def resolved(location: str, option: str = "artifact_location") -> str:
 
 
 def absolute_database(url: str) -> str:
-    """Make the path in the URL of an SQLite file absolute, for processes with another working directory.
-
-    Args:
-        url: SQLAlchemy URL or MLflow tracking URI. Only the URL of an SQLite file with a relative path is changed.
-    """
+    """Make the path in the URL of an SQLite file absolute, for processes with another working directory."""
     if not url.startswith(SQLITE) or url.startswith(f"{SQLITE}/"):
         return url
     return SQLITE + str(Path(url.removeprefix(SQLITE)).absolute())
@@ -93,10 +82,6 @@ def try_out(location: str, option: str = "artifact_location") -> None:
     """Test that files can be written to a location, and create the folder if it does not exist.
 
     The test writes a small file and removes it.
-
-    Args:
-        location: Absolute path or URI.
-        option: Name of the option that contains the location, for the error message.
 
     Raises:
         InvalidArgumentError: The location cannot be written to; the message contains the cause.

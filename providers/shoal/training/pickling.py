@@ -43,10 +43,6 @@ def pickled(value: Any, what: str) -> bytes:
     pickled too, because the nodes cannot import such code. It does not matter where in `value` the code is used: in a
     callback object of the library, in a bound method or in the variables of a function.
 
-    Args:
-        value: Object to pickle.
-        what: Name of `value` in the error message.
-
     Returns:
         The pickled bytes.
 
@@ -69,12 +65,7 @@ def pickled(value: Any, what: str) -> bytes:
 
 
 def _dump(value: Any, by_value: tuple[type, ...]) -> bytes:
-    """Pickle an object.
-
-    Args:
-        value: Object to pickle.
-        by_value: Kinds of objects that are pickled with their code, if they belong to a module that is not installed.
-    """
+    """Pickle an object."""
     import cloudpickle
 
     with _registered() as register:

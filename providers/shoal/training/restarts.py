@@ -48,16 +48,6 @@ class Restarts:
 
         `attempt` is also called again if it raises `NodeLeavesError`, which does not count as a restart.
 
-        Args:
-            attempt: Function that trains from the last checkpoint to the end.
-            checkpoint: Function that describes, for the log, the checkpoint from which the next attempt continues.
-            shrink: Function that reduces the workers of the next attempt to the number for which there is room, if
-                the run config allows this. The function returns a text with the new number, or None if the number
-                stays the same.
-
-        Returns:
-            The result of `attempt`.
-
         Raises:
             WorkerLostError: A worker was lost, and no restarts are left.
             CapacityError: The nodes are too small for the workers, or not enough resources became free in time.

@@ -35,10 +35,6 @@ def make_folder(shared: str, folder: str) -> None:
     shows for new files of this process, because NFS may replace user ids. Otherwise only users to whom the owner of the
     shared folder has given access can have made it, so its owner may be any user, such as that of another node.
 
-    Args:
-        shared: Absolute local path that the user has named. It may be a link, and is made if it does not exist.
-        folder: Absolute local path below `shared`.
-
     Raises:
         InvalidArgumentError: A folder fails the check.
         OSError: A folder cannot be made.
@@ -107,9 +103,6 @@ def new_file(path: str) -> Iterator[BinaryIO]:
 
     A file, link or FIFO with the final name is replaced, never opened. If the block fails, the temporary file is
     removed.
-
-    Args:
-        path: Absolute path of the file. Its folder has to exist and must not be a link.
     """
     folder, _, name = path.rpartition("/")
     # The temporary name has a random id. A process id would not be enough, because several threads, or processes on

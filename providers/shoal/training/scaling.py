@@ -106,18 +106,6 @@ def resolve_size(
     each worker is assigned to the node that can give it the most CPUs. Then the CPUs of each node are divided by the
     number of its workers, and every worker gets the smallest of these quotients.
 
-    Args:
-        config: The requested workers.
-        nodes: The active nodes.
-        device: Value of the boosting library's device parameter, ``cpu`` or ``cuda``; None if the user did not set this
-            parameter.
-        cpu_fraction: Share of a worker's CPUs that the worker itself reserves, in (0, 1]; the rest stays free for the
-            tasks that read its data.
-        clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
-
-    Returns:
-        The size of the gang.
-
     Raises:
         InvalidArgumentError: The argument `device` contradicts ``use_gpu``.
         CapacityError: There is no room for the workers on the active nodes.
@@ -148,13 +136,7 @@ def resolve_size(
 
 
 def wider_workers(size: GangSize, nodes: Sequence[str], rows: int) -> str | None:
-    """Return the advice to use fewer workers with more threads, or None if it would not make the training faster.
-
-    Args:
-        size: Number and size of the workers.
-        nodes: Node of each worker.
-        rows: Number of rows of all workers together.
-    """
+    """Return the advice to use fewer workers with more threads, or None if it would not make the training faster."""
     used, each = len(set(nodes)), rows // len(nodes)
     if size.gpus_per_worker or used == len(nodes) or not _FEWEST_ROWS <= each < _FEW_ROWS:
         return None

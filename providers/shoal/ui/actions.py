@@ -60,15 +60,6 @@ def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int
 def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
     """Carry out the action that a request of the web page names.
 
-    Args:
-        store: The state store.
-        actor: Name of the user.
-        name: Name of the action: ``release``, ``sweep``, ``cancel`` or ``alter``.
-        arguments: Arguments of the action, as the request contains them.
-
-    Returns:
-        A sentence about what was done.
-
     Raises:
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
         ShoalError: The action failed.

@@ -71,12 +71,6 @@ router = APIRouter()
 def create_app(*, access: Access, store: str | None = None, root_path: str = "") -> FastAPI:
     """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
 
-    Args:
-        access: Rule that decides which requests may see the page and which may act on pools and jobs. Every route
-            applies this rule.
-        store: URL of the state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
-        root_path: Prefix below which a proxy serves the application, if the proxy removes it.
-
     Raises:
         StoreError: The store cannot be opened.
     """

@@ -55,10 +55,6 @@ class BackgroundReader(Generic[T]):
     def last(self, key: str, read: Callable[[], T]) -> T | None:
         """Return the last value, or None if none was read yet. If the value is missing or older than 5 s, a thread
         reads it again.
-
-        Args:
-            key: Name of the value.
-            read: Function that reads the value.
         """
         with self._lock:
             answer = self._answers.get(key)

@@ -81,15 +81,7 @@ def job_view(
     logs: BackgroundReader[tuple[str, str | None]],
     now: float,
 ) -> JobView:
-    """Build the contents of a job's page.
-
-    Args:
-        store: The state store.
-        line: The attempt, as the list of jobs shows it.
-        points: Metrics that this server read from the store while the attempt ran.
-        logs: Ends of logs that are not on this machine.
-        now: Seconds since the epoch.
-    """
+    """Build the contents of a job's page."""
     job = attempts.load(store, line.key)
     status = JobStatus.of(job)
     facts, tracking_uri, location = _settings(job.spec)

@@ -89,14 +89,6 @@ class Pages:
     ) -> str:
         """Return the HTML of a page.
 
-        Args:
-            page: Name of the page.
-            subject: Name of the pool or model, or id of the job.
-            query: Query parameters of the request.
-            viewer: User of the request.
-            root: Relative URL of the application's root, such as ``../``.
-            is_fragment: Whether to render only the part of the page that changes.
-
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
@@ -309,15 +301,7 @@ def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
 
 
 def _recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:
-    """Return the newest entries of the action history (see `shoal history`).
-
-    Args:
-        store: The state store.
-        limit: Largest number of entries.
-        pool: Name of a pool. With this argument, only actions on this pool and its jobs are returned.
-        job_id: Id of a job. With this argument, only actions on this job are returned, from the newest 500 entries
-            about the pool.
-    """
+    """Return the newest entries of the action history (see `shoal history`)."""
     if job_id is None:
         return read(pool=pool, limit=limit, store=store)
     return [line for line in read(pool=pool, limit=_MOST_SEARCHED, store=store) if line.subject == job_id][:limit]

@@ -59,9 +59,6 @@ def redirect_file(link: str) -> Path:
 
     The browser is started with the path of this file instead of the link, because the link contains the token, and
     other users of the machine can see the arguments of the browser's process.
-
-    Args:
-        link: Link to the page, with the token.
     """
     descriptor, path = tempfile.mkstemp(".html", "page-", subfolder("ui"))  # mode 0600
     with os.fdopen(descriptor, "w") as file:
@@ -77,20 +74,12 @@ def below(prefix: str, app: ASGIApp) -> Starlette:
 
     Browsers send a host's cookies to all its ports, and so to servers of other users of this machine. But the page's
     cookie has the path of the page, so browsers send it only to paths with the prefix, which nobody else knows.
-
-    Args:
-        prefix: Random text.
-        app: The web page.
     """
     return Starlette(routes=[Mount(f"/{prefix}", app)])
 
 
 def serve(port: int, *, opens_browser: bool) -> None:
     """Serve the page on 127.0.0.1 until Ctrl-C or SIGTERM, and print the link with the token.
-
-    Args:
-        port: Port; 0 for any free port.
-        opens_browser: Whether to open the link in a browser.
 
     Raises:
         InvalidArgumentError: The port is in use.

@@ -55,12 +55,7 @@ class Problem:
 
 
 def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of a DAG.
-
-    Args:
-        dag: The DAG.
-        always_up: Names of pools that need no lease.
-    """
+    """Yield the problems of a DAG."""
     for task in dag.tasks:
         for rule, message in (
             (Rule.NO_CLEANUP, _missing_cleanup(task)),

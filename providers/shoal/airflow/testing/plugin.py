@@ -35,13 +35,7 @@ def assert_dags(dag_report: Callable[..., DagReport]) -> Callable[..., None]:
 
 
 def fail_on_findings(check: Callable[..., DagReport], *paths: Any, **options: Any) -> None:
-    """Check DAG files, and fail the test if there are problems.
-
-    Args:
-        check: Function that checks the files.
-        paths: Paths of DAG files and folders.
-        options: Other arguments of `check`.
-    """
+    """Check DAG files, and fail the test if there are problems."""
     report = check(*paths, **options)
     if report.findings:
         pytest.fail(str(report), pytrace=False)

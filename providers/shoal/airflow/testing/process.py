@@ -60,15 +60,7 @@ def main() -> None:
 
 
 def check(request: Mapping[str, Any]) -> _Facts:
-    """Check the DAG files that a request names.
-
-    Args:
-        request: Arguments of `check_dags`, with absolute paths.
-
-    Returns:
-        A dict with the findings, the paths of the DAG files, the ids of the DAGs, and the given paths without a DAG
-        file.
-    """
+    """Check the DAG files that a request names."""
     found = {path: list(_files(path)) for path in request["paths"]}
     files = list(dict.fromkeys(file for some in found.values() for file in some))
     for path in request["paths"]:
@@ -188,12 +180,7 @@ _FRAME = re.compile(r'^ *File "(?P<file>.+?)", line (?P<line>\d+)', re.MULTILINE
 
 
 def _import_error(file: str, text: str) -> _Facts:
-    """Return the finding about a file that Airflow cannot load.
-
-    Args:
-        file: Path of the file.
-        text: Airflow's message: a traceback, or the type and text of the exception.
-    """
+    """Return the finding about a file that Airflow cannot load."""
     frames = list(_FRAME.finditer(text))
     own = [int(frame["line"]) for frame in frames if frame["file"] == file]
     # The last frame of the traceback is followed by its indented source lines, and then by the exception.

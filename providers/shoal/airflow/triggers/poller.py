@@ -52,9 +52,6 @@ class Update:
 def isolated(what: str) -> Iterator[None]:
     """Log an error of the ``with`` block instead of raising it, so that one wait's error does not stop the other waits.
 
-    Args:
-        what: Name of the pool, job or wait whose state the block reads, for the log.
-
     Raises:
         StoreUnreachableError: The store does not answer, so that reading the state of the other waits would fail, too.
     """
@@ -111,9 +108,6 @@ class Wait(ABC):
 
     async def update(self, deadline: float | None) -> Update:
         """Wait for the poller's next update, and return this update.
-
-        Args:
-            deadline: Time in seconds since the epoch.
 
         Raises:
             TimeoutError: The deadline has passed.

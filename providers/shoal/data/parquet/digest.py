@@ -24,13 +24,6 @@ def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
     The width of a type does not matter: equal values have the same fingerprint, for example as int32 and as int64. This
     holds for whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds. The order of the rows
     changes the fingerprint, but the order of the columns does not.
-
-    Args:
-        tables: The rows, in order; how they are divided into tables does not matter.
-        schema: Names and types of the columns.
-
-    Returns:
-        32 hex digits.
     """
     columns = {field.name: _Column(field.type) for field in schema}
     rows = 0
@@ -53,10 +46,6 @@ def kind_of(type_: pa.DataType) -> str:
 def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
     """Yield the texts from a file's footer that determine the file's fingerprint: sizes, schema, partition values,
     statistics.
-
-    Args:
-        footer: The file's footer.
-        metadata: The file's `pyarrow.parquet.FileMetaData`.
     """
     yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
     for row_group in range(metadata.num_row_groups):

@@ -16,12 +16,6 @@ _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 def resolve(path: str) -> tuple[Any, str]:
     """Return the filesystem, such as S3, for an absolute path or URI, and the path within this filesystem.
 
-    Args:
-        path: Result of :func:`shoal.data.parquet.paths.normalise`.
-
-    Returns:
-        A ``pyarrow.fs.FileSystem`` and the path within it.
-
     Raises:
         DataError: If neither Arrow nor an installed fsspec package can open the path. If a package is missing, the
             message names it.

@@ -164,10 +164,6 @@ class Matcher:
         """Decide from a row group's statistics whether all rows or no rows of the row group match the filters. Return
         None if the statistics are not sufficient.
 
-        Args:
-            metadata: ``pyarrow.parquet.FileMetaData`` of the file.
-            row_group: Index of the row group, from 0.
-
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
         """
@@ -199,11 +195,6 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 
     If the statistics of a row group do not show how many rows match, the filter columns of the row group are read.
 
-    Args:
-        footer: Footer of the file.
-        metadata: ``pyarrow.parquet.FileMetaData`` of the file.
-        matcher: Filters, prepared for the file.
-
     Raises:
         DataError: If the file is gone, corrupt or was changed.
     """
@@ -228,12 +219,6 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: int) -> np.ndarray:
     """Return the positions of the rows of a row group that match the filters, as an int64 array in ascending order.
 
-    Args:
-        footer: Footer of the file.
-        metadata: ``pyarrow.parquet.FileMetaData`` of the file.
-        matcher: Filters, prepared for the file.
-        row_group: Index of the row group, from 0.
-
     Raises:
         DataError: If the file is gone, corrupt or was changed.
     """
@@ -254,11 +239,6 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
     of the column. For floats, the value is rounded to the type of the column, as in pandas. The value 0.1 therefore
     matches a float32 column that was written with the value 0.1.
-
-    Args:
-        path: Path of the file, for the message.
-        term: The comparison, as (column, operator, value).
-        type_: Type of the column.
 
     Raises:
         DataError: If the column cannot be compared with the value.
@@ -328,11 +308,6 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
     """Return whether the value of a partition column (such as ``month=1``) matches one comparison of a filter.
 
-    Args:
-        path: Path of the file, for the message.
-        term: The comparison, as (column, operator, value).
-        value: The partition value.
-
     Raises:
         DataError: If the partition column cannot be compared with the value of the term.
     """
@@ -364,13 +339,6 @@ def _comparison_in_steps(
     The values of such a column are multiples of a step: the smallest unit of the column's type, such as 1, 0.01 or 1
     day. For "<", "<=", ">" and ">=" the filter's value is rounded to a whole number of steps, so that the same rows
     match.
-
-    Args:
-        operator_: Operator of the term.
-        values: Values of the term, in steps.
-        low: Smallest value of the column's type, in steps.
-        high: Largest value, in steps.
-        scalar: Converts steps to a value of the column's type.
     """
     import pyarrow as pa
 

@@ -56,10 +56,6 @@ class Footer:
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
 
-    Args:
-        path: Path of the file, for the message.
-        part: Part of the file that is read, such as ``row group 3``, for the message.
-
     Raises:
         DataError: If the file is gone, cannot be read, or is not a valid Parquet file.
     """
@@ -91,13 +87,6 @@ def _first_line(exc: BaseException) -> str:
 def open_parquet(path: str) -> Iterator[Any]:
     """Open a Parquet file for reading, and close it at the end of the ``with`` block.
 
-    Args:
-        path: Canonical path or URI.
-
-    Yields:
-        A ``pyarrow.parquet.ParquetFile`` that does not read ahead (``pre_buffer=False``). Reading ahead took ten times
-        the memory (arrow#39808).
-
     Raises:
         DataError: If the file is gone or not a Parquet file.
     """
@@ -112,12 +101,6 @@ def open_planned(footer: Footer) -> Iterator[Any]:
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
 
-    Args:
-        footer: The footer that was read before.
-
-    Yields:
-        A ``pyarrow.parquet.ParquetFile``; see :func:`open_parquet`.
-
     Raises:
         DataError: If the file is gone, is not a Parquet file, or has another footer.
     """
@@ -131,12 +114,7 @@ def open_planned(footer: Footer) -> Iterator[Any]:
 
 
 def changed(footer: Footer, how: str) -> DataError:
-    """Return the error for a file that was changed after its footer had been read.
-
-    Args:
-        footer: The footer that was read before.
-        how: Difference between the file then and now.
-    """
+    """Return the error for a file that was changed after its footer had been read."""
     return DataAccessError(
         f"{footer.path} was changed after shoal had read its footer ({how}): create a new connector, run the program "
         "again, and write new data only to new files"
@@ -179,12 +157,6 @@ def read_metadata(path: str) -> Any:
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
     """Read the footers of several Parquet files in parallel threads.
-
-    Args:
-        files: The files.
-
-    Returns:
-        The footers in the order of `files`, and a dict of path -> ``FileMetaData``.
 
     Raises:
         DataError: If a file is gone, corrupt, empty (0 bytes) or not a Parquet file. The message names the first such

@@ -13,15 +13,7 @@ if TYPE_CHECKING:
 
 
 def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
-    """Return a bool array that is True for each row at which a group of rows begins.
-
-    Args:
-        values: Group of each row.
-        before: Group of the row before the first row of `values`; None if there is no such row.
-
-    Returns:
-        Bool array ``[rows]``: whether a group begins at the row.
-    """
+    """Return a bool array that is True for each row at which a group of rows begins."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -33,15 +25,6 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
     """Read the group column and return for each row whether a group of rows begins at this row.
-
-    Args:
-        source: The dataset.
-        column: Column with the group of each row. The rows of a group must be contiguous; a group may extend over
-            several row groups and files.
-
-    Returns:
-        For each row group with rows, in the dataset's order: a bool array ``[rows]`` that is True for each row at which
-        a group begins.
 
     Raises:
         DataError: If a group is null, or its rows are not contiguous.

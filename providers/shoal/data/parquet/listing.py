@@ -40,13 +40,6 @@ class DataFile:
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
     """Find all files that match the given paths, directories and globs.
 
-    Args:
-        paths: Normalised paths: files, directories (searched recursively; names that begin with ``_`` or ``.`` are left
-            out) or globs (``*``, ``?``, ``[...]``, ``**``).
-
-    Returns:
-        The files in the order of `paths`; the files of a directory or glob are sorted by path.
-
     Raises:
         DataError: If a path does not exist, contains or matches no file, cannot be listed, or belongs to a table of
             Delta, Iceberg or Hudi.
@@ -93,14 +86,7 @@ def _expand(path: str, checked: set[str]) -> list[DataFile]:
 
 
 def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
-    """List the files of one path.
-
-    Args:
-        filesystem: Filesystem of the path.
-        path: The path.
-        inner: The path within the filesystem.
-        checked: Directories that are known not to be in a table of Delta, Iceberg or Hudi; new ones are added.
-    """
+    """List the files of one path."""
     from pyarrow.fs import FileType
 
     head, mark, query = split_query(path)

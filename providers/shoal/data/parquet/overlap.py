@@ -80,14 +80,7 @@ class SharedFile:
 
 
 def record(source: ParquetSource) -> list[RecordedFile]:
-    """Record for each file of a source which rows of the file belong to the dataset.
-
-    Args:
-        source: The source.
-
-    Returns:
-        One record for each file that has rows.
-    """
+    """Record for each file of a source which rows of the file belong to the dataset."""
     return [
         RecordedFile(
             footer.path,
@@ -104,10 +97,6 @@ def record(source: ParquetSource) -> list[RecordedFile]:
 
 def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list[SharedFile]:
     """Find the files of `source` that contain rows which also belong to other datasets.
-
-    Args:
-        recorded: Records of the other datasets, from :func:`record`.
-        source: The source to check.
 
     Returns:
         The files with shared rows; empty if no row is shared. Parts of one random split share no rows.
@@ -129,13 +118,6 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
 def shared_mask(recorded: Iterable[RecordedFile], source: ParquetSource) -> np.ndarray:
     """Return for each row of `source`, in the order in which the rows are read, whether the row also belongs to other
     datasets.
-
-    Args:
-        recorded: Records of the other datasets, from :func:`record`.
-        source: The source to check.
-
-    Returns:
-        Booleans ``[rows]``.
     """
     import numpy as np
 

@@ -23,12 +23,7 @@ file."""
 
 
 def inside(digest: str, name: str) -> str:
-    """Return the path that a data file has inside the package that contains a job's code.
-
-    Args:
-        digest: SHA-256 of the file, in hexadecimal digits.
-        name: Name of the file.
-    """
+    """Return the path that a data file has inside the package that contains a job's code."""
     return f"/{FOLDER}/{digest}/{name}"
 
 
@@ -45,9 +40,6 @@ def local_path(inside: str) -> str:
 
     `sys.path` contains the folder of the unpacked package. Ray adds the folder in the workers, and the driver of a job
     adds it itself.
-
-    Args:
-        inside: Path in the package.
 
     Raises:
         DataError: If there is no such file on this node, or the file was changed.

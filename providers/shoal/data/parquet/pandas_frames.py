@@ -19,10 +19,6 @@ def to_frame(table: pa.Table, source: ParquetSource) -> pd.DataFrame:
 
     The index and nullable types such as ``Int64`` are restored from the text that pandas has written into the first
     file. In addition, an integer column with nulls becomes ``Int64`` or ``UInt64`` if float64 would round its values.
-
-    Args:
-        table: All columns of the dataset, for any of its rows.
-        source: The dataset.
     """
     import pyarrow as pa
 

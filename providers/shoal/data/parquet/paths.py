@@ -22,10 +22,6 @@ def refuse_incomplete_address(text: str, option: str) -> None:
 
     The system would read both as local paths, and shoal would create folders with these names.
 
-    Args:
-        text: Path or address.
-        option: Name of the option that contains the text, for the error message.
-
     Raises:
         InvalidArgumentError: The address is incomplete.
     """
@@ -43,12 +39,6 @@ def refuse_incomplete_address(text: str, option: str) -> None:
 
 def normalise(path: str | os.PathLike[str]) -> str:
     """Make a path absolute, so that a process with another working folder reads the same file.
-
-    Args:
-        path: Local path (absolute, relative, with ``~``, or ``file://``) or URI.
-
-    Returns:
-        An absolute local path, or the URI without a trailing slash.
 
     Raises:
         InvalidArgumentError: If `path` is not a valid path or URI, or is a URI that contains credentials.

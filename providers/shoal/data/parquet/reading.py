@@ -26,20 +26,6 @@ def read_ranges(
 ) -> Iterator[pa.Table]:
     """Read row ranges (rows of one row group) of one file. The file is opened only once.
 
-    Args:
-        footer: Footer of the file, as read for the plan.
-        ranges: Row ranges to read.
-        columns: Columns to return, in this order.
-        partitions: Partition column -> its value for this file.
-        indices_of: For a part of a random split: function that returns the positions of the part's rows within a row
-            group. The argument of the function is the index of the row group. None: all rows are read.
-        matcher: Filters of the rows; None without filters. With filters, the row numbers in `ranges` and the positions
-            from `indices_of` count only the rows that match.
-        matching: Number of rows of each row group that match the filters.
-
-    Yields:
-        One table per range.
-
     Raises:
         DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
     """
@@ -84,15 +70,7 @@ def read_ranges(
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Concatenate tables until the result has `limit` rows. The remaining tables are not read.
-
-    Args:
-        tables: Tables with the same columns; at least one.
-        limit: Maximum number of rows; None takes all rows.
-
-    Returns:
-        The first `limit` rows.
-    """
+    """Concatenate tables until the result has `limit` rows. The remaining tables are not read."""
     import pyarrow as pa
 
     kept: list[pa.Table] = []

@@ -19,11 +19,6 @@ def reference_footer(footers: Sequence[Footer], used: Iterable[Footer]) -> Foote
     """Return the footer that defines the columns of a dataset: the footer of the first file that has rows.
 
     The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
-
-    Args:
-        footers: Footers of all files, in the order of the files.
-        used: Footers of the files that have rows that match the filters. If there is no such file, the filters are
-            ignored.
     """
     return next(iter(used), None) or _first_with_rows(footers)
 
@@ -31,10 +26,6 @@ def reference_footer(footers: Sequence[Footer], used: Iterable[Footer]) -> Foote
 def partition_fields(footers: Sequence[Footer], types: Mapping[str, str]) -> dict[str, pa.Field]:
     """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
     name.
-
-    Args:
-        footers: Footers of all files, in the order of the files.
-        types: Name of a partition -> Arrow's alias of its type, such as ``int64``.
     """
     import pyarrow as pa
 
@@ -45,15 +36,6 @@ def partition_fields(footers: Sequence[Footer], types: Mapping[str, str]) -> dic
 def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
     """Return the schema of a dataset: the columns of the reference file in their common types, then the partition
     columns.
-
-    Args:
-        reference: Result of :func:`reference_footer`.
-        partitions: Result of :func:`partition_fields`.
-        used: Footers of the files that have rows that match the filters.
-
-    Returns:
-        The schema. A column without a common type has the type of the first files;
-        :func:`shoal.data.checks.check_same_schema` refuses such a column.
     """
     schema = reference.schema
     for footer in distinct(used):
@@ -72,11 +54,6 @@ def distinct(footers: Iterable[Footer]) -> list[Footer]:
 def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
     """Return the columns that exist in every file with rows, and that have the same kind of type (such as integer or
     text) in all these files.
-
-    Args:
-        schema: Result of :func:`dataset_schema`.
-        partitions: Result of :func:`partition_fields`.
-        used: Footers of the files that have rows that match the filters.
     """
     import pyarrow as pa
 

@@ -144,12 +144,7 @@ class ParquetSource:
         return partition_fields(self.footers(), self._partition_types)
 
     def partition_value(self, path: str, name: str) -> int | str | None:
-        """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type.
-
-        Args:
-            path: Canonical path of one of the files.
-            name: Name of the column, which exists only as partition directories; see :meth:`partition_fields`.
-        """
+        """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type."""
         text = dict(self.footer(path).partitions)[name]
         return None if text is None else _typed(text, self.partition_fields()[name])
 
@@ -194,16 +189,7 @@ class ParquetSource:
         return sum(group.rows for group in self.row_groups())
 
     def split(self, weights: Sequence[float], seed: int) -> list[ParquetSource]:
-        """Split the rows at random into parts, without reading or copying rows.
-
-        Args:
-            weights: Relative sizes of the parts.
-            seed: Seed of the split.
-
-        Returns:
-            One source per weight. Every row is in exactly one source. Each source has its share of every row group,
-            with the rows in their original order.
-        """
+        """Split the rows at random into parts, without reading or copying rows."""
         parts = []
         for index in range(len(weights) or 1):
             chain = (*self.splits, Split(tuple(map(float, weights)), index, seed))
@@ -219,13 +205,6 @@ class ParquetSource:
         """Read row ranges (rows of one row group), and yield one table per range.
 
         If successive ranges are in the same file, the file is opened only once.
-
-        Args:
-            ranges: Row ranges to read, in any order.
-            columns: Columns to return, in this order; all by default.
-
-        Yields:
-            One table per range. Only one table is in memory at a time.
 
         Raises:
             InvalidArgumentError: If `columns` is empty.
@@ -256,11 +235,6 @@ class ParquetSource:
     def null_count(self, path: str, row_group: int, column: str) -> int | None:
         """Return the number of nulls of a column in a row group, from the footer's statistics.
 
-        Args:
-            path: Path of one of the files.
-            row_group: Index of the row group, from 0.
-            column: Name of a top-level column.
-
         Returns:
             Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
             statistics for the column, or if a filter may exclude the rows with nulls.
@@ -289,12 +263,7 @@ class ParquetSource:
         return None
 
     def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
-        """Yield the smallest and the largest value of a column in each row group of a file that has such statistics.
-
-        Args:
-            path: Path of one of the files.
-            column: Name of a top-level column.
-        """
+        """Yield the smallest and the largest value of a column in each row group of a file that has such statistics."""
         metadata = self.metadata(path)
         for row_group in range(metadata.num_row_groups):
             group = metadata.row_group(row_group)
@@ -312,11 +281,6 @@ class ParquetSource:
         even if they are in other files; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that are missing or
         have another kind of type in some file are left out. If no column is left, the fingerprint is computed from the
         footers and the filters.
-
-        Returns:
-            32 hex digits (MLflow allows 36). The fingerprint does not change when files are moved or renamed. The
-            fingerprint changes with the files' sizes, row counts, schemas, partition values, column statistics and
-            order, and with the split.
         """
         if self._by_value or self.filters is not None:
             schema = common_schema(self.schema(), self.partition_fields(), self.used_footers())
@@ -342,12 +306,6 @@ class ParquetSource:
         """Compute a fingerprint of one file from the file's footer.
 
         The fingerprint does not depend on the file's name or folder.
-
-        Args:
-            path: Canonical path of one of the files.
-
-        Returns:
-            32 hex digits.
         """
         return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
@@ -356,10 +314,6 @@ class ParquetSource:
         neither.
 
         If the source has filters, only matching rows are counted, and the splits select from these rows.
-
-        Args:
-            path: Canonical path of one of the files.
-            row_group: Index of the row group, from 0.
         """
         selections = self._selection()
         return None if selections is None else selections[path, row_group]
@@ -368,11 +322,6 @@ class ParquetSource:
         """Return the positions of the rows of a row group that match the given filters.
 
         The source's own filters are ignored.
-
-        Args:
-            path: Canonical path of one of the files.
-            row_group: Index of the row group, from 0.
-            filters: The filters.
         """
         footer = self.footer(path)
         matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
@@ -410,11 +359,7 @@ class ParquetSource:
         return [file for file in files if may_match(file)] or files[:1]
 
     def _matching_counts(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Count the rows of each row group that match the filters. Later calls return the stored numbers.
-
-        Returns:
-            Path of the file -> one number per row group of the file.
-        """
+        """Count the rows of each row group that match the filters. Later calls return the stored numbers."""
         if self._matching is None:
             fields = self.partition_fields()
 

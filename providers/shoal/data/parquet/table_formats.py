@@ -21,9 +21,6 @@ _THREADS = 16
 def check_listing(infos: Iterable[Any]) -> None:
     """Check that a recursive listing of a directory contains no table of such a format.
 
-    Args:
-        infos: ``pyarrow.fs.FileInfo`` of each file and directory.
-
     Raises:
         DataError: If there is such a table.
     """
@@ -40,10 +37,6 @@ def check_listing(infos: Iterable[Any]) -> None:
 def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
     """Check that directories are not in a table of such a format, by looking for the table's log in each of their
     parent directories.
-
-    Args:
-        filesystem: A ``pyarrow.fs.FileSystem``.
-        directories: Paths within the filesystem.
 
     Raises:
         DataError: If a directory belongs to such a table.

@@ -24,10 +24,6 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     The conversion of an integer to float64 loses values above 2**53, and the conversion of a uint64 to int64 is not
     possible above 2**63. :func:`to_schema` finds such values.
 
-    Args:
-        one: Type of the column in some files.
-        other: Type of the column in other files.
-
     Returns:
         The common type; None if there is none, such as for text and numbers, or for timestamps of different units.
     """
@@ -53,10 +49,6 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
     """Return the largest integer of a type that can be converted to a wider type without a loss.
 
-    Args:
-        type_: Type of the column in a file.
-        wide: Result of :func:`common_type`.
-
     Returns:
         The integer; None if every value of the type can be converted.
     """
@@ -70,11 +62,6 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
 
 def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
     """Convert the columns of a file's table to the common types of a dataset. A column of the right type is not copied.
-
-    Args:
-        table: Rows of a file.
-        fields: Column -> its field in the schema of the dataset. A column without a common type stays as it is.
-        path: Path of the file, for the message.
 
     Raises:
         DataError: If a value would be lost. The message names the file, the column and both types.

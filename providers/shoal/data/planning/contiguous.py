@@ -23,11 +23,6 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     Moving the directory does not change the plan, because the plan depends on the order of the paths and not on their
     text.
 
-    Args:
-        row_groups: All row groups of the dataset; (path, index) must be unique.
-        num_workers: Number of shards.
-        seed: Seed of the shuffle.
-
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
         is within 1 % of the mean; if a row group had to be divided, the sizes differ by at most one row.

@@ -34,11 +34,6 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
     As with :func:`shoal.data.planning.contiguous.plan_shards`, the plan depends only on the rows of the row groups, the
     order of their paths, the number of workers and the seed.
 
-    Args:
-        row_groups: All row groups of the dataset; (path, index) must be unique.
-        num_workers: Number of shards.
-        seed: Seed of the random orders.
-
     Returns:
         One shard per worker, by rank, with at most one row range per row group. Every row is in exactly one shard, and
         no shard is empty. The sizes differ by at most one row, or each size is within 1 % of the mean. If the row

@@ -21,16 +21,6 @@ def plan_groups(
     The row groups are put into one sequence in a seeded random order. Row groups that share a group of rows stay next
     to each other. The sequence is then divided at the starts of groups into parts that are as equal as possible.
 
-    Args:
-        row_groups: All row groups that have rows, in the dataset's order.
-        begins: For each row group, a bool array ``[rows]`` that is True for each row at which a group of rows begins.
-        num_workers: Number of shards.
-        seed: Seed of the shuffle.
-
-    Returns:
-        One shard per worker, by rank. Each shard has at least one group. Where the groups allow it, the size of a shard
-        differs from the mean by less than the size of one group.
-
     Raises:
         DataError: If there are fewer groups than workers.
     """

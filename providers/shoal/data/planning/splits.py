@@ -44,16 +44,7 @@ class Split:
             )
 
     def counts(self, before: int, rows: int) -> list[int]:
-        """Compute how many rows of one row group each part of the random split gets.
-
-        Args:
-            before: Number of rows in all previous row groups.
-            rows: Number of rows in this row group.
-
-        Returns:
-            Number of rows for each part; the sum is `rows`. Over all row groups, the numbers of one part add up to the
-            part's share of all rows, rounded to a whole number.
-        """
+        """Compute how many rows of one row group each part of the random split gets."""
         # The weights are converted to exact fractions, such as 29/100 for 0.29. With floats, 0.29 * 100 is
         # 28.999999999999996, and a row would be missing.
         weights = [Fraction(str(weight)) for weight in self.weights]
@@ -108,17 +99,7 @@ class GroupSelection:
 
 
 def select(rows: Sequence[int], keys: Sequence[str], splits: Sequence[Split]) -> list[GroupSelection]:
-    """Apply several random splits one after the other, and return the remaining rows of each row group.
-
-    Args:
-        rows: Number of rows of each row group, in an order that does not depend on how the files were listed.
-        keys: Identifier of each row group; see :class:`GroupSelection`.
-        splits: Splits in the order in which they are applied. Each split divides the rows that the previous split
-            selected.
-
-    Returns:
-        The selection in each row group.
-    """
+    """Apply several random splits one after the other, and return the remaining rows of each row group."""
     steps: list[tuple[tuple[Split, int], ...]] = [() for _ in rows]
     left = list(rows)
     for split in splits:

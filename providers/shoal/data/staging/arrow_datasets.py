@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     """Return a source that reads the files of an Arrow dataset directly, or None if the rows have to be copied.
 
-    Args:
-        dataset: Any Arrow dataset.
-
     Returns:
         A source for the files; None if the files have other rows or columns than the dataset, or are not local Parquet
         files.
@@ -70,13 +67,6 @@ def _refuse_tables(dataset: pyarrow.dataset.Dataset) -> None:
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
     """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all rows into
     memory.
-
-    Args:
-        dataset: Any Arrow dataset.
-        staging_location: Directory or URI in which to create a directory; the default location if None.
-
-    Returns:
-        Path or URI of the new directory.
 
     Raises:
         DataError: If a file cannot be read, or the location is not writable.

@@ -25,14 +25,6 @@ _TO_PANDAS = ("to_pandas", "toPandas")
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
 
-    Args:
-        frame: pandas DataFrame (its index is left out), ``pyarrow.Table``, or another object that :func:`is_frame`
-            accepts.
-        staging_location: Directory or URI in which to create a directory; :func:`default_location` if None.
-
-    Returns:
-        Path or URI of the new directory.
-
     Raises:
         DataError: If a column cannot be written, such as a column with values of different types, or the location is
             not writable.

@@ -29,13 +29,6 @@ def default_location() -> str:
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
     """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
 
-    Args:
-        staging_location: Directory or URI in which to create the directory; :func:`default_location` if None.
-        name: Name of the new directory; None: a random name.
-
-    Yields:
-        Path or URI of the new directory.
-
     Raises:
         InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
             data.

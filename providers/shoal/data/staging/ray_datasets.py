@@ -15,14 +15,6 @@ from shoal.errors import InvalidArgumentError
 def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory.
 
-    Args:
-        dataset: A ``ray.data.Dataset``.
-        staging_location: Directory or URI in which to create a directory. If None, the default location is used, and
-            all nodes must be on one host.
-
-    Returns:
-        Path or URI of the new directory.
-
     Raises:
         MissingExtraError: If Ray is not installed.
         InvalidArgumentError: If this process is not connected to Ray, or if no location was given and the nodes are on

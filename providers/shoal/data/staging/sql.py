@@ -41,14 +41,6 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
     of each chunk. In a later chunk, a column may need a wider type, for example float instead of integer. This chunk
     then starts a new file, and at the end, the earlier files are rewritten with the wider type.
 
-    Args:
-        query: SQL text or a SQLAlchemy selectable.
-        connection: SQLAlchemy URL, Engine or Connection.
-        staging_location: Directory or URI in which to create a directory; the default location if None.
-
-    Returns:
-        Path or URI of the new directory; its files are in row order.
-
     Raises:
         InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
         DataError: If the query fails, a column cannot be written, or the location is not writable.
@@ -104,15 +96,6 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
     another server. Therefore use a database account that is allowed only to read.
 
-    Args:
-        sql: The statement, with parameters as ``:name``.
-        params: Parameter -> its value.
-        url: SQLAlchemy URL of the database.
-        directory: Directory or URI to write to.
-
-    Returns:
-        Number of rows.
-
     Raises:
         InvalidArgumentError: If the URL is invalid.
         DataError: If the query fails, tries to write, or a column cannot be written.
@@ -132,15 +115,6 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
 
     The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
 
-    Args:
-        sql: The query, with parameters as ``:name``.
-        params: Parameter -> its value.
-        url: SQLAlchemy URL of the database.
-        column: Name of the column.
-
-    Returns:
-        The name, quoted if the database requires it.
-
     Raises:
         InvalidArgumentError: If the URL is invalid.
         DataError: If the query fails, or has no column with this name. The message then contains similar names.
@@ -156,15 +130,6 @@ def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> 
     """Let the database count how many rows of a query's result have each value of a column.
 
     The query cannot change the database; see :func:`stage_select`.
-
-    Args:
-        sql: The query, with parameters as ``:name``.
-        params: Parameter -> its value.
-        url: SQLAlchemy URL of the database.
-        column: Name of the column as :func:`quoted_column` returns it.
-
-    Returns:
-        Number of rows by value; the key None is for nulls.
 
     Raises:
         InvalidArgumentError: If the URL is invalid.

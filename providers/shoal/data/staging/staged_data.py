@@ -32,21 +32,13 @@ _USED_BY = "_shoal_used_by."
 
 
 def hold(location: str) -> None:
-    """Record in a directory of staged data that this process uses the data.
-
-    Args:
-        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
-    """
+    """Record in a directory of staged data that this process uses the data."""
     filesystem, inner = resolve(normalise(location))
     _write_holder(filesystem, inner, _this_process())
 
 
 def claim(location: str, user: str) -> None:
     """Record in a directory of staged data that a job uses the data.
-
-    Args:
-        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
-        user: Id under which the attempt of the job is submitted.
 
     Raises:
         DataError: If the directory was removed.
@@ -83,9 +75,6 @@ def unclaim(location: str, user: str) -> None:
 def release(location: str) -> bool:
     """Record in a directory of staged data that this process no longer uses the data, and remove the directory if no
     job uses it.
-
-    Returns:
-        True if the directory was removed.
     """
     from pyarrow.fs import FileType
 
@@ -113,9 +102,6 @@ def hand_over(location: str) -> None:
 def discard_unused(location: str) -> bool:
     """Remove a directory of staged data if neither a process nor a job uses the data.
 
-    Returns:
-        True if the directory was removed.
-
     Raises:
         InvalidArgumentError: If the directory exists, but has no marker file.
     """
@@ -123,13 +109,7 @@ def discard_unused(location: str) -> bool:
 
 
 def is_held(location: str, *, unknown: bool = False) -> bool:
-    """Return whether the process that uses a directory of staged data is running, or may be running on another host.
-
-    Args:
-        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
-        unknown: Return value if the marker file does not exist, or does not contain a process, as in earlier versions
-            of shoal.
-    """
+    """Return whether the process that uses a directory of staged data is running, or may be running on another host."""
     filesystem, inner = resolve(normalise(location))
     try:
         with filesystem.open_input_stream(f"{inner}/{MARKER}") as stream:
@@ -154,12 +134,6 @@ def _this_process() -> ProcessId:
 
 def discard(location: str) -> bool:
     """Remove a directory that shoal created for staged data, even if a process or a job still uses the data.
-
-    Args:
-        location: Directory or URI that :func:`shoal.data.staging.location.staged` created.
-
-    Returns:
-        True if the directory was removed, False if it did not exist.
 
     Raises:
         InvalidArgumentError: If shoal did not create the directory. Nothing is removed in this case.

@@ -23,16 +23,7 @@ _MAX_GROUP_BYTES = 32 * 2**20
 
 
 def group_rows(rows: int, bytes_per_row: float) -> int:
-    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row.
-
-    Args:
-        rows: Number of rows in the dataset.
-        bytes_per_row: Decoded size of a row in bytes.
-
-    Returns:
-        Number of rows per row group. There are enough row groups to assign the rows evenly to workers, and a decoded
-        row group has at most 32 MiB.
-    """
+    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row."""
     most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
     return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
 
@@ -78,13 +69,7 @@ class TableWriter:
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
-    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time.
-
-    Args:
-        batches: Record batches to write.
-        schema: Schema of the batches.
-        path: File or URI to write.
-    """
+    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time."""
     import pyarrow as pa
 
     kept: list[pa.RecordBatch] = []

@@ -144,14 +144,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         return count_items(self._rows, self.batch_size, self.drop_last_batch)
 
     def __iter__(self) -> Iterator[Item]:
-        """Return an iterator over one epoch. The epoch begins when the first item is requested.
-
-        Raises:
-            DataError: When an item is requested, if a file is gone, corrupt or has changed, or a value cannot be stored
-                in a tensor. The message names the file and the row group.
-            InvalidArgumentError: When the first item is requested, if the ingester does not work in the worker
-                processes of a DataLoader.
-        """
+        """Return an iterator over one epoch. The epoch begins when the first item is requested."""
         self._progress = progress = _Progress()
         return self._items(progress)
 
@@ -161,9 +154,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         """Set the number of the epoch that the next ``iter()`` begins, for example to continue an interrupted training.
 
         Without this call, each ``iter()`` is the epoch after the previous one.
-
-        Args:
-            epoch: Number of the epoch, from 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgumentError(f"an epoch must be an integer of at least 0, not {epoch!r}")
@@ -177,10 +167,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         same order.
 
         torchdata's ``StatefulDataLoader`` calls `state_dict` and `load_state_dict`, also in its worker processes.
-
-        Returns:
-            A dict of JSON values: the epoch, the number of items returned in this epoch, and the values that identify
-            the rows and their order.
 
         Raises:
             InvalidArgumentError: If the workers of a plain DataLoader read the epoch. These workers read ahead, and
@@ -206,9 +192,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
         If the position is the end of an epoch, the next ``iter()`` begins the next epoch. In a worker of a DataLoader,
         however, the next ``iter()`` then returns no items, because other workers may not have ended the epoch.
-
-        Args:
-            state_dict: Result of :meth:`state_dict`.
 
         Raises:
             InvalidArgumentError: If `state_dict` is not a position of a `TorchDataset`, or if it is a position within

@@ -54,19 +54,7 @@ def count_items(rows: int, batch_size: int | None, drop_last_batch: bool) -> int
 
 
 def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: int, num_workers: int) -> Share:
-    """Compute which rows of a shard one DataLoader worker returns.
-
-    Args:
-        rows: Number of rows of the shard, including repeated rows.
-        batch_size: Number of rows per item; None if each row is an item.
-        drop_last_batch: Whether to leave out the last batch if it has fewer rows.
-        worker: Index of the worker, from 0.
-        num_workers: Number of workers.
-
-    Returns:
-        The worker's share. The sum of all workers' items is :func:`count_items`. Only the last worker may have a
-        smaller batch, or read rows that are then dropped.
-    """
+    """Compute which rows of a shard one DataLoader worker returns."""
     multiple = batch_size or _together(rows, num_workers)
     units = count_items(rows, multiple, drop_last_batch and batch_size is not None)
     low, high = units * worker // num_workers, units * (worker + 1) // num_workers
@@ -78,14 +66,6 @@ def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: i
 def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange]:
     """Repeat row ranges of a shard until the shard has `rows` rows, so that all workers of a training have the same
     number of rows.
-
-    Args:
-        line: Row ranges; at least one.
-        rows: Wanted number of rows. If the ranges already have more rows, nothing is removed.
-        first: Index of the row range with which the repetition begins.
-
-    Returns:
-        The original row ranges, followed by the repeated row ranges.
     """
     longer = list(line)
     missing = rows - sum(part.rows for part in line)
@@ -114,16 +94,7 @@ def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
 
 
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide row ranges into windows. The rows of a window are in memory at the same time, and are shuffled together.
-
-    Args:
-        line: Row ranges, shuffled.
-        row_bytes: Decoded size of a row in bytes.
-
-    Returns:
-        The windows, in the order of `line`. The row ranges within a window are sorted, so that each file is opened
-        once.
-    """
+    """Divide row ranges into windows. The rows of a window are in memory at the same time and shuffled together."""
     found: list[tuple[RowRange, ...]] = []
     held: list[RowRange] = []
     rows = 0

@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 
 def begin(spec: JobSpec) -> None:
-    """Prepare the imports of XGBoost or LightGBM in this process and the workers, so that the training starts sooner.
-
-    Args:
-        spec: Spec of the job.
-    """
+    """Prepare the imports of the library in this process and the workers, so that the training starts sooner."""
     from shoal.training.boosting.engine import import_ahead_for_workers
 
     import_ahead_for_workers(spec)
@@ -58,10 +54,6 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 
     No model is trained if the job may be skipped and its rows, holdout and settings are those of the newest registered
     version.
-
-    Args:
-        spec: Spec of the job.
-        place: Context of the attempt: store, MLflow run and environment.
 
     Raises:
         ShoalError: The job failed; the message states the cause.
@@ -183,18 +175,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
 def _skipped(
     register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
 ) -> JobResult | None:
-    """Return the result of a job that skips its training because the newest version has the same rows and settings.
-
-    Args:
-        register: Settings that name the model.
-        run: MLflow run of the attempt.
-        place: Context of the attempt.
-        data: Description of the training rows.
-        fingerprints: Fingerprints of the training.
-
-    Returns:
-        The result; None if the job has to train.
-    """
+    """Return the result of a job that skips its training because the newest version has the same rows and settings."""
     if not register.skip_if_unchanged:
         return None
     holder = place.tags[HOLDER_TAG]
@@ -226,12 +207,7 @@ def _skipped(
 
 
 def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
-    """Describe the training rows, for the job's result and for the tags of the registered version in MLflow.
-
-    Args:
-        dataset: The training data.
-        times: Time range of the rows; None if they have no time column.
-    """
+    """Describe the training rows, for the job's result and for the tags of the registered version in MLflow."""
     described = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
     if times is None:
         return described

@@ -28,9 +28,6 @@ from shoal.training.progress import OnProgress
 def saved_before(path: str) -> Iterator[None]:
     """Name the saved model in the error if the `with` block, which works with MLflow after the training, fails.
 
-    Args:
-        path: Path or URI of the model.
-
     Raises:
         JobError: MLflow does not answer, or rejects a request.
     """
@@ -93,11 +90,7 @@ class AttemptContext:
         return artifacts.claim_of(self.store, self.key)
 
     def keep_gpu_choice(self, choice: bool) -> bool:
-        """Record whether the job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
-
-        Args:
-            choice: Choice of this attempt.
-        """
+        """Record whether the job uses GPUs, unless an earlier attempt did so, and return the recorded choice."""
         return patiently(self.store, lambda: attempts.keep_gpu_choice(self.store, self.key, choice))
 
     def is_current(self) -> bool:
@@ -111,9 +104,6 @@ class AttemptContext:
         """Return whether the attempt that owns a folder has ended.
 
         The result is False if the attempt is not in the store.
-
-        Args:
-            claim: Content of the folder's marker file. It names the attempt.
         """
         key = Key(claim.job_id, claim.attempt)
         return attempts.state(self.store, key) in JOB_ENDED and artifacts.claim_of(self.store, key) == claim

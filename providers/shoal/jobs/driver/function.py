@@ -62,11 +62,6 @@ class _Sender:
     def log(self, rank: int, values: dict[str, float], step: int) -> None:
         """Add metrics that user code has logged, and send the buffer if the last call to MLflow was at least a second
         ago.
-
-        Args:
-            rank: Rank that has measured the metrics. For ranks above 0, the names get the prefix ``rank-N/``.
-            values: Values of the metrics by name.
-            step: Training step that the metrics belong to.
         """
         self._waiting += _metrics(f"rank-{rank}/" if rank else "", values, step)
         self._send_at_times()
@@ -138,13 +133,6 @@ class _NodeLog:
 
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     """Run a job's training function on all ranks, and save and log its results.
-
-    Args:
-        spec: Spec of the job.
-        place: Context of the attempt: store, MLflow run and environment.
-
-    Returns:
-        The job's result, and the SHA-256 of the file with the ranks' return values.
 
     Raises:
         ShoalError: The job failed; the message has the cause.
@@ -259,11 +247,7 @@ def _register(
 
 
 def _program(spec: FunctionJobSpec) -> bytes:
-    """Return the pickled function with its arguments, for the workers.
-
-    Raises:
-        InvalidArgumentError: The spec names a function that cannot be imported.
-    """
+    """Return the pickled function with its arguments, for the workers."""
     if spec.program is not None:
         return code_store.read(spec.program)
     assert spec.train_func is not None

@@ -272,9 +272,6 @@ class Driver:
         """Write the final state, the result and the error of the attempt into its row in the store.
 
         Credentials are removed from the error first, and a long error is shortened.
-
-        Returns:
-            False if another process has recorded another end already, or if the row cannot be written.
         """
         error = None if end.error is None else _shortened(self._secrets.redact(end.error))
         result = None if end.result is None else end.result.document()
@@ -406,10 +403,6 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
     The value of RAY_ADDRESS that Ray sets for a job is not used. If two clusters run on one host, Ray sometimes sets
     the address of the wrong cluster (seen with Ray 2.60).
-
-    Args:
-        gcs: Address of the GCS (Ray's control service) on the head that the job was submitted to, as ``host:port``.
-        runtime_env: Ray's runtime environment for the workers; empty if the workers need none.
     """
     os.environ["RAY_ADDRESS"] = gcs
     if _JOB_CONFIG in os.environ:
@@ -452,12 +445,7 @@ def _cause(error: Exception) -> str:
 
 
 def main(*, ends_process: bool = False) -> int:
-    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code.
-
-    Args:
-        ends_process: Whether this process ends afterwards. Then its threads end and its exit handlers run now, so that
-            their output gets into the log, without secrets.
-    """
+    """Run the attempt that the command-line arguments ``JOB_ID ATTEMPT`` name, and return the exit code."""
     key = Key(sys.argv[1], int(sys.argv[2]))
     secrets = Secrets()
     # The log file is created before the row's state becomes RUNNING, because from then on other processes read the

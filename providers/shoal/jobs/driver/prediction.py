@@ -13,10 +13,6 @@ from shoal.jobs.specs.prediction import PredictJobSpec
 def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     """Run the batch prediction that a spec describes, and return the job's result.
 
-    Args:
-        spec: Spec of the job.
-        place: Context of the attempt: store, MLflow run and environment.
-
     Raises:
         ShoalError: The job failed; the message has the cause.
     """

@@ -34,22 +34,12 @@ class Stopwatch:
 
     @classmethod
     def of(cls, job: Job, now: float) -> Self:
-        """Return a stopwatch for an attempt.
-
-        Args:
-            job: The attempt's row. Another host may have written the row's times, so negative differences count as 0.
-            now: Present time in seconds since the epoch.
-        """
+        """Return a stopwatch for an attempt."""
         sent_at = job.admitted_at or job.created_at
         return cls(sent_at - job.created_at, now - sent_at)
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
-        """Record that the workers have finished now, and how long they have read and trained.
-
-        Args:
-            train_s: Seconds in which the slowest worker has trained, or in which the function or the prediction ran.
-            read_s: Seconds in which the slowest worker has read its rows. None: the job reads no rows itself.
-        """
+        """Record that the workers have finished now, and how long they have read and trained."""
         self._worked_until = self._monotonic()
         self._read_s, self._train_s = read_s, train_s
 

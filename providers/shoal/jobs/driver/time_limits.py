@@ -31,16 +31,7 @@ def why_end(
     used_node_hours: float = 0.0,
     budget_node_hours: float | None = None,
 ) -> Reason | None:
-    """Return the reason why a running job has to end; None if the job may go on.
-
-    Args:
-        job: The job's row; None if the row is gone.
-        unasked_for: Seconds for which no process has polled the job.
-        running_for: Seconds since the driver started.
-        timeout: Seconds that the job may run; None: no limit.
-        used_node_hours: Node-hours that the job has used.
-        budget_node_hours: Node-hours that the job may use; None: no limit.
-    """
+    """Return the reason why a running job has to end; None if the job may go on."""
     if job is None:
         return Reason(JobState.CANCELLED, "the job's row was removed from the store")
     if job.state in JOB_ENDED:

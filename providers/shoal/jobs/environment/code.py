@@ -23,9 +23,6 @@ def stored(paths: Sequence[str]) -> tuple[str, ...]:
 
     The archive's name is the digest of its content. So the name is equal if the same job is submitted again.
 
-    Args:
-        paths: Paths of packages and modules, or the result of an earlier call, which is returned unchanged.
-
     Raises:
         InvalidArgumentError: A path does not exist or cannot be imported under its name, or the code is too large.
     """

@@ -27,11 +27,6 @@ from shoal.training.run_config import RunConfig
 def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
     """Return Ray's runtime environment for a job with packages or code of its own; empty for any other job.
 
-    Args:
-        config: Options of the job.
-        pool: Name of the pool.
-        gcs: Address of the pool's head. Packages are kept until the pool gets another head.
-
     Raises:
         JobError: A package cannot be installed, or the code cannot be read.
     """
@@ -59,15 +54,7 @@ def _install(config: RunConfig, folder: Path) -> None:
 
 
 def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callable[[Path], None]) -> str:
-    """Return the pool's cached folder for a key; if there is none yet, create the folder and call `fill` to fill it.
-
-    Args:
-        pool: Name of the pool.
-        gcs: Address of the pool's head. The folders of earlier heads are removed.
-        key: Values that determine the folder's content, such as a list of packages.
-        name: Name of the folder.
-        fill: Function that writes the content into the folder.
-    """
+    """Return the pool's cached folder for a key; if there is none yet, create the folder and call `fill` to fill it."""
     all_heads = subfolder("pools", pool, "modules")
     mine = all_heads / ids.digest(gcs)[:16]
     folder = mine / ids.digest(key) / name

@@ -26,14 +26,6 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
 
     uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
 
-    Args:
-        packages: Requirements, such as ``einops==0.8``.
-        folder: Folder for the packages.
-        variables: Environment variables in addition to those of this process.
-
-    Returns:
-        The installed packages with their versions; none if the Python of this process has all packages.
-
     Raises:
         JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """

@@ -37,33 +37,17 @@ under `$SHOAL_HOME`, it contains the attempt's log from the start."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
-    """Return the local path or URI of the folder that has an attempt's files.
-
-    Args:
-        key: The attempt.
-        artifact_location: The job's directory or URI for files; None: a folder under `$SHOAL_HOME`.
-    """
+    """Return the local path or URI of the folder that has an attempt's files."""
     return f"{storage.root(artifact_location)}/{key.job_id}/{key.attempt}"
 
 
 def claim_of(store: Store, key: Key) -> Claim:
-    """Return the text that an attempt writes into the marker file of its folder, to show that it owns the folder.
-
-    Args:
-        store: Store that has the job's rows.
-        key: The attempt.
-    """
+    """Return the text that an attempt writes into the marker file of its folder, to show that it owns the folder."""
     return Claim(key.job_id, f"job of {attempts.first_asked(store, key.job_id)!r}", key.attempt)
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
     """Check, before the training, that an attempt can write to its folder and may replace the folder's content.
-
-    Args:
-        folder: Path or URI of the attempt's folder.
-        claim: The attempt's claim (job and attempt in its marker files), which determines the folders that the attempt
-            may replace.
-        artifact_location: Directory or URI that contains the folder.
 
     Raises:
         InvalidArgumentError: The folder cannot be written or must not be replaced; the message says what to do.
@@ -79,13 +63,7 @@ def _mark(folder: str, claim: Claim) -> None:
 
 
 def discard_unfinished(folder: str, claim: Claim) -> None:
-    """Remove half-written files of a killed driver from a folder, if the folder belongs to the driver's attempt.
-
-    Args:
-        folder: Path or URI of the folder.
-        claim: The attempt's claim. The folder belongs to the attempt if the folder's marker file contains the same
-            claim.
-    """
+    """Remove half-written files of a killed driver from a folder, if the folder belongs to the driver's attempt."""
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
 
@@ -96,13 +74,7 @@ def folder_of_job(job_id: str) -> Path:
 
 
 def remove(folder: str, claim: Claim) -> None:
-    """Remove an attempt's folder if the folder belongs to the attempt; otherwise do nothing.
-
-    Args:
-        folder: Local path of the folder.
-        claim: The attempt's claim. The folder belongs to the attempt if the folder's marker file contains the same
-            claim, or if the folder contains only the attempt's log.
-    """
+    """Remove an attempt's folder if the folder belongs to the attempt; otherwise do nothing."""
     path = Path(folder)
     if claim.has_marked(folder):
         claim.remove(folder)
@@ -114,11 +86,6 @@ def save(folder: str, claim: Claim, trained: TrainResult) -> str:
     """Write the report and the model of a training into the attempt's folder, and return the model's path.
 
     The model is written last. So a folder that contains a model is complete.
-
-    Args:
-        folder: Path or URI of the attempt's folder.
-        claim: The attempt's claim, which is written into the folder's marker file.
-        trained: Result of the training.
     """
     _mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
@@ -152,10 +119,6 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
 def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
     """Read the training result of a finished job without the model, which may be large; the field `model` is empty.
 
-    Args:
-        result: Result of the job.
-        artifact_location: The job's `artifact_location`; see `load_training`.
-
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files were removed, or cannot be reached from this machine.
@@ -182,16 +145,7 @@ def _train_result(report: dict[str, Any]) -> TrainResult:
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
-    """Write the return values of a training function, one per rank, into a file in the attempt's folder.
-
-    Args:
-        folder: Path or URI of the attempt's folder.
-        claim: The attempt's claim, which is written into the folder's marker file.
-        answer: Result of the function, with the return value of each rank.
-
-    Returns:
-        Path of the file, and the SHA-256 of its content.
-    """
+    """Write the return values of a training function, one per rank, into a file in the attempt's folder."""
     import cloudpickle
 
     _mark(folder, claim)

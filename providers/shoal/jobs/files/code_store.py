@@ -17,12 +17,6 @@ def store(content: bytes) -> str:
 
     The driver reads this file, or a copy of the file in a package that is sent to the pool
     (`shoal.jobs.remote.package`).
-
-    Args:
-        content: The pickled code, or a model.
-
-    Returns:
-        The file's path.
     """
     path = f"{storage.root(None)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     storage.write(path, content)

@@ -33,10 +33,6 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """Return the files and folders in a folder, or the file at a path.
 
-        Args:
-            path: Folder or file.
-            detail: Whether to return a dict for each file or folder instead of the path.
-
         Raises:
             FileNotFoundError: There is no such file or folder.
         """
@@ -123,12 +119,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def remove_folder(session: Session, folder: str) -> None:
-    """Remove a folder's files in the caller's transaction.
-
-    Args:
-        session: Session of the transaction.
-        folder: URI of the folder.
-    """
+    """Remove a folder's files in the caller's transaction."""
     session.execute(delete(StoredFile).where(_is_at_or_under(StoreFileSystem._strip_protocol(folder))))
 
 
@@ -137,11 +128,7 @@ def _is_at_or_under(path: str) -> Any:
 
 
 def _store() -> Store:
-    """Return the store.
-
-    Raises:
-        JobError: The store cannot be used on this node.
-    """
+    """Return the store."""
     store = Store(migrate=False)
     if not store.exists():
         raise JobError(

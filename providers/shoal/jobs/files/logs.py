@@ -63,13 +63,7 @@ class LogFollower:
         return self._path.exists()
 
     def lines(self, *, ended: bool, most_bytes: int = -1) -> Iterator[str]:
-        """Yield the lines of the log that were written since the last call.
-
-        Args:
-            ended: Whether the log is complete. In a complete log, a last line without a line break is returned too;
-                otherwise such a line may be half written, and is left for the next call.
-            most_bytes: Largest number of bytes to read now. A longer line is returned in parts. -1: read all bytes.
-        """
+        """Yield the lines of the log that were written since the last call."""
         new, is_copy = self._new(most_bytes)
         taken = new if ended or (len(new) == most_bytes and b"\n" not in new) else new[: new.rfind(b"\n") + 1]
         self.position += -len(taken) if is_copy else len(taken)
@@ -161,13 +155,6 @@ class _Tee:
 def teed(path: Path, make_filter: Callable[[], Filter]) -> Iterator[Callable[[Callable[[], Filter]], None]]:
     """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
     output.
-
-    Args:
-        path: Path of the file. The file is created if it does not exist; otherwise the text is appended.
-        make_filter: Function that returns a filter, which removes the secrets.
-
-    Yields:
-        Function that replaces `make_filter`, for a process that gets its secrets later.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     out, err = sys.stdout, sys.stderr

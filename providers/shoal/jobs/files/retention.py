@@ -109,14 +109,7 @@ def prune_jobs(
 
 
 def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, id_is_chosen: bool) -> list[_Row]:
-    """Return the attempts of a job that may be removed.
-
-    Args:
-        rows: All attempts of the job, the oldest first.
-        promoted: Numbers of the attempts that a promotion names.
-        before: Time in seconds since the epoch; only attempts that ended before this time may be removed.
-        id_is_chosen: Whether the job's id is from its spec, so that the job may be submitted again.
-    """
+    """Return the attempts of a job that may be removed."""
     old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
     if not id_is_chosen:
         return old if len(old) == len(rows) else []

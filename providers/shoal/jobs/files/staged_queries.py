@@ -20,13 +20,6 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
 
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
-
-    Args:
-        spec: Spec of the job.
-        key: The attempt.
-
-    Returns:
-        Directory or URI of each query, by the query's key (see :meth:`DatasetSpec.query_key`).
     """
     from shoal.data.parquet.paths import join, normalise
     from shoal.data.staging.location import default_location
@@ -43,14 +36,6 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     """Run the queries of a spec's datasets, and write their rows into directories that the workers read.
 
     If several datasets have the same query, the query is run only once, and the datasets share the rows.
-
-    Args:
-        spec: Spec of the job.
-        key: The attempt.
-        secrets: Credentials of the job, with the URLs of its database connections.
-
-    Returns:
-        The spec with the staged rows in place of the queries.
 
     Raises:
         DataError: A query failed, or there is no URL for a connection.

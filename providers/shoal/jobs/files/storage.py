@@ -20,21 +20,13 @@ _UNFINISHED = re.compile(r".+\.[0-9a-f]{32}")
 
 
 def root(artifact_location: str | None) -> str:
-    """Return the directory or URI under which the files of all jobs are stored.
-
-    Args:
-        artifact_location: The directory or URI that the user has named; None: the folder `jobs` in `$SHOAL_HOME`.
-    """
+    """Return the directory or URI under which the files of all jobs are stored."""
     return locations.local_path(artifact_location).rstrip("/") if artifact_location else str(home() / "jobs")
 
 
 def as_given(path: str, artifact_location: str | None) -> str:
     """Put the credentials of `artifact_location` into a path from a `JobResult`, because a result contains no
     credentials.
-
-    Args:
-        path: Path or URI from the result.
-        artifact_location: The job's `artifact_location`, with its credentials; None: a folder under `$SHOAL_HOME`.
     """
     given = root(artifact_location)
     shown = redact_value(given)
@@ -43,10 +35,6 @@ def as_given(path: str, artifact_location: str | None) -> str:
 
 def read_unchanged(path: str, digest: str) -> bytes:
     """Check the digest of a file that belongs to a job, and return the file's content.
-
-    Args:
-        path: Local path or URI of the file.
-        digest: SHA-256 of the content that was stored, in hexadecimal digits.
 
     Raises:
         JobError: The file cannot be read, or was changed.

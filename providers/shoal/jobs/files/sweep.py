@@ -34,9 +34,6 @@ def discard_leftovers(store: Store) -> list[str]:
 
     Files that belong to no attempt in this store are kept, because several stores may share one `$SHOAL_HOME`, and the
     files may belong to an attempt in another store.
-
-    Returns:
-        The actions that were taken, one sentence each.
     """
     return [*_credentials(store), *_working_folders(store), *_unfinished_files(store), *_staged_data(store)]
 
@@ -112,14 +109,7 @@ def _claims(location: str) -> set[str] | None:
 
 
 def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
-    """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed.
-
-    Args:
-        location: The folder.
-        gone: Submission ids of ended attempts that have used the folder.
-        known: Whether the spec of an ended job names the folder. A folder that no spec names may belong to another
-            store, so it is removed only if the process that its marker names has released it or has ended.
-    """
+    """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed."""
     for user in gone:
         staged_data.unclaim(location, user)
     return (known or not staged_data.is_held(location, unknown=True)) and staged_data.discard_unused(location)

@@ -16,11 +16,6 @@ def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     On an embedded pool, the folder is the working folder of the process that submitted the job, so that relative paths
     work as users expect. On any other pool, each attempt has a folder of its own in `$SHOAL_HOME`, which this function
     creates.
-
-    Args:
-        store: Store that has the rows.
-        job: The attempt's row.
-        submission_id: Id of the attempt's submission.
     """
     with store.reading() as session:
         pool = session.get(Pool, job.pool)

@@ -83,12 +83,6 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
     attempt goes on even if no process polls it.
 
-    Args:
-        store: Store that has the rows.
-        order: The fields of the new attempt's row.
-        now: Present time in seconds since the epoch.
-        refusal: Error to raise if a new attempt is needed. None: a new attempt is allowed.
-
     Raises:
         JobBusyError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
     """
@@ -119,13 +113,6 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
 def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
     """Record that a process has attached to a pending or running attempt. Return the attempt's row, or None if the
     attempt has ended.
-
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        now: Present time in seconds since the epoch.
-        task: The try of a workflow engine's task that attaches; None if no task does.
-        detach: Whether the attempt goes on, from now on, even if no process polls it.
 
     Raises:
         JobError: The attempt belongs to a newer try of the task.
@@ -236,14 +223,7 @@ def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
-    """Return the rows of attempts, the newest first; the column `spec` is not read, because specs are large.
-
-    Args:
-        store: Store that has the rows.
-        pool: Name of the pool whose attempts are returned; None: those of all pools.
-        states: States of the attempts that are returned; empty: all states.
-        limit: Largest number of rows to return.
-    """
+    """Return the rows of attempts, the newest first; the column `spec` is not read, because specs are large."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
     if pool is not None:
         query = query.where(Job.pool == pool)
@@ -254,13 +234,7 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
 
 
 def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
-    """Return the attempts in a given state, ordered by the time of their last poll, the earliest time first.
-
-    Args:
-        store: Store that has the rows.
-        state: State of the attempts.
-        limit: Largest number of attempts to return.
-    """
+    """Return the attempts in a given state, ordered by the time of their last poll, the earliest time first."""
     query = select(Job.id, Job.attempt).where(Job.state == state).order_by(Job.last_polled_at, Job.id).limit(limit)
     with store.reading() as session:
         return [Key(job_id, attempt) for job_id, attempt in session.execute(query)]
@@ -349,12 +323,6 @@ def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
 def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | None:
     """Record that a pending attempt is running now, and return its row. The attempt's driver calls this function.
 
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        driver: Identity of the driver's process, as plain data.
-        now: Present time in seconds since the epoch.
-
     Returns:
         The row; None if the attempt is not pending any more, so that the driver must exit.
     """
@@ -378,11 +346,6 @@ def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 
     Models that were trained on GPUs and on CPUs differ, so all attempts of a job use the same device.
-
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        choice: Choice of this attempt.
     """
     with transaction(store, JobStep.NOTE_GPU) as session:
         job = get(session, key)
@@ -415,23 +378,6 @@ def end(
     actor: str | None = None,
 ) -> bool:
     """Record the end of an attempt if its present state is one of the given states.
-
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        state: Final state of the attempt.
-        now: Present time in seconds since the epoch.
-        seen: States in which the attempt may be ended, usually only the state that the caller has read.
-        most_submissions: Number of submissions up to which the attempt may be ended (see `submissions`). None: any.
-        error: Reason why the attempt failed or was cancelled; None if it succeeded.
-        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
-        result: Result of an attempt that succeeded, as plain data.
-        results_digest: SHA-256 of the file that `result` names as `results_path`.
-        progress: Latest progress of the training; None: the row keeps the progress that it has.
-        actor: Holder that cancels the attempt, for the record of actions. None: this process.
-
-    Returns:
-        False if the attempt was in another state, or was submitted more often; the row is then unchanged.
 
     Raises:
         JobError: There is no such attempt.
@@ -482,12 +428,6 @@ def budget_spent(used: float, budget: float) -> str:
 
 def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:
     """Refuse a further attempt of a job that has used up its budget.
-
-    Args:
-        store: Store that has the rows.
-        job_id: Id of the job.
-        budget_node_hours: Node-hours that all attempts since the last success may use; None: no limit.
-        now: Present time in seconds since the epoch.
 
     Raises:
         BudgetError: The attempts have used all node-hours of the budget.

@@ -60,13 +60,6 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
 
     The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.capacity`).
 
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        now: Present time in seconds since the epoch.
-        endpoint: Present addresses of the pool's head, which are written into the row of an admitted attempt, because
-            the head may have been replaced while the attempt waited.
-
     Raises:
         JobError: There is no such attempt.
     """
@@ -123,12 +116,6 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
 
     The attempt's driver still counts as running.
 
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        now: Present time in seconds since the epoch.
-        used: Number of nodes that the attempt has used until now, and the seconds since this number last changed.
-
     Raises:
         JobError: There is no such attempt.
     """
@@ -144,10 +131,6 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
 def why_waited_too_long(job: Job, now: float) -> str | None:
     """Return the error of an attempt that has waited in the queue for longer than the timeout in its run_config; None
     if it may wait longer.
-
-    Args:
-        job: The attempt's row.
-        now: Present time in seconds since the epoch.
     """
     timeout = (job.spec.get("run_config") or {}).get("timeout")
     if timeout is None or job.queued_at is None:
@@ -207,13 +190,7 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 
 
 def _may_start(session: Session, job: Job, now: float) -> bool:
-    """Return whether an attempt may start: there is room for it, and no other attempt comes before it.
-
-    Args:
-        session: Session of the store.
-        job: A pending attempt that has not been admitted.
-        now: Seconds since the epoch; the attempt joins the queue at this time if it is not yet in the queue.
-    """
+    """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
     gang = Gang.from_json(job.gang)
     queued_at = now if job.queued_at is None else job.queued_at
     mine = Entry(job.id, job.attempt, job.holder, job.priority, queued_at, waits=True, gang=gang)
@@ -229,10 +206,6 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     """Return the running and waiting attempts of each pool, by the pool's name.
 
     Only the needed columns are read, because specs are large, and so whole rows are slow to read.
-
-    Args:
-        session: Session of the store.
-        pool: Name of the only pool to read; None: all pools.
     """
     query = select(
         Job.pool, Job.id, Job.attempt, Job.holder, Job.priority, Job.queued_at, Job.admitted_at, Job.state, Job.gang

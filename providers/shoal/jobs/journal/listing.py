@@ -100,13 +100,7 @@ _COLUMNS = (
 
 
 def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLine]:
-    """Return attempts of jobs, the newest first, at most 20,000. The large columns (spec, result) are not read.
-
-    Args:
-        store: The state store.
-        changed_since: Return only unfinished attempts, and those that were created or ended after this time, in
-            seconds since the epoch. None: all attempts.
-    """
+    """Return attempts of jobs, the newest first, at most 20,000. The large columns (spec, result) are not read."""
     query = select(*_COLUMNS).order_by(Job.created_at.desc(), Job.id, Job.attempt.desc()).limit(MOST_LINES)
     if changed_since is not None:
         query = query.where(

@@ -44,11 +44,7 @@ class HeldLock:
     clock: Callable[[], float]
 
     def renew(self, session: Session) -> bool:
-        """Renew the lock inside the transaction whose writes the lock protects.
-
-        Returns:
-            False if another process has taken the lock; the transaction must not write anything then.
-        """
+        """Renew the lock inside the transaction whose writes the lock protects."""
         lock = session.get(Lock, self.name, with_for_update=True)
         if lock is None or lock.holder != self.holder:
             return False
@@ -72,16 +68,6 @@ def store_lock(
     If the process is paused for longer than `ttl`, or its clock is set forward, another process may take the lock while
     the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and must not write if
     the result is False.
-
-    Args:
-        store: Store that has the lock's row.
-        name: Name of the lock.
-        ttl: Seconds after which other processes may take the lock of a process that died; must be far longer than the
-            block takes.
-        patience: Seconds to wait for the lock; should be several times `ttl`.
-        clock: Function that returns the present time in seconds since the epoch.
-        monotonic: Function that returns the seconds of a clock that never jumps.
-        sleep: Function that waits for a given number of seconds.
 
     Raises:
         JobError: Other processes held the lock for `patience` seconds.
@@ -109,16 +95,7 @@ def store_lock(
 
 
 def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
-    """Take the lock if no process holds it, if it has expired, or if its holder is known to be dead.
-
-    Args:
-        store: Store that has the lock's row.
-        held: The lock to take.
-        dead: Holder and `expires_at` of a lock whose holder is known to be dead; None: no holder is known to be dead.
-
-    Returns:
-        None if the lock was taken; otherwise its present holder and `expires_at`.
-    """
+    """Take the lock if no process holds it, if it has expired, or if its holder is known to be dead."""
     with transaction(store, JobStep.LOCK) as session:
         lock = session.get(Lock, held.name)
         # The time is read after `get`, because `get` may wait for other writers.

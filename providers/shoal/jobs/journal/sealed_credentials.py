@@ -45,14 +45,7 @@ def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
 
 
 def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bool:
-    """Write encrypted credentials into the row of a pending attempt; return False if the driver does not need them.
-
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        driver_key: Public key of the driver for which the credentials were encrypted.
-        sealed: The encrypted credentials.
-    """
+    """Write encrypted credentials into the row of a pending attempt; return False if the driver does not need them."""
     of_driver = (Job.state == JobState.PENDING, Job.driver_key == driver_key, Job.sealed_credentials.is_(None))
     sends = update(Job).where(Job.id == key.job_id, Job.attempt == key.attempt, *of_driver)
     with transaction(store, JobStep.HAND_OVER) as session:

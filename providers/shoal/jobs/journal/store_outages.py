@@ -20,10 +20,6 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
 
     The nodes of a pool also wait for `STORE_PATIENCE` seconds if the store cannot be used.
 
-    Args:
-        store: The store that the function uses.
-        action: Function to call. It must be safe to call the function again after a call that failed half-way.
-
     Raises:
         StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
     """

@@ -50,11 +50,6 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
 
     An attempt is returned if it has not ended. The newest attempt of the task is also returned if it has succeeded and
     its result has not been returned to a caller yet.
-
-    Args:
-        store: Store that has the rows.
-        holder: Name of the run to which the task belongs.
-        task: The try of the task.
     """
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
     if task.number <= 1:

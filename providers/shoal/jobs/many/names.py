@@ -77,10 +77,6 @@ class Names:
     def filled(self, spec: AnyJobSpec, text: str) -> dict[str, Any]:
         """Put a value's text into all names of a spec, and return the spec as plain data for JSON.
 
-        Args:
-            spec: The spec, without a job id.
-            text: Text of the value, from :meth:`texts`.
-
         Raises:
             InvalidArgumentError: A name that contains the value is too long or not legal.
         """

@@ -68,9 +68,6 @@ class SharedColumn:
 
         Values with fewer rows, and rows without a value, are left out, and a warning is logged for them.
 
-        Args:
-            min_rows: Smallest number of rows that a value must have.
-
         Raises:
             DataError: The column has no values, or none with enough rows.
             InvalidArgumentError: There are more than 1000 values, or their type is not supported.
@@ -200,11 +197,7 @@ def check_values(values: Iterable[Any]) -> list[Scalar]:
 
 
 def _plain(value: Any) -> Scalar:
-    """Convert a value of the column to a type that a dataset's filter can contain: a bool, a number or a text.
-
-    Raises:
-        InvalidArgumentError: The value is null, or of a type that a filter cannot contain.
-    """
+    """Convert a value of the column to a type that a dataset's filter can contain: a bool, a number or a text."""
     value = builtin_value(value)
     if isinstance(value, UUID):
         return str(value)

@@ -18,9 +18,6 @@ _ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d
 def best_constant(metric: str) -> BaselineKind:
     """Return the kind of constant prediction (mean, median or majority) that is expected to reach the best value of a
     metric.
-
-    Returns:
-        "majority" for the metrics of classifiers, "median" for absolute errors, "mean" for all others.
     """
     if metric_named(metric).takes in (Takes.CLASSES, Takes.SCORES, Takes.PROBABILITIES):
         return "majority"
@@ -28,18 +25,7 @@ def best_constant(metric: str) -> BaselineKind:
 
 
 def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
-    """Return the same prediction for every row, as a baseline that a useful model must beat.
-
-    Args:
-        kind: Kind of the prediction. "mean" or "median": the mean or the median of the labels. "majority": for a
-            classifier's metric, the frequency of each class, so that the most frequent class is predicted; for any
-            other metric, the most frequent label.
-        metric: Metric that is computed with the predictions.
-        labels: True values, ``[rows]``.
-
-    Returns:
-        The same prediction for each row, ``[rows]`` or ``[rows, classes]``.
-    """
+    """Return the same prediction for every row, as a baseline that a useful model must beat."""
     import numpy as np
 
     if kind != "majority":

@@ -53,10 +53,6 @@ def _averaged(function: str, **options: Any) -> dict[str, Metric]:
     """Return the four variants of a classifier's metric, by scikit-learn's names, such as "f1" and "f1_macro".
 
     The variants are the metric of two classes, and its "micro", "macro" and "weighted" averages over many classes.
-
-    Args:
-        function: Name of the function in ``sklearn.metrics``, such as "f1_score".
-        options: Further arguments of the function.
     """
     name = function.removesuffix("_score")
     averages = {name: "binary", **{f"{name}_{average}": average for average in ("micro", "macro", "weighted")}}
@@ -120,9 +116,6 @@ NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 def metric_named(name: str) -> Metric:
     """Return the metric with a given name: how it is computed, and whether a lower or a higher value is better.
 
-    Args:
-        name: One of :data:`NAMES`.
-
     Raises:
         InvalidArgumentError: There is no such metric; the message names a similar metric.
     """
@@ -158,19 +151,6 @@ def metric_value(
     gives_classes: bool | None = False,
 ) -> float:
     """Compute the value of a metric from labels and predictions.
-
-    Args:
-        metric: One of :data:`NAMES`.
-        labels: True values, ``[rows]``. For the metrics of classifiers: 0 and 1, or class numbers. For ranking metrics:
-            relevances of 0 or more.
-        predictions: Predicted values in the order of the labels. For classifiers: probabilities of class 1, ``[rows]``,
-            or one column per class, ``[rows, classes]``.
-        groups: Number of each row's group, ``[rows]``; needed for ranking only.
-        gives_classes: Whether the predictions are class numbers, ``[rows]``, and not values or probabilities. None:
-            they are, if all of them are integers.
-
-    Returns:
-        The metric; NaN where it is not defined for these rows, or a prediction is not finite.
 
     Raises:
         DataError: The predictions or labels do not suit the metric, or there are no rows.
@@ -210,11 +190,6 @@ def metric_value(
 def check_predictions(metric: str, predictions: Numbers, *, gives_classes: bool | None = False) -> None:
     """Check, with the predictions of some rows, that a metric can be computed from a model's predictions.
 
-    Args:
-        metric: One of :data:`NAMES`.
-        predictions: Predictions of some rows; see :func:`metric_value`.
-        gives_classes: See :func:`metric_value`.
-
     Raises:
         DataError: The predictions do not suit the metric.
     """
@@ -231,13 +206,6 @@ def check_output(
     metric: str, values: int, classes: int, *, gives_classes: bool = False, is_unbounded: bool = False
 ) -> None:
     """Check, before a model is trained, that a metric can be computed from the form of the model's predictions.
-
-    Args:
-        metric: One of :data:`NAMES`.
-        values: Number of predicted values per row.
-        classes: Number of classes.
-        gives_classes: Whether the predictions are class numbers.
-        is_unbounded: Whether the predictions are raw scores, counts or times, and so no probabilities.
 
     Raises:
         DataError: The predictions do not suit the metric.
@@ -263,11 +231,6 @@ def check_output(
 
 def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None) -> bool:
     """Return whether a metric is computed from predicted class numbers and not from probabilities.
-
-    Args:
-        metric: One of :data:`NAMES`.
-        predictions: Predicted values.
-        gives_classes: See :func:`metric_value`.
 
     Raises:
         DataError: The predictions are class numbers, but the metric needs probabilities.
@@ -307,11 +270,7 @@ def _as_numbers(metric: str, predictions: Any) -> Numbers:
 def _suited(
     metric: str, takes: Takes, labels: Numbers, predictions: Numbers
 ) -> tuple[Numbers | Codes, Numbers | Codes, dict[str, Any]]:
-    """Convert labels and predictions into the form that a metric's function in scikit-learn takes.
-
-    Returns:
-        The labels, the predictions, and further arguments for the function.
-    """
+    """Convert labels and predictions into the form that a metric's function in scikit-learn takes."""
     import numpy as np
 
     if takes is Takes.VALUES:
@@ -376,11 +335,7 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
 
 
 def _probabilities(metric: str, predictions: Numbers) -> Numbers:
-    """Return predicted probabilities as a matrix with one column per class.
-
-    Raises:
-        DataError: A prediction is below 0 or above 1.
-    """
+    """Return predicted probabilities as a matrix with one column per class."""
     import numpy as np
 
     if predictions.ndim == 2 and predictions.shape[1] == 1:
@@ -395,12 +350,6 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
 
 def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:
     """Convert labels into class numbers, which are the integers 0, 1, 2 and so on.
-
-    Args:
-        metric: Name of the metric, for the error.
-        labels: True values, ``[rows]``.
-        columns: Probabilities, ``[rows, classes]``, which must have a column for each class number; None: any number
-            below 100,000 is accepted.
 
     Raises:
         DataError: A label is no class number, or is too large.

@@ -35,17 +35,7 @@ def build(
     holdout: Holdout,
     promotions: Sequence[Promotion],
 ) -> dict[str, Any]:
-    """Build the report of a comparison of models, as plain data for JSON.
-
-    Args:
-        register: The rules of the comparison.
-        decision: Whether the new version was promoted, and why.
-        challenger: The new version with its metrics.
-        champion: Version that the new version was compared with; None if there was no champion.
-        baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
-        holdout: The rows on which the versions were evaluated.
-        promotions: The latest promotions of the alias, the newest first.
-    """
+    """Build the report of a comparison of models, as plain data for JSON."""
     rules = (
         "metric",
         "must_reach",

@@ -55,11 +55,6 @@ class Holdout:
     def read(cls, register: Register, label_col: str, group_col: str | None = None) -> Holdout:
         """Read the labels, groups and slices of the holdout that `register` names.
 
-        Args:
-            register: Settings that name the holdout, the metrics and the slices.
-            label_col: Name of the label column.
-            group_col: Name of the column of groups. The column is read only if one of the metrics is a ranking metric.
-
         Raises:
             DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
         """
@@ -127,11 +122,7 @@ class Holdout:
         return Baseline(kind, self._of_constant(kind, register.metric))
 
     def part(self, rows: NDArray[np.bool_]) -> Holdout:
-        """Return a holdout with the labels, groups and slices of some rows only. Its connector still has all rows.
-
-        Args:
-            rows: Whether to keep each row, ``[rows]``.
-        """
+        """Return a holdout with the labels, groups and slices of some rows only. Its connector still has all rows."""
         import numpy as np
 
         positions = np.cumsum(rows) - 1
@@ -182,17 +173,6 @@ def check_holdout(
     check: Callable[[ParquetSource], None] | None = None,
 ) -> str:
     """Check, before the training, that the holdout's rows, columns, labels and groups allow a comparison of models.
-
-    Args:
-        register: Settings that name the holdout and the rules.
-        label_col: Name of the holdout's label column.
-        input_cols: Names of the model's input columns, as far as they are known.
-        group_col: Name of the column of groups, for a ranking metric.
-        trained_on: The rows that the model will be trained on, as far as they are known.
-        check: Check of the holdout's columns that raises a DataError, using only the footers.
-
-    Returns:
-        Digest of the holdout's rows.
 
     Raises:
         DataError: The holdout does not exist, has no rows, lacks a column, or has labels that do not suit a metric. Or

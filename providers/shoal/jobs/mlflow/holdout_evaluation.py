@@ -34,11 +34,6 @@ number up to the largest."""
 def try_out(model: Predictor, holdout: DataConnector, metric: str) -> None:
     """Check, with the first rows of the holdout, that a model can predict them and that the metric can be computed.
 
-    Args:
-        model: The model.
-        holdout: The holdout.
-        metric: Name of the metric that decides.
-
     Raises:
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric.
     """
@@ -59,13 +54,6 @@ def evaluate(
 ) -> Evaluation:
     """Compute the metrics of a model on the holdout.
 
-    Args:
-        model: The model, which :func:`model_loading.load` returned.
-        holdout: The rows to evaluate the model on, with their labels.
-        names: Names of the metrics. The first metric decides, and is also computed for each slice. Any other metric
-            that cannot be computed is NaN, and the log has the reason.
-        overlap: The holdout's rows that the model was trained on; None if these rows are not known.
-
     Raises:
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric
             that decides.
@@ -81,16 +69,7 @@ def evaluate(
 def on_unseen_rows(
     challenger: Evaluation, champion: Evaluation, holdout: Holdout, names: Sequence[str], seen: NDArray[np.bool_]
 ) -> UnseenRows:
-    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on.
-
-    Args:
-        challenger: Result of :func:`evaluate` for the challenger.
-        champion: Result of :func:`evaluate` for the champion.
-        holdout: The holdout on which both were evaluated.
-        names: Names of the metrics; see :func:`evaluate`.
-        seen: Whether champion or challenger was trained on the row, ``[rows]``. For a ranking metric, all rows of the
-            row's group are left out.
-    """
+    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on."""
     import numpy as np
 
     if holdout.groups is not None:
@@ -110,14 +89,7 @@ def on_unseen_rows(
 def _measure(
     predictions: Predictions, holdout: Holdout, names: Sequence[str], rows: NDArray[np.bool_] | None = None
 ) -> Evaluation:
-    """Compute the metrics of predictions; see :func:`evaluate`.
-
-    Args:
-        predictions: Predictions for all rows of the holdout.
-        holdout: The rows to measure.
-        names: Names of the metrics.
-        rows: Which of the predictions belong to `holdout`; None: all.
-    """
+    """Compute the metrics of predictions; see :func:`evaluate`."""
     predicted = predictions.values if rows is None else predictions.values[rows]
 
     def value(name: str, part: Any = slice(None)) -> float:

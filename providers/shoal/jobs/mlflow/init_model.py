@@ -24,10 +24,6 @@ _VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 def load(model: str, framework: Framework) -> bytes:
     """Load a model from which a training continues, in a format of its library.
 
-    Args:
-        model: MLflow URI, or path or URI of a file that the library has written, or the folder of an MLflow model.
-        framework: Boosting library of the training.
-
     Raises:
         InvalidArgumentError: There is no such file, or the MLflow model is one of another library.
         JobError: MLflow cannot load the model, or a stored file was changed.
@@ -48,14 +44,6 @@ def load(model: str, framework: Framework) -> bytes:
 
 
 def rows_of(run: Run, model: str) -> TrainingRows | None:
-    """Load the record of the rows on which a model was trained.
-
-    Args:
-        run: MLflow run whose client is used to read the registry.
-        model: URI or path of the model, with a version instead of an alias.
-
-    Returns:
-        The record. None: the rows are not known, because shoal has not registered the model.
-    """
+    """Load the record of the rows on which a model was trained."""
     named = _VERSION.fullmatch(model)
     return training_rows.load(run, named["name"], named["version"]) if named else None

@@ -73,19 +73,12 @@ def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
     """Return the default tracking options of a training that a script or notebook starts.
 
     The training records an MLflow run only if the caller uses MLflow.
-
-    Args:
-        environment: Environment variables of the caller's process.
     """
     return Tracking() if Caller.of(environment).tracks else None
 
 
 def connect(uri: str) -> MlflowClient:
-    """Open an MLflow server or database, and return a client for it.
-
-    Args:
-        uri: Tracking URI.
-    """
+    """Open an MLflow server or database, and return a client for it."""
     # MLflow's telemetry is disabled, because it would send data about users' trainings to MLflow's developers.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
@@ -102,9 +95,6 @@ def connect(uri: str) -> MlflowClient:
 def retry_briefly(environment: Mapping[str, str]) -> None:
     """Let requests to an MLflow server that is gone fail after about a minute, unless the user has set the number of
     retries.
-
-    Args:
-        environment: The job's environment variables, which are set in the workers only.
     """
     os.environ.setdefault(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))
 
@@ -142,13 +132,7 @@ class Run:
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
-        """Start an MLflow run, and create its experiment if the experiment does not exist.
-
-        Args:
-            tracking: Tracking settings of the job, whose experiment id and parent run, if any, must exist.
-            name: Name of the run if `tracking` has none.
-            tags: Tags in addition to those of `tracking`.
-        """
+        """Start an MLflow run, and create its experiment if the experiment does not exist."""
         uri = tracking.uri or default_uri()
         client = connect(uri)
         import mlflow
@@ -175,14 +159,7 @@ class Run:
             self.client.log_batch(self.run_id, params=part)
 
     def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
-        """Log a dataset as an input of the run.
-
-        Args:
-            name: Name of the dataset.
-            digest: Fingerprint of the rows.
-            source: Paths or URIs of the files.
-            context: Purpose of the dataset in the run, such as "training".
-        """
+        """Log a dataset as an input of the run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         shown = ", ".join(redact_value(path) for path in source)
@@ -190,11 +167,7 @@ class Run:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """Log each boosting round's metrics under the names ``<eval set>-<metric>``; MLflow's step is the round.
-
-        Args:
-            evals: Values of each round, by evaluation set and by metric.
-        """
+        """Log each boosting round's metrics under the names ``<eval set>-<metric>``; MLflow's step is the round."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -208,11 +181,7 @@ class Run:
             self.client.log_batch(self.run_id, metrics=part)
 
     def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
-        """Log metrics that were measured at different steps and times.
-
-        Args:
-            metrics: Name, value, step and time of each metric; times are in seconds since the epoch.
-        """
+        """Log metrics that were measured at different steps and times."""
         from mlflow.entities import Metric
 
         entities = [Metric(legal_name(name), value, int(when * 1000), step) for name, value, step, when in metrics]
@@ -238,14 +207,7 @@ class Run:
     def log_model(
         self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_cols: Sequence[str] = ()
     ) -> str:
-        """Log a model with its signature (the names and types of its columns), and return the model's URI.
-
-        Args:
-            framework: Framework that trained the model; MLflow's module for this framework has the same name.
-            booster: The model.
-            sample: Some rows of the model's input.
-            base_margin_cols: Columns of margins, if the model was trained with them.
-        """
+        """Log a model with its signature (the names and types of its columns), and return the model's URI."""
         import warnings
 
         import mlflow
@@ -294,12 +256,7 @@ class Run:
         self.link = _link(self.uri, self.experiment_id, run_id)
 
     def end_other(self, run_id: str, status: str) -> None:
-        """End the run of another attempt on the same MLflow server, if that run is still running.
-
-        Args:
-            run_id: Id of the other attempt's first run, or of the run to which that attempt has moved.
-            status: Status that the other run gets: FINISHED, FAILED or KILLED.
-        """
+        """End the run of another attempt on the same MLflow server, if that run is still running."""
         first = self.client.get_run(run_id).data.tags.get(FIRST_RUN_TAG, run_id)
         last = self.client.get_run(first).data.tags.get(JOB_RUN_TAG, first)
         if self.client.get_run(last).info.status == "RUNNING":
@@ -308,11 +265,7 @@ class Run:
             self._merge(first, last)
 
     def finish(self, status: str) -> None:
-        """End this MLflow run, and merge into it the runs that the job used before :meth:`move_to`.
-
-        Args:
-            status: Status of the run: FINISHED, FAILED or KILLED.
-        """
+        """End this MLflow run, and merge into it the runs that the job used before :meth:`move_to`."""
         import mlflow
 
         mlflow.end_run(status)
@@ -363,11 +316,7 @@ def legal_name(name: str) -> str:
 
 
 def artifacts_of(uri: str) -> str | None:
-    """Return the URI of the folder for artifacts of new experiments; None if MLflow's server chooses the folder.
-
-    Args:
-        uri: Tracking URI.
-    """
+    """Return the URI of the folder for artifacts of new experiments; None if MLflow's server chooses the folder."""
     local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
     return f"file://{subfolder('mlflow', 'artifacts')}" if local else None
 

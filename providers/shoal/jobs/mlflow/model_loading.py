@@ -55,12 +55,6 @@ class Predictor(Protocol):
 def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool = False) -> Predictor:
     """Load a model from MLflow, and return an object that predicts tables with it.
 
-    Args:
-        model_uri: MLflow URI of the model.
-        input_cols: Names of the input columns; used only if the model does not name its columns.
-        category_codes: Whether the dataset contains the integer codes on which the model was trained, if the model has
-            categorical columns but not their categories.
-
     Raises:
         JobError: The model's files do not exist, or MLflow cannot load the model.
         RegistryError: MLflow, or its storage of models, cannot be reached.
@@ -81,10 +75,6 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
 
 def load_booster(model_uri: str, framework: Framework) -> bytes:
     """Load a model of XGBoost or LightGBM from MLflow, and return it in a format of the library.
-
-    Args:
-        model_uri: MLflow URI of the model, or its folder.
-        framework: Boosting library of the model.
 
     Raises:
         JobError: The model's files do not exist, or MLflow cannot load the model.
@@ -122,11 +112,6 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
 
 def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols: Sequence[str] = ()) -> Predictor:
     """Return an object that predicts tables with a loaded model.
-
-    Args:
-        model: Booster or estimator of XGBoost or LightGBM, or an ``mlflow.pyfunc.PyFuncModel``.
-        input_cols: Names of the input columns; used only if the model does not name its columns.
-        base_margin_cols: Columns of margins, if shoal trained the model with them.
 
     Raises:
         DataError: The model's input columns or the categories of a column are not known.

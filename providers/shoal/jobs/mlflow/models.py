@@ -251,14 +251,7 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
 def _status(
     registry: Registry, model: RegisteredModel, newest: ModelVersion, promotions: Sequence[Promotion]
 ) -> ModelStatus:
-    """Build the status of a registered model from its aliases, its newest version and its promotions.
-
-    Args:
-        registry: Registry that has the model.
-        model: The model.
-        newest: The newest version that shoal has registered.
-        promotions: Confirmed promotions of the model, the newest first.
-    """
+    """Build the status of a registered model from its aliases, its newest version and its promotions."""
     aliases, promoted = aliases_of(model), {each.version for each in promotions}
     alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else DEFAULT_ALIAS)
     number = aliases.get(alias)
@@ -280,12 +273,7 @@ def _status(
 
 
 def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
-    """Build the status of a model's registered version from the version's tags in MLflow.
-
-    Args:
-        version: The version.
-        promoted: Versions of the model that were promoted, that is, were given an alias.
-    """
+    """Build the status of a model's registered version from the version's tags in MLflow."""
     tags = version.tags
     metric, metrics = holdout_metrics(tags)
     reason, number = tags.get(REASON_TAG), str(version.version)
@@ -331,11 +319,7 @@ def _entry(number: str, version: ModelVersion | None, promotion: Promotion | Non
 
 
 def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceStatus, ...]:
-    """Read the champion's metric on each slice from the report in its MLflow run.
-
-    Returns:
-        The slices; empty if there were no slices, or if the report does not exist or cannot be read from this machine.
-    """
+    """Read the champion's metric on each slice from the report in its MLflow run."""
     if champion is None or champion.mlflow_run_id is None:
         return ()
     import mlflow

@@ -107,11 +107,6 @@ class Outcome:
 def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
     """Check before the training that the champion can be compared later: load it, and predict rows of the holdout.
 
-    Args:
-        run: MLflow run of the job.
-        register: Name of the model, and the rules of the comparison.
-        input_cols: Input columns of a champion that does not name its columns, and whose version has no tag with them.
-
     Raises:
         JobError: The champion cannot be loaded, or cannot predict the holdout.
         RegistryError: MLflow cannot be reached.
@@ -136,10 +131,6 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
 
 def try_challenger(register: Register, output: Output) -> None:
     """Check before the training that the metric that decides can be computed from the challenger's predictions.
-
-    Args:
-        register: The rules of the comparison.
-        output: Form of the challenger's predictions.
 
     Raises:
         InvalidArgumentError: The predictions do not suit the metric.
@@ -209,20 +200,6 @@ def enter(
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
     A report of the comparison is printed and stored in the MLflow run.
-
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt that trained the model.
-        run: MLflow run that the model was logged in.
-        register: Name under which the model is registered, and the rules of the comparison.
-        is_current: Function that returns whether the attempt is running and the newest of its job.
-        tags: Tags for the registered version.
-        model_uri: URI of the logged model.
-        model: The same model, which predicts tables.
-        label_col: Label column of the holdout.
-        input_cols: Input columns of a model whose signature does not name them.
-        group_col: Column of groups of the holdout, for a ranking metric.
-        trained_on: The rows that the model was trained on; None if they are not known.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or has a null label.
@@ -300,22 +277,7 @@ def challenge(
     tags: Mapping[str, str],
     score_champion: Callable[[str], Candidate],
 ) -> Outcome:
-    """Register an evaluated model as a new version, and promote the version if it is better than the champion.
-
-    Args:
-        client: MLflow client.
-        ledger: Record of the promotions of the alias. The ledger's store also has the lock for the alias, because
-            MLflow has no compare-and-set for aliases.
-        register: Name under which the model is registered, and the rules of the comparison.
-        model_uri: URI of the logged challenger.
-        key: The attempt that trained the challenger.
-        evaluation: The challenger's metrics on the holdout.
-        baseline: Constant prediction that a first champion has to beat; None if the rules ask for no baseline.
-        holdout_digest: Digest of the holdout's rows.
-        tags: Tags for the registered version.
-        score_champion: Function that evaluates a registered version, given its number, on the same holdout, and
-            compares it with the challenger on the rows that neither was trained on.
-    """
+    """Register an evaluated model as a new version, and promote the version if it is better than the champion."""
     import mlflow
 
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
@@ -377,16 +339,7 @@ def _rival(
     holdout: Holdout,
     register: Register,
 ) -> Candidate:
-    """Return a registered version with its comparison with the challenger on the rows that neither was trained on.
-
-    Args:
-        version: Number of the version.
-        measured: The version's metrics on the holdout.
-        known: Training rows, and their overlap with the holdout: of the version, then of the challenger.
-        challenger: The challenger's metrics on the holdout.
-        holdout: The holdout.
-        register: The rules.
-    """
+    """Return a registered version with its comparison with the challenger on the rows that neither was trained on."""
     seen = [training_rows.seen_rows(rows, holdout.connector, found) for rows, found in known if rows and found]
     rows, mine = (rows or TrainingRows() for rows, _ in known)
     if not seen and register.late_run != "keep":
@@ -514,16 +467,7 @@ class _Contest:
         return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the champion's alias to a version in MLflow, and record the promotion in the store.
-
-        Args:
-            lock: Lock for the alias.
-            winner: Version that gets the alias.
-            previous: Version that has the alias now; None if there is none.
-
-        Returns:
-            False if the lock was lost before or while the alias was set.
-        """
+        """Give the champion's alias to a version in MLflow, and record the promotion in the store."""
         value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
         intended = self.ledger.intend(
             lock,

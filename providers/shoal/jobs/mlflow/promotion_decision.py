@@ -187,11 +187,6 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     """Return whether the challenger's metric is strictly better than the champion's.
 
     NaN is never better than a number, and any number is better than NaN.
-
-    Args:
-        challenger: The challenger's metric.
-        champion: The champion's metric on the same data; None if there is no champion.
-        mode: "min" if a lower metric is better, "max" if a higher one is.
     """
     if math.isnan(challenger):
         return False
@@ -221,11 +216,6 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
 
     A challenger that may be trained on rows of the holdout (``overlap="flag"``) is compared on all rows if the unseen
     rows are too few.
-
-    Args:
-        register: The rules; `late_run` may name another rule.
-        challenger: The new version.
-        champion: Version that has the alias.
     """
     if not math.isfinite(champion.value):
         return "baseline"
@@ -251,11 +241,6 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Regi
     A version that stays without a comparison (see `rule`) comes first, then the versions that can be compared, then all
     others. Of several versions, the one with the best metric is returned. Compared versions are measured by the
     difference to the challenger's metric, because each of them may be compared on other rows.
-
-    Args:
-        rivals: The versions.
-        challenger: The new version.
-        register: The rules.
     """
 
     def stronger(rival: Candidate, best: Candidate) -> bool:
@@ -288,12 +273,6 @@ def decide(
     compared (see `rule`), the challenger must be strictly better than the champion, by `min_improvement` or more, and
     on no slice worse by more than `slice_tolerance`, all of this on the compared rows. If they cannot be compared, a
     champion that is at least as new stays. In all other cases the challenger must beat the baseline on all rows.
-
-    Args:
-        register: The rules.
-        challenger: The new version.
-        champion: Version that has the alias; None if there is none.
-        baseline: Constant prediction to beat; None if the rules ask for no baseline.
     """
     name, metric, mode = f"{register.model} version {challenger.version}", register.metric, register.best
     note = ""
@@ -350,13 +329,7 @@ def decide(
 
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
-    """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion.
-
-    Args:
-        register: The rules, with the names of the model and the alias.
-        challenger: The new version.
-        version: Version that the alias points to now; None if the person removed the alias.
-    """
+    """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion."""
     name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
@@ -364,14 +337,7 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
 
 
 def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> Decision:
-    """Return the decision that a challenger is not promoted, because the champion cannot be evaluated.
-
-    Args:
-        register: The rules, with the names of the model and the alias.
-        challenger: The new version.
-        version: Version of the champion.
-        why: The error, with what to do.
-    """
+    """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
     name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"
     return Decision(False, "champion_unread", f"{name} {kept}: {why}")
@@ -381,11 +347,6 @@ def worse_slices(register: Register, challenger: Evaluation, champion: Evaluatio
     """Return the names of the slices on which the challenger is worse than the champion by more than `slice_tolerance`.
 
     The slice with the largest loss comes first. Slices with fewer rows than `min_slice_rows` are left out.
-
-    Args:
-        register: The rules, with `slice_tolerance` and `min_slice_rows`.
-        challenger: The challenger's metrics.
-        champion: The champion's metrics.
     """
     if register.slice_tolerance is None:
         return []
@@ -407,11 +368,6 @@ def _equal(difference: float, bound: float, value: float) -> bool:
     """Return whether the difference of two metrics is equal to a bound, except for a rounding error.
 
     For example, 0.9 - 0.8 is a little less than 0.1. The rounding error depends on the size of the metrics themselves.
-
-    Args:
-        difference: Difference of the metrics.
-        bound: The bound. A bound of 0 always gives False, because the difference of two equal metrics is exactly 0.
-        value: One of the two metrics.
     """
     return bound > 0 and math.isclose(difference, bound, rel_tol=1e-9, abs_tol=_ROUNDING * abs(value))
 

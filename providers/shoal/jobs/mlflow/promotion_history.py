@@ -72,11 +72,7 @@ class Ledger:
             return promotion.id
 
     def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
-        """Mark the row of a promotion in the store as confirmed, right after the alias was set in MLflow.
-
-        Returns:
-            False if the lock was lost; in that case another process may have set the alias, too.
-        """
+        """Mark the row of a promotion in the store as confirmed, right after the alias was set in MLflow."""
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
@@ -87,13 +83,6 @@ class Ledger:
         """Confirm or withdraw the newest promotion if a process died after recording it and before confirming it.
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
-
-        Args:
-            lock: Lock for the alias, which the caller holds.
-            version: Version that the alias points to now.
-
-        Returns:
-            False if the lock was lost; in that case nothing was changed.
         """
         with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
@@ -109,11 +98,7 @@ class Ledger:
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:
-        """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first.
-
-        Args:
-            since: Id of the oldest row to include; 0: all rows.
-        """
+        """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first."""
         query = (
             select(Promotion.version)
             .where(self._of_this_alias(), Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
@@ -123,11 +108,7 @@ class Ledger:
             return list(session.scalars(query))
 
     def history(self, limit: int) -> list[Promotion]:
-        """Return the store's rows about this alias's latest confirmed promotions, the newest first.
-
-        Args:
-            limit: Largest number of rows to return.
-        """
+        """Return the store's rows about this alias's latest confirmed promotions, the newest first."""
         query = (
             select(Promotion)
             .where(self._of_this_alias(), Promotion.state == PromotionState.CONFIRMED)
@@ -146,13 +127,7 @@ class Ledger:
 
 
 def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> list[Promotion]:
-    """Return the store's rows about confirmed promotions, the newest first.
-
-    Args:
-        store: Store that has the rows.
-        registry: URI of the model registry, without credentials; None: all registries.
-        model: Name of the registered model; None: all models.
-    """
+    """Return the store's rows about confirmed promotions, the newest first."""
     query = select(Promotion).where(Promotion.state == PromotionState.CONFIRMED)
     if registry is not None:
         query = query.where(Promotion.registry_uri == registry)
@@ -167,11 +142,6 @@ def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
 
     For each alias, the result has the version of the newest confirmed promotion. If a process died after it wrote a
     newer promotion and before it confirmed that promotion, the newer promotion's version is returned, too.
-
-    Args:
-        session: Transaction on the store.
-        registry: URI of the model registry, without credentials.
-        model: Name of the registered model.
     """
     query = (
         select(Promotion.alias, Promotion.version, Promotion.state)

@@ -78,11 +78,6 @@ class PyfuncPredictor:
 def features_of(model: Any, input_cols: Sequence[str]) -> list[str]:
     """Return the names of a model's input columns, in the model's order.
 
-    Args:
-        model: An ``mlflow.pyfunc.PyFuncModel``.
-        input_cols: Names of the input columns; used only if the model's signature is a tensor, which has no names, or
-            if the model has no signature.
-
     Raises:
         DataError: Neither the model nor `input_cols` names the columns.
     """

@@ -76,10 +76,6 @@ class Registry:
     def open(cls, tracking_uri: str | None = None) -> Registry | None:
         """Open the registry of a tracking server or database.
 
-        Args:
-            tracking_uri: URI of the server or database. None: the environment variable MLFLOW_TRACKING_URI, or else the
-                database in `$SHOAL_HOME`.
-
         Returns:
             The registry; None if no URI was named and there is no database in `$SHOAL_HOME` yet.
 
@@ -107,9 +103,6 @@ class Registry:
         """Return a dict from each model's name to the versions that shoal has registered, the newest version first.
 
         MLflow reads about 1,400 versions per second, so that a year's versions of forty models take ten seconds.
-
-        Args:
-            model: Name of the model whose versions are returned; None: all models.
         """
         where = _REGISTERED_BY_SHOAL if model is None else f"name = {quoted(model)} AND {_REGISTERED_BY_SHOAL}"
         found: dict[str, list[ModelVersion]] = {}
@@ -146,10 +139,6 @@ class Registry:
     def newest(self, model: RegisteredModel, *, search: bool) -> ModelVersion | None:
         """Return the newest version that shoal has registered for a model, usually without a further request to MLflow.
 
-        Args:
-            model: The model, as `models` returned it.
-            search: Whether to search for the version if the model's latest version was not registered by shoal.
-
         Returns:
             The version; None if there is none, or if it was not searched for.
         """
@@ -166,11 +155,6 @@ class Registry:
 
 def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelVersion]:
     """Return the newest versions of a model, including versions that other programs have registered, the newest first.
-
-    Args:
-        client: MLflow client.
-        model: Name of the model.
-        limit: Largest number of versions to return.
 
     Raises:
         RegistryError: The model's name has both kinds of quotation marks.
@@ -262,11 +246,7 @@ def quoted(text: str) -> str:
 
 @contextmanager
 def answering(uri: str) -> Iterator[None]:
-    """Convert any error of MLflow that the `with` block raises into a `RegistryError`.
-
-    Args:
-        uri: URI of the server or database, for the message.
-    """
+    """Convert any error of MLflow that the `with` block raises into a `RegistryError`."""
     import mlflow
 
     try:

@@ -141,15 +141,7 @@ def prune_models(
 def unneeded(
     versions: Sequence[ModelVersion], kept: Collection[str], active: Attempts, *, before: float, keep_last: int
 ) -> list[ModelVersion]:
-    """Return the versions of a model that may be deleted, the oldest first.
-
-    Args:
-        versions: Versions that shoal has registered, the newest first.
-        kept: Versions that must be kept, such as those with an alias.
-        active: Attempts that have not ended; their versions are kept.
-        before: Time in seconds since the epoch; only versions that were registered before this time may be deleted.
-        keep_last: Number of the newest versions that are kept.
-    """
+    """Return the versions of a model that may be deleted, the oldest first."""
     return [
         version
         for version in reversed(versions[keep_last:])
@@ -197,12 +189,7 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job.
-
-        Returns:
-            False if the version is needed or is already deleted, or if a lock was lost. After a lost lock, the next
-            call of `prune_models` tries again.
-        """
+        """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job."""
         import mlflow
 
         number = str(version.version)

@@ -63,13 +63,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
-        """Build the fingerprints of a training.
-
-        Args:
-            spec: Spec of the job, which registers its model.
-            rows: Digest of the training rows.
-            holdout: Digest of the holdout's rows.
-        """
+        """Build the fingerprints of a training."""
         assert spec.register_as is not None
         known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
         document = spec.document()
@@ -102,17 +96,6 @@ def reason_to_skip(
     """Return a model's newest version, and the reason why a new training can be skipped; None if the job must train.
 
     If there is a newest version but the job must train, the reason is printed to the job's log.
-
-    Args:
-        run: MLflow run of the attempt.
-        store: Store that has the rows of jobs.
-        key: The attempt.
-        holder: Name of the run that submitted the job.
-        register: Settings that name the model.
-        fingerprints: Fingerprints of the training.
-
-    Returns:
-        Number of the version, and the reason as a sentence.
     """
     import mlflow
 

@@ -73,9 +73,6 @@ def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> T
     """Describe the rows in datasets by their files and time ranges, so that another process can find the same rows.
 
     Only the footers of the Parquet files are read.
-
-    Args:
-        datasets: The datasets, each with the time range of its rows, or with None if the dataset has no time column.
     """
     found = list(datasets)
     files = [file for connector, _ in found for file in record(connector.source)]
@@ -87,11 +84,6 @@ def compare(rows: TrainingRows, holdout: DataConnector, time_col: str | None) ->
 
     Files that both datasets have are compared row by row. All other files are compared by the times of their rows,
     because the same rows may have been written to another file, or read from a database again.
-
-    Args:
-        rows: Record of the training rows.
-        holdout: The holdout.
-        time_col: Name of the holdout's time column. None: the only time column in the holdout's filters.
     """
     source = holdout.source
     shared = tuple(shared_rows(rows.files, source))
@@ -111,14 +103,6 @@ def seen_rows(rows: TrainingRows, holdout: DataConnector, overlap: Overlap) -> N
 
     Rows of files that both datasets have are compared one by one. A row of another file counts as a training row if its
     time is in the range of the training rows' times.
-
-    Args:
-        rows: Record of the model's training rows.
-        holdout: The holdout.
-        overlap: Result of :func:`compare` for the same rows and holdout.
-
-    Returns:
-        Booleans ``[rows]``, in the order in which the holdout is read.
     """
     import numpy as np
 
@@ -138,12 +122,6 @@ def recency(
     champion: TrainingRows, challenger: TrainingRows, holdout: DataConnector, time_col: str | None
 ) -> Recency | None:
     """Compare the latest times in the training rows of a champion and of a challenger.
-
-    Args:
-        champion: Record of the champion's training rows.
-        challenger: Record of the challenger's training rows. If it has no times, the holdout's times are used instead.
-        holdout: The holdout of the challenger.
-        time_col: Name of the holdout's time column. None: the only time column in the holdout's filters.
 
     Returns:
         The comparison; None if the times are not known or cannot be compared.
@@ -192,16 +170,7 @@ def store(run: Run, rows: TrainingRows) -> dict[str, str]:
 
 
 def load(run: Run, model: str, version: str) -> TrainingRows | None:
-    """Load the record of the rows on which a registered version of a model was trained.
-
-    Args:
-        run: MLflow run whose client is used to read the registry.
-        model: Name of the registered model.
-        version: Version number of the model.
-
-    Returns:
-        The record. None: shoal did not train the version, its training rows were not known, or the record was removed.
-    """
+    """Load the record of the rows on which a registered version of a model was trained."""
     import mlflow
 
     uri = run.client.get_model_version(model, version).tags.get(TAG)

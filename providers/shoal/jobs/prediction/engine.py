@@ -39,15 +39,6 @@ def run(
     workers keeps the files that are complete. If the output already has the predictions of the same rows by the same
     model, nothing is done.
 
-    Args:
-        spec: Model, dataset, output and limits of the run.
-        claim: Job and attempt of the run, for the marker files of its folders.
-        env: Environment variables for the workers; may contain credentials.
-        may_publish: Function that returns whether this run may still publish; called right before publishing.
-        has_ended: Function that returns whether the attempt that a folder's marker file names (the claim) is known and
-            has ended. Unpublished files of ended attempts are removed.
-        on_progress: Function to call with the number of predicted rows, after each row group.
-
     Raises:
         InvalidArgumentError: This process is not connected to Ray, or the output cannot be written or replaced.
         JobError: The model does not exist, or cannot be loaded.

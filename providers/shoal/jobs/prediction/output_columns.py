@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 def kept_columns(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
     """Return the columns of the dataset that are copied to the output: `keep_cols` of the spec, or all columns.
 
-    Args:
-        spec: Spec of the prediction.
-        connector: The dataset.
-
     Raises:
         DataError: The dataset does not have a column of `keep_cols`, or its files have different types for a column.
         InvalidArgumentError: The column of the predictions would have the name of one of these columns.
@@ -47,13 +43,7 @@ def kept_columns(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, .
 
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
-    """Append predictions to a table, as one column, or as several columns if the model returns several values per row.
-
-    Args:
-        table: Table with the other columns of the output, which may have no columns.
-        predicted: Predictions ``[rows]`` or ``[rows, outputs]``; one output per row gives one column.
-        column: Name of the new column; several new columns get this name with a number.
-    """
+    """Append predictions to a table, as one column, or several if the model returns several values per row."""
     import pyarrow as pa
 
     flat = predicted.reshape(len(predicted), -1)

@@ -32,12 +32,7 @@ _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 
 
 def file_name(first_row: int, rows: int) -> str:
-    """Return the name of an output file. If the files are sorted by name, they are in the order of the rows.
-
-    Args:
-        first_row: Position of the file's first row in the dataset, from 0.
-        rows: Number of rows in the file.
-    """
+    """Return the name of an output file. If the files are sorted by name, they are in the order of the rows."""
     return f"part-{first_row:012d}-{rows}.parquet"
 
 
@@ -55,13 +50,7 @@ def is_complete(filesystem: Any, path: str, rows: int) -> bool:
 
 
 def predictions_key(spec: PredictJobSpec, model: str, rows: str) -> str:
-    """Return a digest of the rows, the model and the columns, which together determine the predictions.
-
-    Args:
-        spec: Names of the columns.
-        model: Text that identifies the model.
-        rows: Digest of the rows.
-    """
+    """Return a digest of the rows, the model and the columns, which together determine the predictions."""
     columns = (spec.keep_cols, spec.prediction_col, spec.input_cols)
     return hashlib.sha256(json.dumps([model, rows, *columns]).encode()).hexdigest()
 
@@ -98,10 +87,6 @@ class Output:
 
     def finished(self, key: str, *, overwrite: bool) -> bool:
         """Return whether the output location already has complete predictions of the same rows by the same model.
-
-        Args:
-            key: Digest of the rows, the model and the columns, which together determine the predictions.
-            overwrite: Whether other predictions may be replaced.
 
         Raises:
             InvalidArgumentError: The output location has other files, or other predictions that must not be replaced.
@@ -161,13 +146,6 @@ class Output:
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:
         """Move the written files from the staging folder to the output location, and mark them there as complete.
-
-        Args:
-            names: Names of all files.
-            key: Digest of the rows, the model and the columns; see :meth:`finished`.
-            model: URI of the model.
-            rows: Number of predictions.
-            overwrite: Whether other predictions may be replaced.
 
         Raises:
             TrainingError: A file is missing, because its worker's node wrote it to a disk that this node cannot see; a

@@ -37,17 +37,7 @@ class OutputFile:
 
 
 def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[OutputFile, ...], ...]:
-    """Divide the rows into one contiguous share per worker, and each share into files.
-
-    Args:
-        row_groups: Row groups of the dataset, in order.
-        num_workers: Number of workers.
-
-    Returns:
-        The files of each worker, in the order of the ranks. The workers' numbers of rows differ by at most one, so that
-        at most ``num_workers - 1`` row groups are divided between workers. If there are fewer rows than workers, some
-        workers get no file.
-    """
+    """Divide the rows into one contiguous share per worker, and each share into files."""
     total = sum(group.rows for group in row_groups)
     borders = [total * rank // num_workers for rank in range(num_workers + 1)]
     return tuple(

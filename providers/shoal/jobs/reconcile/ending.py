@@ -37,11 +37,7 @@ class Cancellation:
 
 
 def record(target: Target, job: Job, end: End) -> bool:
-    """Record the end of an attempt, unless its state has changed since the given row was read.
-
-    Returns:
-        Whether the end was recorded.
-    """
+    """Record the end of an attempt, unless its state has changed since the given row was read."""
     if not attempts.end(
         target.store, target.key, end.state, target.clock(), seen={job.state}, error=end.reason, actor=target.actor
     ):
@@ -58,15 +54,7 @@ def cancel(
     seen: Collection[JobState] = JOB_ACTIVE,
     most_submissions: int | None = None,
 ) -> Cancellation:
-    """Cancel an attempt and stop its driver.
-
-    Args:
-        target: The attempt.
-        job: The attempt's row, as the caller has read it.
-        reason: Text that is stored as the attempt's error.
-        seen: States in which the attempt may be cancelled.
-        most_submissions: Largest number of submissions with which the attempt may be cancelled. None: any number.
-    """
+    """Cancel an attempt and stop its driver."""
     if not attempts.end(
         target.store,
         target.key,

@@ -18,14 +18,7 @@ from shoal.state.schema import Job, JobState, Pool, PoolState
 
 
 def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Facts:
-    """Return what this process knows of an unfinished attempt.
-
-    Args:
-        target: The attempt.
-        job: The attempt's row.
-        view: The head's answer.
-        silent_for: Seconds for which neither the head has answered nor the driver has sent a heartbeat.
-    """
+    """Return what this process knows of an unfinished attempt."""
     now = target.clock()
     return Facts(
         job,
@@ -83,12 +76,7 @@ def address(endpoint: Endpoint) -> dict[str, str]:
 
 
 def log_follower(target: Target, position: int = 0) -> LogFollower:
-    """Return a reader of the attempt's log that returns only new lines at each call.
-
-    Args:
-        target: The attempt.
-        position: Position at which the reader begins, from :attr:`LogFollower.position`.
-    """
+    """Return a reader of the attempt's log that returns only new lines at each call."""
     return LogFollower(target.key, lambda: _log_over_http(target), position)
 
 
@@ -106,10 +94,6 @@ def _log_over_http(target: Target) -> str:
 def _unpolled_for(job: Job, now: float) -> float | None:
     """Return the seconds since a process last polled the job. None: not known, and not needed, because the driver
     itself ends a job that no process polls.
-
-    Args:
-        job: The attempt's row.
-        now: Present time in seconds since the epoch.
     """
     measured = stamps.age(job.last_polled_at, job.last_polled_clock)
     if measured is not None or job.heartbeat_at is not None:
@@ -123,10 +107,6 @@ def _submitter_is_gone(job: Job, now: float) -> bool:
     The attempt is sent by the submitter, or by the process that has taken the attempt out of the queue. The sending
     process counts as dead if it has ended and no process has polled the job for 20 s. If the sending process is on
     another host, it cannot be checked, and counts as dead if no process has polled the job for 300 s.
-
-    Args:
-        job: The attempt's row.
-        now: Present time in seconds since the epoch.
     """
     submitter = ProcessId.from_json(job.submitter)
     if submitter.alive():

@@ -20,20 +20,12 @@ def bounded_pause(wanted_s: float) -> float:
 
 
 def pause_after(waited_s: float) -> float:
-    """Return the seconds to pause between two reads of a job's row, if the job has started.
-
-    Args:
-        waited_s: Seconds for which the process has waited for the job.
-    """
+    """Return the seconds to pause between two reads of a job's row, if the job has started."""
     return bounded_pause(waited_s / 10)
 
 
 def turn_check_s(position: int) -> float:
-    """Return the seconds after which a process whose job waits in the queue checks again whether the job may start.
-
-    Args:
-        position: Position of the job in the queue, from 1.
-    """
+    """Return the seconds after which a process whose job waits in the queue checks again whether the job may start."""
     return TURN_CHECK_S + TURN_CHECK_PER_PLACE_S * position
 
 
@@ -51,12 +43,7 @@ class PollTimer:
         self._since = 0.0
 
     def is_due(self, job: Job, now: float) -> bool:
-        """Return whether the waiting process has to update the job's `last_polled_at` now.
-
-        Args:
-            job: The job's present row.
-            now: Seconds since the epoch, by this process's clock.
-        """
+        """Return whether the waiting process has to update the job's `last_polled_at` now."""
         if job.last_polled_at != self._seen:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at

@@ -123,9 +123,6 @@ class Waiter:
 def host_round(target: Target) -> bool:
     """End the attempt if it was lost, has waited for too long, or is not polled by any process; send it if its
     submitter has died. The call does not poll the job.
-
-    Returns:
-        Whether this call ended the attempt.
     """
     job = attempts.load(target.store, target.key)
     if job.state in JOB_ENDED:
@@ -158,10 +155,6 @@ def start_next(store: Store, pool: str) -> None:
 
     A driver calls this function after it has recorded the end of its job, so that the next job does not wait until
     another process checks the queue. If the driver is killed before this call, another process starts the next job.
-
-    Args:
-        store: Store that has the jobs' rows.
-        pool: Name of the pool.
     """
     for key in job_queue.look(store, pool).free_for:
         try:

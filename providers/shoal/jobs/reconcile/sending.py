@@ -45,9 +45,6 @@ class Supplies:
 def send(target: Target, supplies: Supplies) -> bool:
     """Submit the attempt to its pool's head if the pool has room for it; otherwise put the attempt into the queue.
 
-    Returns:
-        False if the attempt had been submitted before.
-
     Raises:
         PoolDownError: The pool is down.
         JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
@@ -112,11 +109,7 @@ def _submit_or_put_back(target: Target, head: Endpoint) -> bool:
 
 
 def _or_fail(target: Target, supplies: Supplies, submit: Callable[[], bool]) -> bool:
-    """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises.
-
-    Returns:
-        The result of `submit`; False if `submit` raised, but another process has submitted the attempt.
-    """
+    """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises."""
     try:
         return submit()
     except BaseException as error:

@@ -45,10 +45,6 @@ class Target:
 def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
     """Return the endpoint (addresses and token) of a pool's head.
 
-    Args:
-        name: Name of the pool.
-        store: Store that has the pool's row; the default store if not given.
-
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolElsewhereError: The pool is bound to another machine.

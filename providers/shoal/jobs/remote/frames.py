@@ -53,10 +53,6 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     they are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed.
     All other copies are removed when the jobs that use them have ended.
 
-    Args:
-        spec: Spec of the job.
-        pool: Settings of the pool.
-
     Raises:
         DataError: The data cannot be read, or a copy cannot be written.
     """

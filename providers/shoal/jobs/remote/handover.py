@@ -38,12 +38,6 @@ def receive(
 
     The credentials stay in the row until the attempt is recorded as running or as ended.
 
-    Args:
-        store: Store that has the attempt's row.
-        key: The attempt.
-        monotonic: Function that returns the seconds of a clock that never jumps.
-        sleep: Function that waits for a given number of seconds.
-
     Returns:
         The credentials; None if the job needs no credentials from the row.
 
@@ -74,14 +68,6 @@ def receive(
 
 def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
     """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them.
-
-    Args:
-        store: Store that has the attempt's row.
-        job: The attempt's row.
-        secrets: The credentials.
-
-    Returns:
-        Whether this call has written the credentials.
 
     Raises:
         JobError: The driver's key is not valid.

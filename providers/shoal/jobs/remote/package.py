@@ -67,10 +67,6 @@ def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[di
 
     The returned spec is a copy that names the files by their paths in the package. Code at a URI, such as in an object
     store, is not packed.
-
-    Args:
-        document: The spec, as plain data.
-        frames: Path on this machine of each file of the spec's small frames, by its path in the package.
     """
     files = dict(frames)
 
@@ -84,12 +80,7 @@ def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[di
 
 
 def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return a copy of a spec in which the paths of the unpacked files replace the paths in the package.
-
-    Args:
-        document: The spec, as plain data.
-        folder: Folder into which Ray has unpacked the package.
-    """
+    """Return a copy of a spec in which the paths of the unpacked files replace the paths in the package."""
     return _with_code(document, lambda path: path.replace(_PREFIX, folder, 1) if _is_inside(path) else path)
 
 
@@ -97,10 +88,6 @@ def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, An
     """Add an attempt's package to the runtime environment of its workers.
 
     Then the workers can read the frames (small DataFrames) in the package.
-
-    Args:
-        runtime_env: Ray's runtime environment for the workers.
-        submission_id: Id of the attempt's submission.
     """
     return {**runtime_env, "py_modules": [*runtime_env.get("py_modules", ()), f"gcs://{name(submission_id)}"]}
 

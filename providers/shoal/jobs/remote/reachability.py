@@ -54,10 +54,6 @@ def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
 
     If the spec names no location and the nodes do not share `$SHOAL_HOME`, the results go into the state store. In all
     other cases the spec is returned unchanged.
-
-    Args:
-        spec: Spec of the job.
-        pool: Settings of the pool.
     """
     if not is_remote(pool) or spec.run_config.artifact_location is not None or is_reachable(str(home()), pool):
         return spec
@@ -69,10 +65,6 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """Refuse a job that names a file on this machine, if the pool's nodes may be on other hosts.
 
     A file in one of the pool's `shared_folders` is allowed.
-
-    Args:
-        spec: Spec of the job, as `AnySpec.completed` returns it.
-        pool: Settings of the pool.
 
     Raises:
         InvalidArgumentError: The nodes cannot reach a path that the job needs. The message names the option to set.
@@ -94,10 +86,6 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 def check_nodes(store: Store, pool: PoolSpec) -> None:
     """Check whether jobs can run on the nodes, once for each pool and environment (`ComputePool.check_nodes`).
-
-    Args:
-        store: Store that has the pool's row.
-        pool: Settings of the pool.
 
     Raises:
         InvalidArgumentError: No job can run on the nodes.

@@ -43,10 +43,6 @@ class DriverKey:
     def open(self, sealed: str, submission_id: str) -> bytes:
         """Decrypt a message that :func:`seal` has encrypted for this driver.
 
-        Args:
-            sealed: The message.
-            submission_id: Id of the attempt's submission.
-
         Raises:
             SealError: The message is for another attempt or another driver, or was changed.
         """
@@ -69,14 +65,6 @@ class DriverKey:
 
 def seal(content: bytes, driver_key: str, submission_id: str) -> str:
     """Encrypt a text so that only one driver can decrypt it.
-
-    Args:
-        content: The text.
-        driver_key: Public key of the driver, from the attempt's row.
-        submission_id: Id of the attempt's submission.
-
-    Returns:
-        The message, as text for the attempt's row.
 
     Raises:
         SealError: The row contains no valid key.

@@ -27,9 +27,6 @@ _LONGEST_INTEGER_BITS = 14_000
 def check_json(fields: Any) -> None:
     """Refuse a spec that is nested too deeply or has an integer with too many digits, because later code would fail.
 
-    Args:
-        fields: The spec's fields as plain data: nested mappings, lists and values.
-
     Raises:
         InvalidArgumentError: The spec is nested too deeply, or has an integer that is too long.
     """
@@ -48,11 +45,6 @@ def check_json(fields: Any) -> None:
 
 def fields_of(text: str, what: str, file_name: str = "") -> dict[str, Any]:
     """Return the fields of a job spec that a JSON or YAML text contains.
-
-    Args:
-        text: The text, in JSON or, if the file's name ends with ``.yaml`` or ``.yml``, in YAML.
-        what: Name of the text for messages, such as ``the spec "job.json"``.
-        file_name: Name of the file; empty if the text is not from a file.
 
     Raises:
         InvalidArgumentError: The text is not valid, or does not contain an object.

@@ -664,20 +664,6 @@ class ComputePool:
     ) -> None:
         """Write an operation to the database and wait until the operation ends. Roll the operation back if the wait is
         interrupted.
-
-        Args:
-            request: Function that writes the operation in the given transaction and returns its id.
-            bring_up: Whether to start the pool in the same transaction if the pool is down.
-            owner: Process to which a started pool belongs. The pool is removed when this process has ended and no job
-                has a lease on it.
-            block_until_min_cluster_size: Number of ready nodes that ends the wait; all nodes by default.
-            is_async: Whether to return as soon as the operation is written to the database.
-            on_progress: Function called with the pool's status while waiting.
-            while_waiting: Function that returns a context manager, inside which this method waits. `lease` uses it to
-                renew the lease during the wait.
-
-        Raises:
-            ScaleError: The operation failed, or a newer operation replaced it.
         """
         operation_id = ""
         try:

@@ -118,28 +118,13 @@ class RayHead:
     def upload(self, package: str, content: bytes) -> None:
         """Upload a package with code for a job. The job's submission must name the package. Ray removes the package
         after the job.
-
-        Args:
-            package: Name of the package. The name begins with ``_ray_pkg_`` and ends with ``.zip``.
-            content: The zip archive, at most 100 MiB.
         """
         self._check(self._send("PUT", f"/api/packages/gcs/{package}", content=content))
 
     def submit(
         self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str], *, package: str | None = None
     ) -> bool:
-        """Submit a job, unless the head already has a job with this id.
-
-        Args:
-            argv: The command to run on the head.
-            submission_id: Id of the submission; Ray accepts each id only once.
-            metadata: Names and values that Ray's dashboard shows, so they must not contain secrets.
-            package: Name of an uploaded package, which Ray unpacks into the command's working folder; None for no
-                package.
-
-        Returns:
-            False if the head already had a submission with this id.
-        """
+        """Submit a job, unless the head already has a job with this id."""
         body: dict[str, Any] = {
             "entrypoint": shlex.join(argv),
             "submission_id": submission_id,
@@ -207,11 +192,7 @@ class RayHead:
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Return the value for httpx's option `verify`, by which httpx checks the certificate of a head.
-
-    Raises:
-        PoolUnreachableError: The file cannot be read, or contains no certificate.
-    """
+    """Return the value for httpx's option `verify`, by which httpx checks the certificate of a head."""
     if ca is None:
         return True
     try:

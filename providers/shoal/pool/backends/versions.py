@@ -66,11 +66,6 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
     """Raise an error if the software versions of this process do not match those of the pool's nodes. Unknown versions
     are not checked.
 
-    Args:
-        pool: Name of the pool.
-        theirs: Versions of the software on the pool's nodes.
-        library: Library whose model is returned to the caller; None if no model is returned.
-
     Raises:
         InvalidArgumentError: The minor version of Python, of shoal or of the library differs.
     """

@@ -98,14 +98,6 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
 
     Leases that have expired or are over their limits are deleted, operations that are complete or past their deadline
     are ended, and waiting leases are granted if they fit.
-
-    Args:
-        session: The caller's transaction.
-        snapshot: The pool's rows, locked.
-        now: Seconds since the epoch.
-
-    Returns:
-        The nodes to start and end after the transaction, and the decisions.
     """
     snapshot, expired = _expire_leases(session, snapshot, now)
     if spent := lease_limits.end_spent_leases(session, snapshot, now):

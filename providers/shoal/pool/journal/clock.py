@@ -35,10 +35,6 @@ def follow(session: Session, pool: Pool) -> None:
     unfinished operations.
 
     The times of a pool of another host are not changed, because only that host compares them with its own clock.
-
-    Args:
-        session: A write transaction that has not yet read or written any of these times.
-        pool: The pool's row, locked.
     """
     if not is_here(pool):
         return

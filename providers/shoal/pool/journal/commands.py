@@ -155,9 +155,6 @@ def lease(
     A new lease waits in the pool's queue if it does not fit into MAX_NODES beside the other leases, or if a lease waits
     already. A lease that waits keeps its place when it is requested again, unless the new size is larger.
 
-    Returns:
-        The id of the new operation, and the lease.
-
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolDownError: The pool is not up, or is bound to another machine.
@@ -231,11 +228,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
 
 
 def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
-    """Set a lease's expiry to now. The lease of a job nevertheless lasts until the job has ended.
-
-    Returns:
-        False if nothing was changed, because the lease is gone, was already set to expire, or was requested again.
-    """
+    """Set a lease's expiry to now. The lease of a job nevertheless lasts until the job has ended."""
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None or lease.epoch != epoch or lease.ttl == 0.0:
         return False
@@ -307,13 +300,6 @@ def abandon(session: Session, name: str, now: float) -> None:
 def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
     """Delete all rows of a pool except those of its jobs.
 
-    Args:
-        session: A write transaction.
-        name: Name of the pool.
-        now: Seconds since the epoch.
-        abandon: Delete the rows even if the pool's host or cluster may still run its nodes. A supervisor that finds its
-            row deleted ends its node.
-
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolElsewhereError: The pool is bound to another machine, and `abandon` is False.
@@ -373,12 +359,6 @@ def note_leaving(session: Session, name: str, leaving: Collection[str], now: flo
 
     Local pools are skipped, because the ends of their nodes are announced with `retire`. The head is skipped because it
     cannot be replaced before it ends.
-
-    Args:
-        session: The caller's transaction.
-        name: Name of the pool.
-        leaving: Ray's ids of the nodes that will shut down soon.
-        now: Seconds since the epoch.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -464,15 +444,7 @@ def _reset_cooldown(pool: Pool) -> None:
 
 
 def _require_unused(snapshot: Snapshot, jobs: Collection[str]) -> None:
-    """Raise an error if a pool is not down, or has unfinished jobs. The message names the pool's leases and jobs.
-
-    Args:
-        snapshot: The pool's rows.
-        jobs: Ids of the pool's unfinished jobs.
-
-    Raises:
-        PoolInUseError: The pool is not down, or has unfinished jobs.
-    """
+    """Raise an error if a pool is not down, or has unfinished jobs. The message names the pool's leases and jobs."""
     pool = snapshot.pool
     users = [f"a lease of {lease.holder}" for lease in snapshot.leases] + [f"unfinished job {job}" for job in jobs]
     named = ", ".join(users[:_MOST_NAMED]) + (f" and {len(users) - _MOST_NAMED} more" if users[_MOST_NAMED:] else "")

@@ -24,14 +24,6 @@ def end_job(
 ) -> None:
     """Record the end of a job's attempt, and that the attempt no longer uses nodes. Delete the attempt's encrypted
     credentials.
-
-    Args:
-        session: A write transaction.
-        job: The attempt's row.
-        state: Final state of the attempt.
-        now: Seconds since the epoch.
-        error: Reason why the attempt failed or was cancelled; None if it succeeded.
-        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
     """
     job.state, job.error, job.error_is_permanent, job.ended_at = state, error, error_is_permanent, now
     job.driver_key = job.sealed_credentials = None

@@ -61,14 +61,6 @@ def check_quota(session: Session, pool: Pool, team: str | None, size: int, optio
     """Raise an error if a requested lease can never fit into its team's quota, or if the team has used up its
     node-hours.
 
-    Args:
-        session: The caller's transaction.
-        pool: The pool's row.
-        team: Name of the team.
-        size: Number of nodes.
-        options: Options of the request.
-        now: Seconds since the epoch.
-
     Raises:
         BudgetError: The request is above the quota.
     """
@@ -111,13 +103,6 @@ def quota_text(pool: Pool, team: str) -> str:
 
 def check_request(session: Session, pool: str, holder: str, options: LeaseOptions, now: float) -> None:
     """Raise an error if the run that requests a lease has used up its budget of node-hours.
-
-    Args:
-        session: The caller's transaction.
-        pool: Name of the pool.
-        holder: Name of the run.
-        options: Options of the request.
-        now: Seconds since the epoch.
 
     Raises:
         BudgetError: The leases of this run have used all node-hours of the budget.

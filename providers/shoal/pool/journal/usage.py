@@ -79,15 +79,7 @@ def end_expired(session: Session, lease: Lease, now: float) -> None:
 
 
 def job_uses(session: Session, job: Job, nodes: int, now: float, *, since_s: float = 0.0) -> None:
-    """Record how many nodes an attempt of a job uses.
-
-    Args:
-        session: A write transaction.
-        job: The attempt's row.
-        nodes: Number of nodes.
-        now: Seconds since the epoch.
-        since_s: Seconds for which the attempt has used this number of nodes.
-    """
+    """Record how many nodes an attempt of a job uses."""
     for row in session.scalars(_of_attempt(job.id, job.attempt).where(Usage.ended_at.is_(None))):
         if row.nodes == nodes:
             return
@@ -105,13 +97,7 @@ def end_job(session: Session, job: Job, now: float) -> None:
 
 
 def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: float) -> dict[tuple[str, int], float]:
-    """Return the node-seconds that attempts of jobs have used up to now. Attempts without a record are left out.
-
-    Args:
-        session: An open transaction.
-        attempts: Pairs of the job's id and the attempt's number.
-        now: Seconds since the epoch.
-    """
+    """Return the node-seconds that attempts of jobs have used up to now. Attempts without a record are left out."""
     found: dict[tuple[str, int], list[Usage]] = {}
     for row in session.scalars(select(Usage).where(tuple_(Usage.job_id, Usage.attempt).in_(attempts))):
         found.setdefault((row.job_id or "", row.attempt or 0), []).append(row)
@@ -119,14 +105,7 @@ def of_attempts(session: Session, attempts: Sequence[tuple[str, int]], now: floa
 
 
 def by_holder(session: Session, pool: str, now: float, *, since: float = 0.0) -> list[HolderUsage]:
-    """Return the node-seconds that each holder has used on a pool. The holder that has used the most comes first.
-
-    Args:
-        session: An open transaction.
-        pool: Name of the pool.
-        now: Seconds since the epoch.
-        since: Time, in seconds since the epoch, from which the use is counted.
-    """
+    """Return the node-seconds that each holder has used on a pool. The holder that has used the most comes first."""
     rows = session.scalars(select(Usage).where(Usage.pool == pool, Usage.ended_at.is_(None) | (Usage.ended_at > since)))
     of_holder: dict[str, list[Usage]] = {}
     for row in rows:
@@ -153,13 +132,6 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
 
     A run of a workflow engine has a holder name of its own, so all leases of the holder are counted. A plain Python
     process or a user at a terminal may use the same holder name for several runs, so only the present lease is counted.
-
-    Args:
-        session: An open transaction.
-        pool: Name of the pool.
-        holder: Name of the run.
-        lease_id: Id of the run's present lease; None if the run has no lease now.
-        now: Seconds since the epoch.
     """
     of_this_run = Usage.lease_id == lease_id
     if not holder.startswith(_SEVERAL_RUNS):

@@ -81,13 +81,6 @@ class _Ended(Exception):
 def _reconcile_all(store: Store, lock: Path) -> None:
     """Reconcile every pool of this host (start its missing nodes and end its surplus nodes) again and again, until no
     pool needs a reconciler.
-
-    Args:
-        store: The state store.
-        lock: The lock file that this process has locked.
-
-    Raises:
-        _Ended: The lock file was removed, or the store has not answered for an hour (`STORE_PATIENCE`).
     """
     telemetry.follow_nodes(lambda: _node_counts(store))
     rounds: dict[str, Future[None]] = {}
@@ -135,9 +128,6 @@ class _LostJobCheck:
         start the command ``shoal.jobs.settle``, which asks the pools' heads whether such jobs still run.
 
         The jobs are checked at most every 10 s, and the command is started at most every 60 s.
-
-        Args:
-            names: Names of the pools.
         """
         now = time.monotonic()
         if now < self._look_at:

@@ -58,14 +58,6 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     """Start the missing nodes and end the surplus nodes of one pool. Return without waiting until the started nodes are
     ready.
 
-    Args:
-        store: The state store.
-        name: Name of the pool.
-        clock: Function that returns seconds since the epoch. Tests pass another function.
-
-    Returns:
-        The nodes that this call started or ended, and sentences about the operations and leases that ended.
-
     Raises:
         PoolNotFoundError: No pool has this name.
     """

@@ -28,9 +28,6 @@ class SilentJobs:
 
         A job that was sent to the head but has not begun may be lost even if its submitter runs on this host. A job
         that waits in a queue may be lost even if a process polls it, because a process on another host cannot start it.
-
-        Args:
-            unfinished: All jobs to watch. A job that is not in `unfinished` is no longer tracked.
         """
         now = self._monotonic()
         doubtful = {_activity(job): job for job in unfinished if _is_doubtful(job)}

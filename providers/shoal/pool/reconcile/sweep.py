@@ -29,9 +29,6 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
     """End the nodes on this host that no pool needs any more, and the nodes that have no row in the database.
 
     The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
-
-    Returns:
-        One sentence for each action and each error.
     """
     did: list[str] = []
     with store.reading() as session:
@@ -50,11 +47,7 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
 
 
 def left_over(store: Store) -> list[tuple[Backend, str]]:
-    """Return the nodes that have processes or files on this host, but no row in the store.
-
-    Returns:
-        The backend and the id of each node.
-    """
+    """Return the nodes that have processes or files on this host, but no row in the store."""
     # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
     # listed folder without a row does not belong to a node that is about to start, and can be removed.
     backends = [make() for make in BACKENDS.values()]

@@ -18,12 +18,7 @@ of a round for each earlier round. More segments would therefore make the traini
 
 
 def segment_length(rounds: int, wish: int | None) -> int:
-    """Return the number of rounds between two checkpoints.
-
-    Args:
-        rounds: Number of rounds of the whole training.
-        wish: Value of `RunConfig.checkpoint_every`; None selects the default length.
-    """
+    """Return the number of rounds between two checkpoints."""
     return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
 
 

@@ -82,9 +82,6 @@ class Library(Protocol):
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
         """Return the reason why the library cannot train on a GPU in this process, with advice for the user; None if
         GPUs work.
-
-        Args:
-            params: Parameters of the workers, which name the device.
         """
 
     def params(
@@ -95,11 +92,6 @@ class Library(Protocol):
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return the metrics that are exact only if every worker evaluates the whole eval sets, as a text for error
         messages; "" if the library combines the workers' values of all metrics exactly.
-
-        Args:
-            request: Request of the training.
-            params: Parameters of the workers.
-            user_code: The user's metrics.
         """
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
@@ -121,20 +113,6 @@ def train(
     """Train a model on the Ray cluster that this process is connected to, or on this machine if Ray is not used.
 
     The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
-
-    Args:
-        request: Datasets, parameters and limits of the training.
-        user_code: The user's callbacks, objective and metrics; every worker gets a copy.
-        init_model: Content of the model that the request names in `init_model`, if it names one.
-        env: Environment variables for the workers; may contain credentials. The variables are sent from process to
-            process and are not stored.
-        on_progress: Function to call with the finished rounds, at most every 2 s and at the end of each segment.
-        keep_gpu_choice: Function to call if the request does not say whether to use GPUs (``use_gpu=None``). Its
-            argument is True if the nodes and the library can use GPUs, and the training uses GPUs if it returns True.
-            By default GPUs are used if possible.
-
-    Returns:
-        The model, its metrics and the training statistics.
 
     Raises:
         InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
@@ -162,10 +140,6 @@ def import_ahead_for_workers(request: TrainRequest) -> None:
     """If the workers run without Ray, begin to import the library for them while this process prepares the training.
 
     If Ray starts the workers, this function does nothing.
-
-    Args:
-        request: Request that is given to :func:`train` later. If the request cannot be fulfilled, `train` reports the
-            error.
     """
     node = cluster.this_machine()
     if node is None:
@@ -180,11 +154,7 @@ def _shape(size: GangSize) -> GangShape:
 
 
 def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> bool:
-    """Return whether the training uses GPUs. The choice is made once: restarts and later attempts keep it.
-
-    Raises:
-        InvalidArgumentError: The config and the device parameter contradict each other.
-    """
+    """Return whether the training uses GPUs. The choice is made once: restarts and later attempts keep it."""
     wish = gpu_wish(request.scaling_config, library.device(request))
     if wish is not None:
         return wish
@@ -292,11 +262,7 @@ class _Training:
         return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit.
-
-        Returns:
-            A text with the new number, or None if the number was not changed.
-        """
+        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
         min_workers = self._request.run_config.min_workers
         if min_workers is None:
             return None
@@ -420,11 +386,7 @@ class _Training:
         return gang.run(function, each, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
-        """Compute the number and size of the workers from the scaling config and the active nodes.
-
-        Args:
-            again: Whether this is a restart: return as many workers of the current size as there is room for.
-        """
+        """Compute the number and size of the workers from the scaling config and the active nodes."""
         scaling, clamp = self._request.scaling_config, self._request.run_config.clamp
         fraction = self._train.ingestor_class.worker_cpu_fraction
         if again:

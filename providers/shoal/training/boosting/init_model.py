@@ -55,10 +55,6 @@ class InitModel:
     def read(cls, framework: Framework, content: bytes) -> InitModel:
         """Read a model.
 
-        Args:
-            framework: Boosting library.
-            content: The model in a format of the library.
-
         Raises:
             InvalidArgumentError: The library cannot load the model.
             DataError: The model's categories are not known.
@@ -72,10 +68,6 @@ class InitModel:
 
     def check(self, request: TrainRequest, source: ParquetSource) -> None:
         """Check that the training has the features and the kinds of categories of this model.
-
-        Args:
-            request: Request of the training.
-            source: The training set, which has the columns of the request.
 
         Raises:
             InvalidArgumentError: The features, the categorical columns or the value that counts as missing differ.
@@ -114,11 +106,6 @@ class InitModel:
     def check_learner(self, objective: str, outputs: int, booster: str) -> None:
         """Check that the training has the objective, the number of outputs and the kind of booster of this model.
 
-        Args:
-            objective: Objective of the training, as the library describes it.
-            outputs: Number of raw scores per row.
-            booster: Kind of the booster.
-
         Raises:
             InvalidArgumentError: One of them differs.
         """
@@ -134,11 +121,7 @@ class InitModel:
                 )
 
     def categories_for(self, found: Categories) -> dict[str, pa.Array]:
-        """Return this model's categories, because its trees contain their codes, and report new ones.
-
-        Args:
-            found: Categories of the training set.
-        """
+        """Return this model's categories, because its trees contain their codes, and report new ones."""
         import pyarrow.compute as pc
 
         for name, values in found.items():

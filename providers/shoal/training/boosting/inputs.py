@@ -31,10 +31,6 @@ _COMBINES_NOTHING: frozenset[Framework] = frozenset({"lightgbm"})
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
     """Open the training set and the eval sets, and check their columns, using only the Parquet files' footers.
 
-    Returns:
-        The training set, and the eval sets by name. If an eval set has the same spec as the training set, both are the
-        same object.
-
     Raises:
         DataError: A footer shows an error (the message names file, column and row group), or an eval set has too many
             rows.
@@ -64,11 +60,6 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
 
 def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:
     """Check, before the training and using only Parquet footers, that the model will be able to predict a dataset.
-
-    Args:
-        request: The training.
-        schema: Schema of the training set.
-        source: The dataset.
 
     Raises:
         DataError: A column is missing or of an unsuitable type, or a margin is null.
@@ -101,10 +92,6 @@ def _check_values(request: TrainRequest, source: ParquetSource) -> None:
 def refuse_long_eval_sets(eval_sets: Mapping[str, DataConnector], metrics: str) -> None:
     """Raise DataError if an eval set has too many rows for every worker to evaluate the whole eval set.
 
-    Args:
-        eval_sets: Eval sets by name.
-        metrics: Names of the metrics that need the whole eval set, for the error message.
-
     Raises:
         DataError: An eval set has too many rows.
     """
@@ -127,17 +114,6 @@ def shard_datasets(
     whole: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
     """Divide the training set and the eval sets among the workers.
-
-    Args:
-        train: Training set.
-        eval_sets: Eval sets by name.
-        num_workers: Number of workers.
-        seed: Seed of the plans that divide the rows.
-        group_col: Column of groups whose rows must stay together on one worker, or None.
-        whole: Whether every worker gets all rows of the eval sets.
-
-    Returns:
-        For each rank: its part of the training set, and its part of each eval set by name.
 
     Raises:
         DataError: A dataset has too few rows or groups for the workers.

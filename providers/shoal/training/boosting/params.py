@@ -42,17 +42,6 @@ def merge(
     """Merge `params` with the estimator's `objective` and `n_estimators`, and raise an error if values contradict each
     other.
 
-    Args:
-        params: The user's parameters.
-        objective: The estimator's `objective` argument: the name of an objective, a function, or None.
-        n_estimators: The estimator's number of rounds.
-        names: Names and aliases of the library's parameters.
-
-    Returns:
-        The parameters that are not None, under the names that the user wrote. NumPy scalars and arrays are converted to
-        Python numbers and lists. The result contains a named objective, but not an objective function and not the
-        number of rounds.
-
     Raises:
         InvalidArgumentError: A parameter is given twice with different values, or a value cannot be represented as
             JSON.

@@ -430,11 +430,6 @@ class TrainResult(BaseModel):
         return -1 if self.best_iteration is None else self.best_iteration - self.init_rounds
 
     def booster(self) -> Any:
-        """Load the trained model into an object of the boosting library.
-
-        Returns:
-            An ``xgboost.Booster`` or ``lightgbm.Booster``, as the library's own ``train`` returns it: with the user's
-            parameters (except `device`, because this machine may have no GPU), the best round and its score.
-        """
+        """Load the trained model into an object of the boosting library."""
         library = importlib.import_module(f"shoal.training.{self.framework}.model")
         return library.load(self)

@@ -140,13 +140,7 @@ _CHANGED = "the file may have changed since the training began, so start the tra
 
 
 def cache_budget(part: Part, local_world_size: int, *, reads: float) -> int:
-    """Compute how many bytes of decoded rows a worker may keep in memory, to avoid decoding the rows again.
-
-    Args:
-        part: Rows of this worker.
-        local_world_size: Number of workers on this node.
-        reads: How often the boosting library reads the rows; infinity if it also reads them during the training.
-    """
+    """Compute how many bytes of decoded rows a worker may keep in memory, to avoid decoding the rows again."""
     budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
     connector = part.connector
     is_local_arrow = connector.ingestor_class is ArrowIngester and all(map(is_local, connector.source.paths))

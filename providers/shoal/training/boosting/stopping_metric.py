@@ -22,15 +22,6 @@ def check_stopping_metric(
     XGBoost's AUC of an eval set with only one class is NaN, and LightGBM's is 1. With either value no round improves on
     the first, so the training would end with the model of round 0.
 
-    Args:
-        eval_set: Name of the eval set.
-        metric: Name of the metric.
-        value: Value of the metric in the last round.
-        label: Labels of the eval set; all of them if the metric needs rows of all classes. None: they were already
-            checked in an earlier round.
-        grouped: Whether the metric compares only rows of the same group.
-        classes: Number of classes of the objective; 2 if it has no classes.
-
     Raises:
         DataError: The eval set has no rows of a class, and the metric needs rows of all classes.
         TrainingError: The value is NaN.

@@ -166,11 +166,6 @@ _QUANTILE_LEAVES: Mapping[Framework, tuple[str, ...]] = {
 def refuse_unsupported(library: Framework, params: Mapping[str, Any], num_workers: int) -> None:
     """Raise InvalidArgumentError if the library cannot train with a parameter, or not in so many workers.
 
-    Args:
-        library: Library.
-        params: Parameters under their canonical names.
-        num_workers: Number of workers.
-
     Raises:
         InvalidArgumentError: A parameter is in the table; the message contains the reason and the remedy.
     """

@@ -45,11 +45,6 @@ class UserCode:
     ) -> UserCode:
         """Collect the user's functions from an estimator's arguments.
 
-        Args:
-            callbacks: Callbacks in the library's format, or None.
-            objective: Objective function, or the name of one of the library's objectives.
-            custom_metric: Metric function, or a list or tuple of metric functions.
-
         Raises:
             InvalidArgumentError: A metric is not a function.
         """
@@ -84,10 +79,6 @@ class UserCode:
 
 def refuse_namesakes(history: Mapping[str, Mapping[str, Sequence[float]]], rounds: int) -> None:
     """Raise InvalidArgumentError if two metrics have the same name, because both would append their values to one list.
-
-    Args:
-        history: Eval set -> metric -> value per round.
-        rounds: Number of rounds in the history.
 
     Raises:
         InvalidArgumentError: A metric has more values than there are rounds.

@@ -29,11 +29,6 @@ class Workers(Protocol):
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks.
 
-        Args:
-            places: Data for each worker, by rank: its position in the gang, and the driver's address.
-            env: Environment variables for the workers.
-            timeout: Maximum time for all workers together, in seconds.
-
         Raises:
             WorkerLostError: A worker died, or did not answer in time.
         """
@@ -42,13 +37,7 @@ class Workers(Protocol):
         """Tell the workers to import modules before their next call."""
 
     def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
-        """Start a call in every worker, and return without waiting.
-
-        Args:
-            function: Function to call.
-            args_per_rank: Positional arguments of the call, by rank.
-            answered: Function to call with the outcome of each worker's call.
-        """
+        """Start a call in every worker, and return without waiting."""
 
     def kill(self) -> None:
         """Kill the workers, and free their CPUs and GPUs."""

@@ -22,12 +22,7 @@ from shoal.training.gang.worker import Failure, Worker
 
 
 def serve(driver: Connection, served: object) -> NoReturn:
-    """Call the methods of an object for the driver, and end this process when the driver closes the socket.
-
-    Args:
-        driver: Socket to the driver.
-        served: Object whose methods the driver calls.
-    """
+    """Call the methods of an object for the driver, and end this process when the driver closes the socket."""
     while True:
         try:
             call = driver.recv_bytes()

@@ -114,11 +114,7 @@ _template_lock = threading.Lock()
 
 
 def use_template(control: socket.socket | None) -> None:
-    """Fork the workers of this process from a template (see `shoal.training.gang.fork_template`).
-
-    Args:
-        control: Socket to the template; None ends the template, and workers are new Python processes.
-    """
+    """Fork the workers of this process from a template (see `shoal.training.gang.fork_template`)."""
     global _template
     with _template_lock:
         if _template is not None:
@@ -127,12 +123,7 @@ def use_template(control: socket.socket | None) -> None:
 
 
 def import_ahead(shape: GangShape, modules: Sequence[str]) -> None:
-    """Let the template import modules before the gang is created, while this process does other things.
-
-    Args:
-        shape: Number and size of the workers.
-        modules: Modules that the workers need.
-    """
+    """Let the template import modules before the gang is created, while this process does other things."""
     with _template_lock:
         if _template is not None:
             _template.prepare(_StartSettings.of(shape), modules)
@@ -176,16 +167,7 @@ class _Proxy:
         threading.Thread(target=self._receive, name="shoal-worker-answers", daemon=True).start()
 
     def call(self, method: str, *args: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
-        """Send a method call to the other process, and return without waiting for the answer.
-
-        Args:
-            method: Name of the method.
-            args: Arguments of the method.
-            descriptors: File descriptors that the other process gets.
-
-        Returns:
-            A future of the answer: the method's return value, a `Failure` if it raised, or `Lost` if the process ended.
-        """
+        """Send a method call to the other process, and return without waiting for the answer."""
         import cloudpickle
 
         answer: Future[Any] = Future()
@@ -249,12 +231,7 @@ class _Template:
         return settings == self._settings and self._threads is not None and self._threads.result() == 1
 
     def fork(self, calls: socket.socket, output: int) -> _Forked | None:
-        """Fork a worker, and return its process; None if the template cannot fork or has ended.
-
-        Args:
-            calls: The worker's end of its socket to this process.
-            output: File descriptor to which the worker prints.
-        """
+        """Fork a worker, and return its process; None if the template cannot fork or has ended."""
         pid = self._proxy.call("fork", descriptors=[calls.fileno(), output]).result()
         return _Forked(pid, self._proxy) if isinstance(pid, int) else None
 

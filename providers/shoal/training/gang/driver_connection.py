@@ -60,11 +60,7 @@ class DriverConnection:
             self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
-        """Send a note, such as the progress of the training, to the driver.
-
-        Args:
-            note: Data that can be converted to JSON.
-        """
+        """Send a note, such as the progress of the training, to the driver."""
         self._send(b"n" + json.dumps(note).encode())
 
     def done(self) -> None:

@@ -30,17 +30,7 @@ class Template:
         self._control = control
 
     def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str]) -> int:
-        """Import the modules that the workers need.
-
-        Args:
-            cpus: Number of CPUs of each worker.
-            trim: Whether the workers return freed memory to the operating system.
-            folders: Folders with modules that the driver can import.
-            modules: Modules to import.
-
-        Returns:
-            The number of threads of this process. A process that has more than one thread must not fork.
-        """
+        """Import the modules that the workers need."""
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
         add_to_path(folders)
         if trim:

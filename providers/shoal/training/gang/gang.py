@@ -133,15 +133,6 @@ class Gang:
         This process must be connected to a cluster. The ranks are numbered node by node: first the workers on the head
         node, then the workers on the other nodes, sorted by name.
 
-        Args:
-            shape: Number and size of the workers.
-            timeout: Seconds to wait for CPUs and GPUs that are in use.
-            env: Environment variables for the workers; may contain credentials. PWD is the workers' working folder.
-                SHOAL_SECRETS lists secrets that the workers hide in their output.
-
-        Returns:
-            A gang whose workers are all running and connected.
-
         Raises:
             CapacityError: The active nodes are too small for the gang, or had no free room within `timeout`.
             WorkerLostError: A worker died, or did not answer in time, while it started.
@@ -192,26 +183,13 @@ class Gang:
         """Return the sidecar (a helper process or thread) with the given name, and create it at the first call.
 
         :meth:`end` closes the sidecar.
-
-        Args:
-            name: Name of the sidecar within this gang.
-            make: Function that creates the sidecar. Its argument is a function that the sidecar calls, from any
-                thread and with a message, when it fails. The gang's run then fails with this message.
-
-        Returns:
-            The sidecar.
         """
         if name not in self._sidecars:
             self._sidecars[name] = make(lambda what: self._note(_Cause(_Weight.SIDECAR, TrainingError(what))))
         return self._sidecars[name]  # type: ignore[return-value]
 
     def preload(self, modules: Sequence[str], *, complete: bool = False) -> None:
-        """Tell the workers to import modules in the background.
-
-        Args:
-            modules: Modules to import.
-            complete: Whether to import also the modules' optional packages such as scikit-learn.
-        """
+        """Tell the workers to import modules in the background."""
         self._started.preload(modules, complete)
 
     def run(
@@ -223,16 +201,6 @@ class Gang:
         on_note: OnNote | None = None,
     ) -> list[Any]:
         """Call a function in every worker and wait for all results.
-
-        Args:
-            function: Function to call.
-            args_per_rank: Positional arguments of the call, by rank.
-            timeout: Maximum time in seconds; None means no limit.
-            on_note: Function to call in this thread, with rank and note, for each note that a worker sends during the
-                run.
-
-        Returns:
-            The function's return values, by rank.
 
         Raises:
             WorkerLostError: A worker's process or node was lost.
@@ -259,9 +227,6 @@ class Gang:
         threads that are no daemons have ended, exit handlers have run, and open files are written.
 
         After 30 s, or `timeout`, the workers are killed. What fails here is only printed, because the work is done.
-
-        Args:
-            timeout: Maximum time in seconds; None means only the limit of 30 s.
         """
         limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
         try:
@@ -480,9 +445,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _reserved(shape: GangShape, deadline: float) -> Workers:
     """Reserve the resources of a gang's workers in the Ray cluster. Without Ray, only check that the workers fit on
     this machine.
-
-    Raises:
-        CapacityError: The nodes are too small for the gang, or had no free room in time.
     """
     node = cluster.this_machine()
     return RayActors(shape, deadline) if node is None else ChildProcesses(shape, node)

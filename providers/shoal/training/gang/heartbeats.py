@@ -117,27 +117,12 @@ class WorkerConnections:
             return {connection.rank for connection in self._connections.values() if connection.rank is not None}
 
     def wait_joined(self, number: int, timeout: float) -> bool:
-        """Wait until `number` workers have connected. A worker that has connected and then ended counts, too.
-
-        Args:
-            number: Number of workers to wait for.
-            timeout: Maximum time to wait in seconds.
-
-        Returns:
-            False if fewer workers have connected in time.
-        """
+        """Wait until `number` workers have connected. A worker that has connected and then ended counts, too."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
 
     def wait_all_gone(self, timeout: float) -> bool:
-        """Wait until the process of every connected worker has ended.
-
-        Args:
-            timeout: Maximum time to wait in seconds.
-
-        Returns:
-            False if a worker was still running at the end of the wait.
-        """
+        """Wait until the process of every connected worker has ended."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(connection.rank is None for connection in self._connections.values()), timeout
@@ -226,11 +211,7 @@ class WorkerConnections:
             self._lost(connection, f"it sent a frame of more than {MAX_FRAME_BYTES} bytes")
 
     def _admit(self, connection: _Connection, hello: bytes) -> bool:
-        """Check the first message (hello) of a connection, and record the rank that the message contains.
-
-        Returns:
-            False if the frame does not come from a worker of this gang: the token or the rank is wrong.
-        """
+        """Check the first message (hello) of a connection, and record the rank that the message contains."""
         token, _, rank = hello.partition(b" ")
         if len(hello) > _MAX_HELLO_BYTES or not hmac.compare_digest(token, self.token.encode()):
             return False
@@ -243,11 +224,7 @@ class WorkerConnections:
         return True
 
     def _handle(self, connection: _Connection, rank: int, frame: bytes) -> None:
-        """Decode a frame (one line of text from a worker), and pass the content to the function `listener`.
-
-        Raises:
-            Exception: The frame is malformed, or the listener raised.
-        """
+        """Decode a frame (one line of text from a worker), and pass the content to the function `listener`."""
         if frame[:1] == b"l":
             self._listener(rank, EventKind.LINE, str(json.loads(frame[1:])))
         elif frame[:1] == b"n":

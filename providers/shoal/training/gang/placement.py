@@ -80,10 +80,6 @@ class Seat:
 def reserve(shape: GangShape, deadline: float) -> Any:
     """Reserve the resources of all workers together in a Ray placement group; if one worker does not fit, reserve none.
 
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
-
     Returns:
         A ready placement group with the bundles of `shape`; pass it to :func:`release` at the end.
 

@@ -119,11 +119,6 @@ def _pass_on(answered: Answered, rank: int, future: Any) -> None:
 def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
     """Return the address at which the driver accepts workers: 127.0.0.1 if all workers run on the driver's node,
     else `address`.
-
-    Args:
-        address: Address of the driver that the other nodes can reach.
-        node: Ray's id of the driver's node.
-        workers_nodes: Ray's ids of the workers' nodes.
     """
     return "127.0.0.1" if set(workers_nodes) == {node} else address
 

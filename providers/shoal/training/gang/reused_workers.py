@@ -31,14 +31,6 @@ def shared_gang(
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
     number or size.
 
-    Args:
-        shape: Number and size of the workers.
-        timeout: Seconds to wait for CPUs and GPUs that are in use.
-        env: Environment variables for the workers. A gang is reused only if its variables are the same.
-
-    Yields:
-        The gang; no other run uses it at the same time. If the body of the ``with`` statement raises, the gang ends.
-
     Raises:
         CapacityError: The active nodes are too small for the gang, or had no free room within `timeout`.
         WorkerLostError: A worker died while it started.

@@ -142,19 +142,7 @@ class Worker:
         memory.trim_memory()
 
     def join(self, place: Place, env: Mapping[str, str], hides_output: bool = False) -> Joined:
-        """Connect this worker to the driver, and store the rank and the connection for later function calls.
-
-        Args:
-            place: Position of this worker in the gang, and the driver's address.
-            env: Environment variables to set. The variables are passed as an argument, because Ray sends arguments from
-                process to process and does not store them. The value of PWD becomes the working folder. The value
-                of SHOAL_SECRETS is not set.
-            hides_output: Whether this process hides the secrets in its output itself, because the output does not get
-                to the driver only.
-
-        Returns:
-            The process id of this worker, and the working folder if the worker has created one.
-        """
+        """Connect this worker to the driver, and store the rank and the connection for later function calls."""
         # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
         # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -172,28 +160,13 @@ class Worker:
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
-        """Import modules in advance.
-
-        Args:
-            modules: Modules to import.
-            complete: Whether to import also slow optional packages such as scikit-learn. If this process has imported
-                the libraries without these packages, it imports the libraries again.
-        """
+        """Import modules in advance."""
         if complete:
             forget_lean()
         import_lean(modules, absent=() if complete else NOT_NEEDED)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
-        """Call a function and return its result as a `Success`, or its error as a `Failure`.
-
-        Args:
-            function: Function to call.
-            args: Positional arguments of the call.
-
-        Returns:
-            The result or the error. An exception is returned and not raised, so that an error from Ray always means
-            that this process died.
-        """
+        """Call a function and return its result as a `Success`, or its error as a `Failure`."""
         assert self._driver is not None
         try:
             return Success(function(*args))

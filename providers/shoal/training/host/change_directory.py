@@ -22,11 +22,6 @@ def enter(folder: str, gang: str) -> str | None:
     The folder may be missing on another host. On such a host, all workers of the gang (group of workers) use one
     temporary folder instead.
 
-    Args:
-        folder: Absolute path of the folder.
-        gang: Secret text of the gang. The name of the temporary folder is derived from this text, so that no other user
-            can know the name and create the folder first.
-
     Returns:
         The temporary folder, which has to be removed with :func:`remove_from_nodes`; None if `folder` is used.
     """
@@ -42,12 +37,7 @@ def enter(folder: str, gang: str) -> str | None:
 
 
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
-    """Remove the temporary folders of a gang (group of workers) that has ended. Folders on a lost node are not removed.
-
-    Args:
-        folders: Path of the folder on each node, by Ray's id of the node.
-        timeout: Seconds to wait for the nodes.
-    """
+    """Remove the temporary folders of a gang that has ended. Folders on a lost node are not removed."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

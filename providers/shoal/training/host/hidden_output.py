@@ -46,14 +46,7 @@ _START = (
 
 
 def hide_output(secrets: Iterable[str]) -> int:
-    """Hide secrets in the output of this process and of its later subprocesses, until the process ends.
-
-    Args:
-        secrets: The secrets.
-
-    Returns:
-        File descriptor that can be read (it is at its end) when the reader has written all output.
-    """
+    """Hide secrets in the output of this process and of its later subprocesses, until the process ends."""
     source_root = str(Path(__file__).parents[3])
     with contextlib.ExitStack() as stack:
 
@@ -114,13 +107,7 @@ def hidden_output(secrets: Iterable[str]) -> Iterator[None]:
 
 
 def read_pipes(secrets: int, done: int, *descriptors: int) -> None:
-    """Copy the output of another process without secrets, until all its writers have ended.
-
-    Args:
-        secrets: File descriptor of a file with the secrets as JSON.
-        done: File descriptor that is closed when this process ends.
-        descriptors: For each output, the file descriptor of its pipe and the one to write to.
-    """
+    """Copy the output of another process without secrets, until all its writers have ended."""
     os.lseek(secrets, 0, os.SEEK_SET)
     with os.fdopen(secrets, "rb") as file:
         known = KnownSecrets(json.load(file))

@@ -41,11 +41,6 @@ def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> N
     During the import, the optional packages are hidden: the modules behave as if these packages were not installed.
     This function is therefore only for shoal's own processes. Packages that are already imported are not hidden. After
     this call, the hidden packages can be imported normally.
-
-    Args:
-        modules: Names of the modules to import. A module that is not installed is skipped, because the code that needs
-            the module will report the error.
-        absent: Optional packages to hide during the import.
     """
     hidden = [name for name in absent if name not in sys.modules]
     # An entry None in sys.modules hides a package: an import of the package then fails as if the package were not
@@ -79,9 +74,6 @@ def add_estimators(library: str) -> None:
     """Import the scikit-learn estimators of a library that `import_lean` has imported without them.
 
     Only the modules of the estimators are imported again, so that existing boosters keep their classes.
-
-    Args:
-        library: "xgboost" or "lightgbm".
     """
     compat = importlib.import_module(f"{library}.compat")
     if compat.SKLEARN_INSTALLED or importlib.util.find_spec("sklearn") is None:

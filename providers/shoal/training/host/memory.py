@@ -71,14 +71,7 @@ def total_bytes() -> int:
 
 
 def explained(message: str) -> str:
-    """Add advice to a library's error message if the error is C++'s out-of-memory error.
-
-    Args:
-        message: Error message of the library.
-
-    Returns:
-        The message with advice; the unchanged message if the library reports another error.
-    """
+    """Add advice to a library's error message if the error is C++'s out-of-memory error."""
     if "bad_alloc" not in message:
         return message
     return f"{message} (out of memory: use more nodes or larger ones, or fewer workers on each)"

@@ -25,13 +25,7 @@ _MEGABYTE = 1e6
 
 @contextlib.contextmanager
 def measured(gpus: Sequence[str], report: Callable[[dict[str, float]], None]) -> Iterator[None]:
-    """Measure this process and its child processes every 10 s, and once more at the end of the ``with`` block.
-
-    Args:
-        gpus: GPUs of this worker: indexes, or UUIDs as in CUDA_VISIBLE_DEVICES.
-        report: Function to call with a dict of the measured values by name. The function is also called from another
-            thread.
-    """
+    """Measure this process and its child processes every 10 s, and once more at the end of the ``with`` block."""
     meter = Meter(gpus)
     ended = threading.Event()
 
@@ -126,9 +120,6 @@ class _Gpus:
     def measure(self, pids: set[int]) -> dict[str, float]:
         """Measure the utilization of each GPU and the GPU memory of the given processes, and return a dict of metrics
         by name.
-
-        Args:
-            pids: Ids of the processes whose memory on the GPU is measured.
         """
         values: dict[str, float] = {}
         for number, handle in enumerate(self._handles):

@@ -40,13 +40,6 @@ class Share:
         """Choose this worker's rows for the sample from which LightGBM finds its bins (intervals of feature values).
 
         The same share, sample size and seed always give the same rows.
-
-        Args:
-            wanted: Number of rows of the whole sample.
-            seed: Seed of the random choice.
-
-        Returns:
-            Row numbers within the worker's shard, ascending.
         """
         wanted = min(wanted, self.total)
         count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
@@ -56,11 +49,7 @@ class Share:
 
 
 def shares(rows: Sequence[int]) -> list[Share]:
-    """Compute each worker's `Share`: the position of its rows among the rows of all workers.
-
-    Args:
-        rows: Number of rows of each shard, by rank.
-    """
+    """Compute each worker's `Share`: the position of its rows among the rows of all workers."""
     ends = np.cumsum(rows)
     return [
         Share(rank, int(end) - count, count, int(ends[-1]))
@@ -72,15 +61,6 @@ def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) 
     """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
 
     The function reads the worker's rows once.
-
-    Args:
-        rows: Rows of the worker's shard.
-        share: Position of these rows among all rows.
-        params: LightGBM's parameters; `bin_construct_sample_cnt` sets the size of the whole sample.
-        seed: Seed of the random choice.
-
-    Returns:
-        Features of the chosen rows, in the types of the files; categories are int32 codes.
     """
     import pyarrow as pa
 

@@ -43,11 +43,7 @@ class Bins:
     params: dict[str, Any]
 
     def reference(self, categories: Categories) -> lightgbm.Dataset:
-        """Build the LightGBM dataset whose bins all other datasets of the training use.
-
-        Args:
-            categories: Categorical column -> its categories.
-        """
+        """Build the LightGBM dataset whose bins all other datasets of the training use."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "bins")
             file.write_bytes(self.binary)
@@ -60,12 +56,6 @@ def find_bins(rows: pa.Table, features: Sequence[str], params: Mapping[str, Any]
     """Find the bins of all features. The number of threads does not change the bins.
 
     Only one worker calls this function, because LightGBM needs the whole sample as float64.
-
-    Args:
-        rows: The whole sample.
-        features: Names of the columns.
-        params: LightGBM's parameters.
-        threads: Number of threads.
     """
     each = params.get("num_threads", 1)
     # With these settings LightGBM uses all rows of the sample, and finds the bins in this worker without connecting to
@@ -104,10 +94,6 @@ def _without_rows(rows: pa.Table, params: Mapping[str, Any]) -> lightgbm.Dataset
 
     The constructor of `lightgbm.Dataset` would also convert the sample to bins, which takes longer than finding the
     bins.
-
-    Args:
-        rows: The sample.
-        params: LightGBM's parameters.
     """
     every = np.arange(len(rows), dtype=np.int32)
     values, indices = [], []

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 def note(dataset: lightgbm.Dataset, categories: Categories) -> None:
     """Store the categories of categorical columns in a dataset. Models and other datasets that use this dataset inherit
     the categories.
-
-    Args:
-        dataset: Dataset to change.
-        categories: Column -> categories, in the order of the dataset's columns.
     """
     if categories:
         dataset.pandas_categorical = list(to_lists(categories).values())
@@ -58,12 +54,7 @@ def categories_of(booster: lightgbm.Booster) -> dict[str, pa.Array]:
 
 
 def columns_of_codes(booster: lightgbm.Booster, features: Sequence[str]) -> tuple[str, ...]:
-    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes.
-
-    Args:
-        booster: Model.
-        features: Names of the model's columns, in the model's order.
-    """
+    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes."""
     if booster.pandas_categorical:
         return ()
     return tuple(features[column] for column in _categorical_columns(booster)[0])

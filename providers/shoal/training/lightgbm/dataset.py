@@ -30,11 +30,6 @@ _BYTES_PER_SCORE = 24
 def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
     """Raise DataError if the rows do not fit in memory, because LightGBM cannot train from disk.
 
-    Args:
-        task: Data and parameters of this worker.
-        workers: Number of workers on this node.
-        available: Memory that these workers can use together, in bytes.
-
     Raises:
         DataError: The rows do not fit; the message contains the sizes and advice.
     """
@@ -91,12 +86,7 @@ class Binned:
             rows.forget()
 
     def start_from(self, model: lightgbm.Booster | None, threads: int) -> None:
-        """Set the initial score of each row: the sum of the row's margin and the prediction of `model`.
-
-        Args:
-            model: Model from which boosting continues; None: only the margins are used, if there are any.
-            threads: Number of threads for the prediction.
-        """
+        """Set the initial score of each row: the sum of the row's margin and the prediction of `model`."""
         score = self._margin
         if model is not None:
             parts = [

@@ -24,15 +24,7 @@ FILE_NAME = "model.txt"
 
 
 def load(trained: TrainResult) -> lightgbm.Booster:
-    """Load a trained LightGBM model from LightGBM's text format, which contains neither the best round nor its score.
-
-    Args:
-        trained: Result of the training.
-
-    Returns:
-        The booster, with the user's parameters, as ``lightgbm.train`` returns it. After early stopping, the booster
-        has only the rounds up to the best round.
-    """
+    """Load a trained model from LightGBM's text format, which contains neither the best round nor its score."""
     import lightgbm
 
     booster = lightgbm.Booster(model_str=trained.model.decode())
@@ -54,9 +46,6 @@ def stored_params(booster: lightgbm.Booster) -> dict[str, Any]:
     """Return the parameters of the training from a model's text, with all defaults and under canonical names.
 
     `booster.params` contain only the user's parameters.
-
-    Args:
-        booster: Model that was loaded from its text; ``lightgbm.train`` loads its model from the text, too.
     """
     stored: dict[str, Any] = booster._get_loaded_param()
     return stored

@@ -57,9 +57,6 @@ class Port:
     def join(self, machines: Sequence[str]) -> None:
         """Connect to the other workers, and return when all are connected; further calls do nothing.
 
-        Args:
-            machines: Address of each worker, by rank. LightGBM uses the index in this list as the rank.
-
         Raises:
             TrainingError: Another process took the port.
         """

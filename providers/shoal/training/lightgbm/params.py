@@ -111,15 +111,6 @@ def worker_params(
 ) -> dict[str, Any]:
     """Return the parameters that every worker passes to LightGBM, under canonical names and without the seed.
 
-    Args:
-        params: Merged parameters.
-        input_cols: Feature columns, which `categorical_feature` may name.
-        threads: Number of threads per worker.
-        gpus: Number of GPUs per worker.
-        workers: Number of workers.
-        categorical_cols: Feature columns whose categories shoal encodes.
-        custom_objective: Whether the objective is a function.
-
     Raises:
         InvalidArgumentError: A parameter is unknown, contradicts another parameter or the scaling config, or is not
             possible in distributed training.
@@ -209,13 +200,7 @@ def begins_anew(params: Mapping[str, Any]) -> bool:
 
 
 def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """Return the parameters of a segment (the rounds between two checkpoints), with seeds for this segment.
-
-    Args:
-        params: Result of `worker_params`.
-        seed: Seed of the first segment.
-        index: Number of the segment, from 0.
-    """
+    """Return the parameters of a segment (the rounds between two checkpoints), with seeds for this segment."""
     index = index if begins_anew(params) else 0
     own = {name: params[name] + index for name in _SEEDS if name in params}
     # `categorical_feature` is a parameter of datasets, so it is removed from these parameters of a booster.
@@ -227,14 +212,6 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
     """Make LightGBM check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 2 ms.
-
-    Args:
-        params: Parameters of the workers.
-        input_cols: Feature columns.
-        grouped: Whether the training has a group column.
-
-    Returns:
-        A booster with these parameters and without trees.
 
     Raises:
         TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
@@ -281,9 +258,6 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
 def gpu_problem(device: str) -> str | None:
     """Return the reason why LightGBM cannot train on a GPU in this process, with advice for the user; None if GPUs
     work.
-
-    Args:
-        device: LightGBM's ``device_type``: "cuda", or "gpu" for OpenCL.
     """
     import lightgbm
     import numpy as np

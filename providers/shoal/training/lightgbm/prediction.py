@@ -29,12 +29,7 @@ _UNBOUNDED = (*RANKING, "poisson", "gamma", "tweedie", "cross_entropy_lambda")
 
 
 def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
-    """Return the form of the predictions of a model that will be trained with these parameters.
-
-    Args:
-        params: The user's parameters.
-        custom_objective: Whether the objective is a function; the predictions are then raw scores.
-    """
+    """Return the form of the predictions of a model that will be trained with these parameters."""
     objective = "a function" if custom_objective else objective_of(merge_params(params, None, 1))
     classes = int(params.get("num_class") or params.get("num_classes") or 1)
     is_unbounded = custom_objective or objective in _UNBOUNDED
@@ -49,17 +44,6 @@ def predict_booster(
     base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with a LightGBM model.
-
-    Args:
-        booster: Model.
-        connector: Dataset to predict; a category that the model does not know counts as a missing value.
-        input_cols: Feature columns, in the order of the training.
-        base_margin_cols: Columns of margins, one per output, if the model was trained with them. LightGBM's own
-            `predict` does not support margins.
-
-    Returns:
-        Predictions in row order: float64 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
-        row. A model that was trained with early stopping predicts with its best round.
 
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.
@@ -120,13 +104,7 @@ def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
 
 
 def predict_table(predict: Callable[..., np.ndarray], features: pa.Table, **options: Any) -> np.ndarray:
-    """Predict the rows of a table, in float64 as LightGBM reads features, and in slices to limit the memory.
-
-    Args:
-        predict: Function that predicts a float64 array ``[rows, columns]``, such as ``Booster.predict``.
-        features: Feature columns of any numeric type, in the model's order.
-        options: Further arguments of `predict`.
-    """
+    """Predict the rows of a table, in float64 as LightGBM reads features, and in slices to limit the memory."""
     import numpy as np
 
     names = features.column_names
@@ -142,13 +120,7 @@ def slice_rows(rows: int, columns: int) -> int:
 
 
 def converted(score: np.ndarray, objective: str) -> np.ndarray:
-    """Convert raw scores to predictions, as LightGBM's objective does.
-
-    Args:
-        score: Raw scores, ``[rows]`` or ``[rows, classes]``.
-        objective: Objective as a model's text describes it, such as ``binary sigmoid:1``; it contains the parameters
-            that LightGBM really used. Empty: the objective is a function, whose predictions are raw scores.
-    """
+    """Convert raw scores to predictions, as LightGBM's objective does."""
     import numpy as np
 
     name, *options = objective.split() or [""]

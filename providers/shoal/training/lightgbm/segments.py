@@ -143,9 +143,6 @@ class Trainer:
     def _stopping(self, booster: lightgbm.Booster, history: History) -> Stopping | None:
         """Create the early stopping object for the last metric of the last eval set that is not the training set, with
         the metric's values so far.
-
-        Returns:
-            The object; None if the training does not stop early.
         """
         patience = self._task.early_stopping_rounds
         if patience is None:
@@ -210,13 +207,7 @@ def begins_anew_with(task: Task) -> bool:
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None, before: int) -> tuple[int | None, float | None]:
-    """Return the best round and its metric, from shoal's early stopping or from LightGBM's early stopping callback.
-
-    Args:
-        stopping: shoal's early stopping; None if the training does not use it.
-        asked: Exception of LightGBM's callback; None if the callback has not stopped the training.
-        before: Number of rounds in the model from which the training continued.
-    """
+    """Return the best round and its metric, from shoal's early stopping or from LightGBM's early stopping callback."""
     if stopping is not None:
         return (None, None) if stopping.best_round is None else (before + stopping.best_round, stopping.best_value)
     if asked is None:

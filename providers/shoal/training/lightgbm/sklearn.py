@@ -21,19 +21,7 @@ _SHOWN_AS = {"seed": "random_state", "boosting": "boosting_type", "num_threads":
 def as_sklearn(
     booster: lightgbm.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
 ) -> lightgbm.LGBMModel:
-    """Wrap a booster in a fitted scikit-learn estimator.
-
-    Args:
-        booster: Model.
-        params: Parameters of the training, which become the parameters of the estimator.
-        n_estimators: The estimator's number of rounds.
-        eval_results: Values of the metrics after each round, by eval set.
-
-    Returns:
-        An ``LGBMClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``LGBMRanker``
-        for ranking objectives, or else an ``LGBMRegressor``. An ``LGBMRegressor`` predicts raw scores if the model has
-        a custom objective. After early stopping the estimator predicts with the best round.
-    """
+    """Wrap a booster in a fitted scikit-learn estimator."""
     import lightgbm
     from sklearn.preprocessing import LabelEncoder
 

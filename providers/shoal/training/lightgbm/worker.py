@@ -121,12 +121,6 @@ _session: _Session | None = None
 def begin(opening: Opening) -> Offer:
     """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins.
 
-    Args:
-        opening: First message from the driver.
-
-    Returns:
-        This worker's part of the sample, and its address.
-
     Raises:
         DataError: The rows cannot be used, or their bins do not fit in memory.
     """
@@ -138,12 +132,6 @@ def begin(opening: Opening) -> Offer:
 
 def bin_sample(rows: Any) -> Bins | None:
     """Find LightGBM's bins from the sample of all workers' rows; ranks other than 0 do nothing.
-
-    Args:
-        rows: The whole sample, an Arrow table, from `cluster.share`; None in all other ranks.
-
-    Returns:
-        The bins; None in all other ranks.
 
     Raises:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
@@ -158,12 +146,6 @@ def bin_sample(rows: Any) -> Bins | None:
 def prepare(agreed: Agreed) -> Prepared:
     """Build this worker's LightGBM datasets with the bins that rank 0 has found.
 
-    Args:
-        agreed: Last message from the driver: the bins, and the addresses of all workers.
-
-    Returns:
-        Time and memory that the worker used.
-
     Raises:
         DataError: The rows cannot be used for the training.
         TrainingError: LightGBM failed; the message contains LightGBM's message.
@@ -175,9 +157,6 @@ def prepare(agreed: Agreed) -> Prepared:
 
 def boost(segment: Segment) -> Boosted:
     """Train the rounds of a segment (up to the next checkpoint) together with the other workers.
-
-    Args:
-        segment: Segment to train.
 
     Raises:
         TrainingError: LightGBM failed; the message contains LightGBM's message.

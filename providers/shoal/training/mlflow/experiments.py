@@ -19,15 +19,7 @@ the folder name becomes part of a file URI, in which `%`, `#` and `?` have a spe
 
 
 def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
-    """Return the id of the experiment with the given name; create the experiment if it does not exist.
-
-    Args:
-        client: MLflow client.
-        name: Name of the experiment.
-        artifacts: URI of the folder for the artifacts of all experiments; a new experiment gets a subfolder. None:
-            MLflow's server decides where artifacts are stored. Without a server, a URI is necessary, because MLflow
-            would otherwise store artifacts in the current directory of the process.
-    """
+    """Return the id of the experiment with the given name; create the experiment if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     if (found := client.get_experiment_by_name(name)) is not None:

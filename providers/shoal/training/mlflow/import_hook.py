@@ -11,12 +11,7 @@ from typing import Any
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call a function as soon as a module is imported, or at once if the module is already imported.
-
-    Args:
-        name: Name of a top-level module.
-        act: Function to call with the module as argument, before the user's ``import`` statement returns.
-    """
+    """Call a function as soon as a module is imported, or at once if the module is already imported."""
     if name in sys.modules:
         act(sys.modules[name])
     else:

@@ -12,10 +12,6 @@ def adopt_model(log: Callable[[str], None]) -> None:
 
     The id of the job's run is in the environment variable MLFLOW_RUN_ID, but MLflow's `log_model` does not use this
     variable. A model that is logged without an active run therefore belongs to no run.
-
-    Args:
-        log: Function that logs an error message. Errors are logged and not raised, because a successful training must
-            not fail for this reason.
     """
     mlflow, run_id = sys.modules.get("mlflow"), os.environ.get("MLFLOW_RUN_ID")
     if mlflow is None or not run_id:

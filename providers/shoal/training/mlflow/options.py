@@ -119,9 +119,6 @@ class Caller:
         from environment variables only.
 
         ``mlflow.set_tracking_uri`` and ``mlflow.set_experiment`` set these environment variables, too.
-
-        Args:
-            environment: Environment variables of this process.
         """
         mlflow = sys.modules.get("mlflow")
         # While another thread is still importing MLflow, the attribute `active_run` may be missing.

@@ -45,11 +45,7 @@ _POLL_SECONDS = 0.25
 
 
 def let_user_choose_experiment(gang: GangContext) -> None:
-    """If the job has an MLflow run, replace ``mlflow.set_experiment`` by shoal's version when user code imports MLflow.
-
-    Args:
-        gang: Rank of this worker, and its connection to the driver.
-    """
+    """If the job has an MLflow run, replace ``mlflow.set_experiment`` by shoal's when user code imports MLflow."""
     if os.environ.get(_RUN_ID):
         job = _JobRun(gang, os.environ[_RUN_ID], os.environ.get("MLFLOW_TRACKING_URI"))
         after_import("mlflow", job.replace_set_experiment)

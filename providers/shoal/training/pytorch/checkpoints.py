@@ -63,11 +63,7 @@ class Checkpoints:
         """Number and seal of the checkpoint that this process saved or loaded last."""
 
     def save(self, state: Any) -> None:
-        """Save a state as the newest checkpoint, and remove all checkpoints except the two newest ones.
-
-        Args:
-            state: Object that ``torch.save`` can save.
-        """
+        """Save a state as the newest checkpoint, and remove all checkpoints except the two newest ones."""
         import torch
 
         fs, root = filesystem(self.folder)

@@ -49,10 +49,6 @@ class Tagged(io.TextIOBase):
 def tagged_output(rank: int, log: Callable[[str], None]) -> Iterator[None]:
     """Send each line of Python's standard output and standard error to the function `log` until the ``with`` block
     ends.
-
-    Args:
-        rank: Rank to put in front of each line.
-        log: Function to call with each line.
     """
     with (
         contextlib.closing(Tagged(f"[rank {rank}]", log)) as stream,

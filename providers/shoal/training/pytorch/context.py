@@ -37,12 +37,6 @@ class MetricsReporter:
 
         In MLflow the metrics of rank 0 keep their names. The metrics of other ranks get the rank as a prefix.
 
-        Args:
-            metrics: Name -> number, or tensor with one element. A list of numbers is logged as the values of the steps
-                0, 1, 2 and so on.
-            step: Step of the values, such as the epoch; by default the last step of this rank plus 1. The step is
-                ignored for lists.
-
         Raises:
             InvalidArgumentError: A value is not a number.
         """
@@ -145,10 +139,6 @@ class Context:
         Only the state of rank 0 is saved. Other ranks need not call this method. A state that is sharded over the ranks
         has to be gathered first, for example with ``get_model_state_dict`` of
         ``torch.distributed.checkpoint.state_dict`` and ``full_state_dict=True``.
-
-        Args:
-            state: Object that ``torch.save`` can save: usually the states of model and optimizer, and the epoch.
-            metrics: Metrics to report together with the state.
         """
         leaving = self._leaving()
         if self.get_rank() == 0:
@@ -194,11 +184,7 @@ def get_context() -> Context:
 
 
 def set_context(context: Context | None) -> None:
-    """Set the context of this process; a worker calls this function before it calls the user's function.
-
-    Args:
-        context: New context; None restores the context of a process that is not a worker.
-    """
+    """Set the context of this process; a worker calls this function before it calls the user's function."""
     global _current
     _current = context
 
@@ -214,11 +200,7 @@ def _print(metrics: Mapping[str, float], step: int | None) -> None:
 
 
 def _numbers(name: Any, value: Any) -> float | list[float]:
-    """Convert the value of a metric to a number, or to a list of numbers.
-
-    Raises:
-        InvalidArgumentError: The value, or an element of the list, is not a number.
-    """
+    """Convert the value of a metric to a number, or to a list of numbers."""
     try:
         return [float(each) for each in value] if isinstance(value, list | tuple) else float(value)
     except (TypeError, ValueError):

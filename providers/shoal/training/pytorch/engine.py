@@ -49,26 +49,6 @@ def run(
 ) -> FunctionResult:
     """Call a function in every worker, wait for all workers and publish the model folder.
 
-    Args:
-        request: Datasets, hyperparameters, workers and limits of the run.
-        program: Pickled function and arguments, from :meth:`Program.dumps`.
-        claim: Job and attempt of the run. They determine the names of the model and checkpoint folders, and which
-            existing folders the run may replace.
-        location: Absolute directory or URI for the model and checkpoint folders; all nodes must be able to reach it.
-        env: Environment variables for the workers; may contain credentials. The variables are sent from process to
-            process and are not stored.
-        on_metrics: Function to call with the metrics that workers log during the run.
-        on_progress: Function to call with the step and the last metrics of rank 0 whenever rank 0 logs metrics.
-        on_note: Functions for further notes (messages) from workers, by the key of the note. A function is called with
-            the worker's rank and the value of the note.
-        on_node: Function to call with the names and system metrics of the workers' nodes, every 10 s and from another
-            thread. None: nodes are not measured. The nodes must have MLflow.
-        may_publish: Function that returns whether this run may still publish its model; called right before
-            publishing.
-
-    Returns:
-        The return value of each rank, the path of the model folder and the run's statistics.
-
     Raises:
         InvalidArgumentError: This process is not connected to Ray, the location cannot be written to, or the run must
             not replace the model folder or the checkpoint folder.
@@ -241,9 +221,6 @@ class _Run:
         """Make the ranks upload their model files, each file only once, and publish the folder with these files.
 
         On a local disk, the old model stays in place until the new model is complete.
-
-        Returns:
-            Path or URI of the published folder.
         """
         from shoal.training.pytorch import worker
 
@@ -262,11 +239,7 @@ class _Run:
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
     def _shrink(self) -> str | None:
-        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit.
-
-        Returns:
-            A text with the new number, or None if the number was not changed.
-        """
+        """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
         min_workers = self._request.run_config.min_workers
         if min_workers is None:
             return None
@@ -291,11 +264,7 @@ def _loaded(value: bytes | MissingValue) -> Any:
 
 
 def _check_data(request: FunctionRequest, workers: int) -> None:
-    """Check that each dataset can be read and has enough rows for the workers; only the Parquet footers are read.
-
-    Raises:
-        DataError: A file is missing or corrupt, or a dataset has too few rows for the workers.
-    """
+    """Check that each dataset can be read and has enough rows for the workers; only the Parquet footers are read."""
     for name, spec in request.dataset_map.items():
         connector = DataConnector.from_spec(spec)
         try:

@@ -28,17 +28,7 @@ class Machine:
 def environments(
     machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int
 ) -> list[dict[str, str]]:
-    """Return the environment variables that torchrun would set for each rank.
-
-    Args:
-        machines: Node and address of each rank, by rank; the ranks of one node must be consecutive.
-        threads: Number of threads per worker.
-        restarts: Number of restarts so far.
-        max_restarts: Maximum number of restarts.
-
-    Returns:
-        Variables by rank.
-    """
+    """Return the environment variables that torchrun would set for each rank."""
     nodes = list(dict.fromkeys(machine.node for machine in machines))
     on_node = Counter(machine.node for machine in machines)
     first, world = machines[0], len(machines)

@@ -27,16 +27,6 @@ def run_local(
 
     Breakpoints work, no object is pickled, and no pool is needed.
 
-    Args:
-        function: Function to call.
-        args: Positional arguments of the function.
-        dataset_map: Datasets by name, which ``get_context().get_dataset_map()`` returns.
-        hyper_params: Hyperparameters, which ``get_context().get_hyper_params()`` returns.
-        kwargs: Keyword arguments of the function.
-
-    Returns:
-        The function's return value.
-
     Example:
         >>> from shoal.distributors.pytorch import get_context, run_local
         >>> run_local(lambda: get_context().get_world_size())

@@ -33,14 +33,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Assign each model file to the lowest rank that has the file, so that each file is uploaded once.
-
-    Args:
-        files: Result of :func:`digests` for each rank.
-
-    Returns:
-        Relative paths to upload, by rank.
-    """
+    """Assign each model file to the lowest rank that has the file, so that each file is uploaded once."""
     owner: dict[str, int] = {}
     differ = set()
     for rank, found in enumerate(files):
@@ -53,13 +46,7 @@ def shared_out(files: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 
 def upload(folder: Path, paths: Iterable[str], target: str) -> None:
-    """Copy model files from a local folder to a directory or URI.
-
-    Args:
-        folder: Folder that contains the files.
-        paths: Paths of the files, relative to `folder`.
-        target: Directory or URI to copy to.
-    """
+    """Copy model files from a local folder to a directory or URI."""
     fs, root = filesystem(target)
     for path in paths:
         to = f"{root}/{path}"
@@ -121,9 +108,6 @@ class Destination:
 
     def commit(self, files: Iterable[str]) -> str:
         """Publish the uploaded files and return the path or URI of the published folder.
-
-        Args:
-            files: Relative paths of all uploaded files.
 
         Raises:
             TrainingError: A newer attempt has begun, or a file is missing, because another node wrote it to a disk that

@@ -126,12 +126,7 @@ class Program:
         return content
 
     def __call__(self) -> Any:
-        """Call the function with its arguments, or run the script, in this process.
-
-        Raises:
-            TrainingError: The program called ``sys.exit`` with a code other than 0. The exception SystemExit is not
-                raised, because it would end the worker process, and the driver would report a lost worker.
-        """
+        """Call the function with its arguments, or run the script, in this process."""
         try:
             return self.target(*self.args, **self.kwargs)
         except SystemExit as end:

@@ -121,12 +121,6 @@ class SpreadScalingConfig(Settings):
 def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
     """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config whose workers may run on any nodes.
 
-    Args:
-        gpus: Number of GPUs of all workers together.
-        num_workers: Number of workers; None: one per GPU, or one worker without GPUs.
-        num_cpus: Number of CPUs that each worker reserves.
-        gpu_type: Required type of the GPUs; None accepts any type.
-
     Raises:
         InvalidArgumentError: The GPUs cannot be divided evenly among the workers, or a number is wrong.
     """
@@ -149,13 +143,7 @@ def launched() -> SpreadScalingConfig:
 
 
 def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -> PyTorchScalingConfig:
-    """Convert a scaling config whose workers may run on any nodes to a scaling config whose workers run on one node.
-
-    Args:
-        config: Number of workers and resources of each.
-        all_gpus: Whether all GPUs of the node are divided among the workers, instead of the number of GPUs in `config`.
-        per_gpu: Whether there is one worker on each GPU of the node, instead of the number of workers in `config`.
-    """
+    """Convert a scaling config whose workers may run on any nodes to a scaling config whose workers run on one node."""
     each = config.resource_requirements_per_worker
     return PyTorchScalingConfig(
         num_workers_per_node=-1 if per_gpu else config.num_workers,
@@ -183,13 +171,6 @@ class Layout:
 
 def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, option: str | None = None) -> Layout:
     """Compute how many workers run, in total and per node, and check that the active nodes have room for the workers.
-
-    Args:
-        config: The requested workers.
-        nodes: The active nodes.
-        clamp: Whether to reduce a request that does not fit, with a warning, instead of refusing it.
-        option: Name of the option with which the user set the number of workers, for the error message. None: the name
-            of the field in `config`.
 
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
@@ -228,11 +209,6 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
 
     The workers first fill the active nodes, in their order, and then further nodes.
 
-    Args:
-        config: The workers.
-        active: The active nodes.
-        further: Resources of each node that is not active yet.
-
     Returns:
         Number of nodes; None if the active nodes have too little room and no worker fits on a further node.
     """
@@ -247,10 +223,5 @@ def nodes_needed(config: SpreadScalingConfig, active: Sequence[Node], further: N
 
 
 def fitting(node: Node, each: WorkerResourceConfig) -> int:
-    """Return how many workers with the given resources fit on a node.
-
-    Args:
-        node: The node; all its CPUs and GPUs count as free.
-        each: CPUs and GPUs that each worker reserves.
-    """
+    """Return how many workers with the given resources fit on a node."""
     return workers_on(node, each.num_cpus, each.num_gpus, each.gpu_type)

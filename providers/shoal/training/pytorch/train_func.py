@@ -56,13 +56,6 @@ def check_train_func(
 
     The check reads no files.
 
-    Args:
-        train_func: A function, the name of a function, or the path of a script; None if the job has no train_func.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        framework: Framework of the job.
-        fields: Other fields of the job, or its spec; None if there are none or they are not known yet.
-
     Raises:
         InvalidArgumentError: The arguments are not allowed together; the message contains the reason.
     """
@@ -98,11 +91,6 @@ def check_train_func(
 
 def check_runnable(target: Any, argument: str, function: str = "a function") -> None:
     """Raise InvalidArgumentError if `target` is neither a function nor a string nor a path object.
-
-    Args:
-        target: Value that the user passed.
-        argument: Name of the argument, for the message.
-        function: Text that describes the allowed functions in the message, such as ``a function``.
 
     Raises:
         InvalidArgumentError: `target` is of another type, or is an async function or a generator function.

@@ -140,14 +140,6 @@ def meet() -> Machine:
 def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str]) -> Outcome:
     """Set the environment variables and the context of this rank, and call the user's function.
 
-    Args:
-        assignment: Function, datasets and options of the run.
-        machine: Node and address of this rank.
-        environment: torchrun's environment variables for this rank.
-
-    Returns:
-        The function's return value, and the files in its model folder.
-
     Raises:
         PeerError: The function failed because another rank is gone.
         Exception: Any other exception that the function raised.
@@ -220,10 +212,6 @@ def upload(paths: Sequence[str], target: str) -> None:
 
     The driver calls this function only after all ranks have returned from `call`. If a rank destroys its process group
     earlier, its connections close while another rank may still be creating the group, and the other rank fails.
-
-    Args:
-        paths: Relative paths of the files to copy.
-        target: Directory or URI to copy to.
     """
     import torch
 

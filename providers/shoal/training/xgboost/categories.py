@@ -60,12 +60,7 @@ def categories_of(booster: xgboost.Booster) -> dict[str, pa.Array]:
 
 
 def columns_of_codes(booster: xgboost.Booster, features: Sequence[str]) -> tuple[str, ...]:
-    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes.
-
-    Args:
-        booster: Model.
-        features: Names of the model's columns, in the model's order.
-    """
+    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes."""
     known = categories_of(booster)
     types = booster.feature_types or []
     return tuple(name for name, type_ in zip(features, types, strict=False) if type_ == "c" and name not in known)

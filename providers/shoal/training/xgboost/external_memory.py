@@ -35,13 +35,6 @@ def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
     """Agree with all workers whether the matrices are kept on disk; if so, create a folder for the matrix files.
 
     If one worker needs the disk, all workers use their disks. The folder is removed at the end of the context.
-
-    Args:
-        task: Data and parameters of this worker.
-        local_world_size: Number of workers on this node, which share its memory.
-
-    Yields:
-        The folder, or None if the matrices are kept in memory.
     """
     on_disk = task.external_memory
     if on_disk is None:

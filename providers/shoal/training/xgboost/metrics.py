@@ -16,14 +16,7 @@ its mean over the groups of all workers is exact. Otherwise each worker compares
 
 
 def approximate(eval_metric: Any, grouped: bool, custom: Sequence[Metric]) -> list[str]:
-    """Return the names of the metrics for which XGBoost combines the workers' values only approximately.
-
-    Args:
-        eval_metric: Parameter `eval_metric`: a name, a list of names, or None for the objective's metric. The metric of
-            every objective is exact, because the ranking objectives need groups.
-        grouped: Whether the rows have groups.
-        custom: The user's metric functions. XGBoost computes the unweighted mean of the workers' values.
-    """
+    """Return the names of the metrics for which XGBoost combines the workers' values only approximately."""
     names = [eval_metric] if isinstance(eval_metric, str) else list(eval_metric or [])
     # A name may have a suffix such as "@5" (ndcg@5) or "-" (map-).
     found = [] if grouped else [name for name in names if re.split("[@-]", str(name))[0] in _WITHIN_GROUPS]
@@ -32,9 +25,6 @@ def approximate(eval_metric: Any, grouped: bool, custom: Sequence[Metric]) -> li
 
 def joined(metrics: Sequence[Metric]) -> Metric | None:
     """Combine several metric functions into one function that returns the values of all metrics.
-
-    Args:
-        metrics: Functions ``(predictions, matrix) -> (name, value)``, or ``-> [(name, value), ...]``.
 
     Returns:
         A function that returns the values of all metrics; None if there are no metrics.
@@ -50,12 +40,7 @@ def joined(metrics: Sequence[Metric]) -> Metric | None:
 
 
 def _checked(one: Any) -> tuple[str, float]:
-    """Check the result of the user's metric function, and return the metric's name and value.
-
-    Raises:
-        InvalidArgumentError: The result is not a pair (name, value), or the name is empty or contains a space or ":".
-            XGBoost writes all names and values into one text, and cannot parse such names.
-    """
+    """Check the result of the user's metric function, and return the metric's name and value."""
     try:
         name, value = one
         value = float(value)

@@ -22,14 +22,7 @@ FILE_NAME = "model.ubj"
 
 
 def load(trained: TrainResult) -> xgboost.Booster:
-    """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters.
-
-    Args:
-        trained: Result of the training.
-
-    Returns:
-        The booster, with the user's parameters, as ``xgboost.train`` returns it.
-    """
+    """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters."""
     import xgboost
 
     # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and

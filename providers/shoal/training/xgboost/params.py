@@ -77,12 +77,7 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
 
 
 def ignored_weights(params: Mapping[str, Any], weights: Sequence[float]) -> str | None:
-    """Return a line for the log if XGBoost ignores weights of features, or uses features of weight 0; None if not.
-
-    Args:
-        params: Parameters of the workers.
-        weights: One weight per feature.
-    """
+    """Return a line for the log if XGBoost ignores weights of features, or uses features of weight 0; None if not."""
     drawn = len(weights)
     for name in _SAMPLING_OF_FEATURES:
         drawn = max(1, int(round(drawn * float(params.get(name, 1)), 6)))
@@ -99,12 +94,6 @@ def ignored_weights(params: Mapping[str, Any], weights: Sequence[float]) -> str 
 
 def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers: int = 1) -> dict[str, Any]:
     """Return the parameters that every worker passes to XGBoost, without the seed, which each worker adds.
-
-    Args:
-        params: Merged parameters.
-        threads: Number of threads per worker.
-        gpus: Number of GPUs per worker.
-        workers: Number of workers.
 
     Raises:
         InvalidArgumentError: `params` contain another number of threads, or a parameter with which the workers cannot
@@ -139,17 +128,6 @@ def check_params(
     """Make XGBoost check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 8 ms.
-
-    Args:
-        params: Parameters of the workers.
-        input_cols: Feature columns, which constraints in `params` may name.
-        categorical_cols: The feature columns that contain categories.
-        num_labels: Number of label columns.
-        grouped: Whether the training has a group column.
-        evaluated: Whether the training has an eval set, so that XGBoost computes the metrics in `eval_metric`.
-
-    Returns:
-        XGBoost's configuration of the learner.
 
     Raises:
         TrainingError: XGBoost refuses a value, or cannot compute a metric of this objective; the message contains

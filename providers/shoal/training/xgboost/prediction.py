@@ -27,12 +27,7 @@ _UNBOUNDED = ("rank:", "count:", "survival:", "binary:logitraw", "reg:gamma", "r
 
 
 def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
-    """Return the form of the predictions of a model that will be trained with these parameters.
-
-    Args:
-        params: The user's parameters.
-        custom_objective: Whether the objective is a function; the predictions are then raw scores.
-    """
+    """Return the form of the predictions of a model that will be trained with these parameters."""
     objective = "a function" if custom_objective else str(params.get("objective", "reg:squarederror"))
     gives_classes = not custom_objective and objective in _CLASSES
     return Output(
@@ -52,16 +47,6 @@ def predict_booster(
     base_margin_cols: Sequence[str] = (),
 ) -> np.ndarray:
     """Predict every row of a dataset with an XGBoost model.
-
-    Args:
-        booster: Model.
-        connector: Dataset to predict; a category that the model does not know counts as a missing value.
-        input_cols: Feature columns, in the order of the training.
-        base_margin_cols: Columns of margins, one per output, if the model was trained with them.
-
-    Returns:
-        Predictions in row order: float32 ``[rows]``, or ``[rows, classes]`` if the objective has several values per
-        row. A model that was trained with early stopping predicts with its best round.
 
     Raises:
         DataError: A column is missing, or is neither numeric nor categorical.

@@ -18,19 +18,7 @@ if TYPE_CHECKING:
 def as_sklearn(
     booster: xgboost.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
 ) -> xgboost.XGBModel:
-    """Wrap a booster in a fitted scikit-learn estimator.
-
-    Args:
-        booster: Model.
-        params: Parameters of the training, which become the parameters of the estimator.
-        n_estimators: The estimator's number of rounds.
-        eval_results: Values of the metrics after each round, by eval set.
-
-    Returns:
-        An ``XGBClassifier`` for binary and multi-class objectives (with ``classes_`` 0 to n - 1), an ``XGBRanker`` for
-        ranking objectives, or else an ``XGBRegressor``. After early stopping the estimator predicts with the best
-        round.
-    """
+    """Wrap a booster in a fitted scikit-learn estimator."""
     import xgboost
 
     objective = str(params.get("objective", "reg:squarederror"))

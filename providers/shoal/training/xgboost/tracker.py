@@ -63,9 +63,6 @@ class Tracker:
     def begin(self) -> dict[str, str | int]:
         """Ask the tracker process for a new tracker. The workers of one run find each other with this tracker.
 
-        Returns:
-            Arguments that the workers pass to ``xgboost.collective.init``.
-
         Raises:
             TrainingError: The tracker cannot start, or the tracker process has ended or did not answer; the message
                 contains the reason.

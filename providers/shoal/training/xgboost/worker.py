@@ -202,10 +202,6 @@ class _Session:
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
         bins together.
-
-        Args:
-            part: Rows of this worker.
-            ref: Matrix whose bins are used; None: XGBoost finds the bins from the rows of all workers.
         """
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size, reads=_READS)
         params = self.task.params
@@ -241,12 +237,6 @@ _session: _Session | None = None
 def prepare(task: Task) -> Prepared:
     """Connect to the other workers, read this worker's rows and build the matrices.
 
-    Args:
-        task: Data and parameters of this worker.
-
-    Returns:
-        Time and memory that the worker used.
-
     Raises:
         DataError: The rows cannot be used for the training.
         TrainingError: XGBoost failed; the message contains XGBoost's message.
@@ -263,9 +253,6 @@ def prepare(task: Task) -> Prepared:
 
 def boost(segment: Segment) -> Boosted:
     """Train the rounds of a segment (up to the next checkpoint) together with the other workers.
-
-    Args:
-        segment: Segment to train.
 
     Raises:
         TrainingError: XGBoost failed; the message contains XGBoost's message.
@@ -336,11 +323,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
 
 
 def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
-    """Return the weights of a batch in XGBoost's form: one per row, or one per group if the rows have groups.
-
-    Raises:
-        DataError: The rows of a group have different weights.
-    """
+    """Return the weights of a batch in XGBoost's form: one per row, or one per group if the rows have groups."""
     if batch.weight is None or batch.group is None or not len(batch.group):
         return batch.weight
     _, first, number = np.unique(batch.group, return_index=True, return_inverse=True)

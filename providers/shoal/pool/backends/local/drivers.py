@@ -46,13 +46,7 @@ class _Command(subprocess.Popen[bytes]):
 
 
 def start_command(command: Sequence[str], folder: Path, log: Path) -> Process:
-    """Start a command as a process with a process group of its own.
-
-    Args:
-        command: Program and arguments.
-        folder: Working folder of the process.
-        log: File to which the output of the process is appended.
-    """
+    """Start a command as a process with a process group of its own."""
     try:
         with log.open("ab") as output:
             return _Command(
@@ -97,10 +91,6 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
 
     If this process has only one thread, the fork server is a fork of it. Then the two share the memory of the modules
     that both use (30 MiB), and the start takes 0.2 s of CPU time instead of 0.6 s.
-
-    Args:
-        requests: Descriptor that becomes the program's stdin.
-        answers: Descriptor that becomes its stdout.
     """
     if len(os.listdir("/proc/self/task")) > 1:
         command = [sys.executable, "-P", "-m", _FORK_SERVER]
@@ -198,12 +188,6 @@ class ForkServer:
 
     def start(self, key: str, arguments: Sequence[str], folder: Path, log: Path) -> Process:
         """Let the fork server start a driver.
-
-        Args:
-            key: Unique name of the driver.
-            arguments: Command line arguments of the driver.
-            folder: Working folder of the driver.
-            log: File to which the driver's output is appended.
 
         Raises:
             OSError: The fork server has ended.

@@ -30,13 +30,6 @@ def gpu_turn(
     start, so two pools cannot use the same free GPUs. Pools that are not embedded may stay up for ever, so the function
     does not wait for them.
 
-    Args:
-        spec: Definition of the pool that the caller starts.
-        timeout_s: Longest time to wait, in seconds. None: no limit.
-        say: Function that is called with a text about the wait, at its beginning and whenever other pools take the
-            GPUs.
-        least: Smallest number of GPUs that the pool needs, if its definition asks for all free GPUs.
-
     Raises:
         CapacityTimeoutError: The GPUs were not released in time. The message names the pools that use them.
     """

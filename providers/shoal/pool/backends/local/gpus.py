@@ -112,11 +112,7 @@ def store_here() -> str:
 
 
 def look(found: Sequence[Gpu]) -> tuple[int, list[Claimant]]:
-    """Return the number of GPUs that no node has claimed, and the nodes that have claimed the other GPUs.
-
-    Args:
-        found: The GPUs to check.
-    """
+    """Return the number of GPUs that no node has claimed, and the nodes that have claimed the other GPUs."""
     claimants: list[Claimant] = []
     # The check locks the file of each free GPU for a moment. A node that chooses GPUs at this moment would think that
     # the GPU is used. The lock "choosing" makes this node wait.
@@ -137,9 +133,6 @@ def may_be_contended(environment: Mapping[str, str]) -> bool:
     a GPU.
 
     The check is quick, because it does not ask Ray for GPUs of other makers.
-
-    Args:
-        environment: Environment variables of a process, which may limit the GPUs that the process may use.
     """
     if _nvidia(environment.get(CUDA_DEVICES)):
         return True
@@ -178,12 +171,6 @@ class GpuClaim:
 
 def claim(wanted: int, node: Node, folder: Path, *, embedded: bool = False) -> GpuClaim:
     """Claim GPUs of this machine for a node. If possible, avoid GPUs that other users' processes use.
-
-    Args:
-        wanted: Number of GPUs; `ALL` for all GPUs that no other node has claimed.
-        node: The node's row.
-        folder: The node's folder.
-        embedded: Whether the node's pool is embedded. This is written to the lock files, from which `look` reads it.
 
     Raises:
         CapacityError: Fewer GPUs than `wanted` are free.

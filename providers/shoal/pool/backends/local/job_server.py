@@ -74,11 +74,7 @@ class _Driver:
         return ""
 
     def stop(self) -> bool:
-        """Send SIGTERM to the driver. If the driver does not end within 3 s, send SIGKILL to all of its processes.
-
-        Returns:
-            False if the driver had already ended.
-        """
+        """Send SIGTERM to the driver. If the driver does not end within 3 s, send SIGKILL to all of its processes."""
         if not self.runs():
             return False
         self._is_stopped = True

@@ -45,12 +45,7 @@ class Member(Protocol):
         """Return whether work is running on the node."""
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Stop giving new work to the node.
-
-        Args:
-            seconds: Time in which the running work may finish.
-            reason: Text that Ray shows in its messages as the reason.
-        """
+        """Stop giving new work to the node."""
 
     def stop(self) -> None:
         """End the node."""
@@ -94,14 +89,6 @@ def claim_gpus(
     """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
     `GPU_PATIENCE` seconds, because another node may be about to release some.
 
-    Args:
-        node: Row of the node, whose number of GPUs is set.
-        wanted: Number of GPUs of the node; -1: all free GPUs.
-        folder: Folder of the node.
-        embedded: Whether the pool is embedded.
-        check: Function that raises an exception if the node must not start any more.
-        pause: Function that waits until the next check.
-
     Raises:
         CapacityError: Too few GPUs are free.
     """
@@ -126,11 +113,6 @@ def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stoppin
     The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
     supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take place
     before this, without a lock.
-
-    Args:
-        start: Function that starts the node.
-        check: Function that reads the node's row, and raises an exception if the node must not start any more.
-        stopping: Function that returns whether the supervisor has received SIGTERM.
     """
     looked = -SUPERVISOR_PERIOD
     while True:
@@ -148,12 +130,7 @@ def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stoppin
 
 
 def log_failure(node: str, error: Exception) -> str:
-    """Log that a node could not start or has failed, and return the error for the node's row.
-
-    Args:
-        node: Name of the node.
-        error: Error of the start, or of the running node.
-    """
+    """Log that a node could not start or has failed, and return the error for the node's row."""
     log.error("%s failed", node, exc_info=error)
     untested = versions.untested_ray()
     return f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else "")

@@ -25,11 +25,6 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
 
     The new process leads its own session and is a child of init, so it never becomes a zombie of the caller.
 
-    Args:
-        argv: Program (an absolute path) and arguments.
-        env: The complete environment of the process.
-        log: File to which the standard output and standard error of the process are appended.
-
     Raises:
         OSError: The host could not start the process.
     """
@@ -73,11 +68,6 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
 
 def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[ProcessId]:
     """Send SIGKILL to all processes that the function `find` returns, until it returns no process.
-
-    Args:
-        find: Function that searches for processes. It is called repeatedly, so that newly forked processes are found,
-            too.
-        patience: Seconds to keep trying. A process in an uninterruptible system call may need a while to end.
 
     Returns:
         The processes that still run at the end; empty if all have ended.

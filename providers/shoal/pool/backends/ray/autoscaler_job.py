@@ -91,15 +91,7 @@ def bundles(version: str, size: int, cpus: int, gpus: int) -> list[dict[str, flo
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Request nodes from the cluster's autoscaler, or only check whether the cluster has an autoscaler.
-
-    Args:
-        order: Instructions for this script: ``gcs`` (address of the cluster, or None), and the arguments of `write`. If
-            these arguments are missing, the script requests nothing.
-
-    Returns:
-        The autoscaler's version and, after a request, the number of requested nodes.
-    """
+    """Request nodes from the cluster's autoscaler, or only check whether the cluster has an autoscaler."""
     import ray
 
     ray.init(address=order["gcs"] or "auto", log_to_driver=False, logging_level="ERROR")

@@ -65,10 +65,6 @@ class Finding:
 def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Finding]:
     """Check a Ray cluster with a small job, and return the findings about the head and about one other node.
 
-    Args:
-        spec: The pool.
-        artifact_location: URI or path at which the nodes must be able to write. None: not checked.
-
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
     """
@@ -88,12 +84,6 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
     pool.
 
     Problems are logged as warnings. If the cluster does not answer, nothing is checked.
-
-    Args:
-        spec: The pool.
-
-    Returns:
-        The findings with the status ``broken``, because of which no job can run.
     """
     checked = f"{spec.uri} {sorted(versions.mine().items())}"
     mark = subfolder("preflight") / hashlib.sha256(checked.encode()).hexdigest()
@@ -115,15 +105,7 @@ def preflight_once(spec: PoolSpec) -> list[Finding]:
 def judge(
     answer: Mapping[str, Any], mine: Mapping[str, str], artifact_location: str | None, before: float, after: float
 ) -> list[Finding]:
-    """Convert the answer of the script `preflight_job.py` to a list of findings.
-
-    Args:
-        answer: The answer.
-        mine: Versions of the software in this process.
-        artifact_location: URI or path to which the nodes have tried to write; None if this was not checked.
-        before: Time before the job, in seconds since the epoch by the clock of this machine.
-        after: Time after the job, by the same clock.
-    """
+    """Convert the answer of the script `preflight_job.py` to a list of findings."""
     head, worker = answer["head"], answer["worker"]
     found = [*_of_host("head", head, mine, artifact_location, before, after)]
     if worker is None:

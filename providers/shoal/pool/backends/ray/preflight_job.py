@@ -32,9 +32,6 @@ _HEAD = "node:__internal_head__"
 def facts(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts about this node: its software, its free disk and memory, its clock, and whether it reaches the
     store.
-
-    Args:
-        order: ``pool`` (name of the pool) and ``artifact_location`` (URI or path, or None).
     """
     shm = "/dev/shm"
     return {
@@ -97,11 +94,7 @@ def _try_out(location: str) -> None:
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Collect the facts about the head and about one other node of the cluster.
-
-    Args:
-        order: ``gcs`` (address of the cluster, or None), and the arguments of :func:`facts`.
-    """
+    """Collect the facts about the head and about one other node of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -35,13 +35,6 @@ def keep_token(pool: str, token: str) -> str:
 
     If the file contains another token, the file is replaced. So after a change of the token, call this function again.
 
-    Args:
-        pool: Name of the pool.
-        token: The bearer token.
-
-    Returns:
-        Value of the option ``token_file`` that selects this file.
-
     Raises:
         StoreError: The file cannot be written.
     """
