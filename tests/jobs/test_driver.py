@@ -120,8 +120,8 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     import lightgbm
     import xgboost
 
-    from shoal.training.lightgbm import categories as of_lightgbm
-    from shoal.training.xgboost import categories as of_xgboost
+    from shoal.training.lightgbm import model as of_lightgbm
+    from shoal.training.xgboost import model as of_xgboost
 
     connector = DataConnector.from_spec(request.dataset)
     known = find_categories(connector.source, request.categorical_cols)

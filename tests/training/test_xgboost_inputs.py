@@ -24,9 +24,8 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.model import as_sklearn, predict_booster
 from shoal.training.xgboost.params import ignored_weights
-from shoal.training.xgboost.prediction import predict_booster
-from shoal.training.xgboost.sklearn import as_sklearn
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 

@@ -75,7 +75,7 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
             A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, depending on the objective. If the objective
             is a function: an ``XGBRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.xgboost.sklearn import as_sklearn
+        from shoal.training.xgboost.model import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
 
@@ -89,6 +89,6 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
         input_cols: Sequence[str],
         base_margin_cols: Sequence[str],
     ) -> np.ndarray:
-        from shoal.training.xgboost.prediction import predict_booster
+        from shoal.training.xgboost.model import predict_booster
 
         return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

@@ -216,7 +216,7 @@ def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
 
 def _output(spec: JobSpec, user_code: UserCode) -> Output:
     """Return the form of the predictions of the model that the job will train."""
-    library = importlib.import_module(f"shoal.training.{spec.framework}.prediction")
+    library = importlib.import_module(f"shoal.training.{spec.framework}.model")
     output: Output = library.output_of(spec.params, custom_objective=user_code.objective is not None)
     return output
 

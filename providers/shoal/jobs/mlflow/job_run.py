@@ -219,7 +219,7 @@ class Run:
         library = importlib.import_module(framework)
         flavour = importlib.import_module(f"mlflow.{framework}")
         head = sample.head(_SIGNATURE_ROWS)
-        categories = importlib.import_module(f"shoal.training.{framework}.categories").categories_of(booster)
+        categories = importlib.import_module(f"shoal.training.{framework}.model").categories_of(booster)
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():

@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal.data.categories import Categories
 from shoal.data.matrix import to_vector
-from shoal.training.lightgbm.categories import note
+from shoal.training.lightgbm.model import note
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from shoal.data.matrix import to_matrix
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
-from shoal.training.lightgbm.prediction import predict_table, slice_rows
+from shoal.training.lightgbm.model import predict_table, slice_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
-from shoal.training.xgboost.categories import feature_types
+from shoal.training.xgboost.model import feature_types
 
 _NAMES = Names(
     "XGBoost",

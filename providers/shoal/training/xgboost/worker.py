@@ -31,10 +31,9 @@ from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
-from shoal.training.xgboost.categories import feature_types, note, stored_types
 from shoal.training.xgboost.external_memory import page_folder
 from shoal.training.xgboost.metrics import joined
-from shoal.training.xgboost.missing import note_missing
+from shoal.training.xgboost.model import feature_types, note, note_missing, stored_types
 from shoal.training.xgboost.params import is_stochastic, own_message
 
 # Number of times that XGBoost reads all rows to build a quantised matrix.
