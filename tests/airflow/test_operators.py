@@ -44,7 +44,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
-from shoal.training.pytorch.scaling import launched, spread
+from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.support.fake_ray_head import FakeHead

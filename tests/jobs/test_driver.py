@@ -27,7 +27,7 @@ from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
-from shoal.data.staging.location import staged as staged_in
+from shoal.data.staging.staged_data import staged as staged_in
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,

@@ -22,7 +22,7 @@ from shoal.pool.backends import versions
 from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Pool
-from shoal.training.host import shipped_modules
+from shoal.training.host import imports
 from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.run_config import RunConfig
 from tests.support.wheels import write_wheel
@@ -201,11 +201,11 @@ class TestPackages:
 
 
 def test_shipped_modules_come_before_those_of_the_node(tmp_path, monkeypatch):
-    for name in (shipped_modules.CODE, shipped_modules.PACKAGES):
+    for name in (imports.CODE, imports.PACKAGES):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", ["/node", str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", "/other")
-    shipped_modules.add_to_path()
+    imports.add_to_path()
     assert sys.path == [f"{tmp_path}/shoal_code", f"{tmp_path}/shoal_packages", "/node", str(tmp_path)]
 
 

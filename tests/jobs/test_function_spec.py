@@ -13,7 +13,7 @@ from shoal.jobs.driver import function as function_work
 from shoal.jobs.driver.function import _program
 from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.specs.function import FunctionRegister
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
+from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"
 REGISTER = {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}, "label_col": "y"}

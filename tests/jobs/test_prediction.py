@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.row_groups import RowGroup
+from shoal.data.planning import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.prediction import output_files, worker
 from shoal.jobs.prediction.output_files import MARKER, Output

@@ -13,7 +13,7 @@ from shoal.jobs import FunctionJobSpec, JobSpec
 from shoal.jobs.capacity import DRIVER_BYTES, Gang, NodeSize, Room, drivers_in
 from shoal.jobs.queue_order import Entry, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
+from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
 
 ONE_CPU = Gang(workers=1, cpus=1)

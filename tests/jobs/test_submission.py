@@ -21,8 +21,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.data_frames import stage_dataframe
-from shoal.data.staging.location import default_location
-from shoal.data.staging.staged_data import MARKER
+from shoal.data.staging.staged_data import MARKER, default_location
 from shoal.errors import (
     DataError,
     InvalidArgumentError,

@@ -15,7 +15,7 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.data.checks import check_bounds
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec

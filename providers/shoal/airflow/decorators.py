@@ -102,7 +102,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         :param gpus: Total number of GPUs of all workers.
         :param gpu_type: Type of GPU that the workers need.
         """
-        from shoal.training.pytorch.scaling import spread
+        from shoal.training.pytorch.request import spread
 
         return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
 
@@ -173,7 +173,7 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         :param gpus: Total number of GPUs of all Ray tasks and actors.
         :param gpu_type: Type of GPU that the Ray tasks and actors need.
         """
-        from shoal.training.pytorch.scaling import launched, spread
+        from shoal.training.pytorch.request import launched, spread
 
         return {
             "scaling_config": launched().model_dump(),

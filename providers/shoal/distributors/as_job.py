@@ -145,7 +145,7 @@ def function(
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.function import FunctionJobSpec
-    from shoal.training.pytorch.train_func import FRAMEWORK
+    from shoal.training.pytorch.program import FRAMEWORK
 
     config = request.run_config
     location = config.artifact_location

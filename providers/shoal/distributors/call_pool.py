@@ -28,7 +28,7 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.xgboost.gpu import has_cuda
+from shoal.training.xgboost.params import has_cuda
 
 _DIGEST_LENGTH = 8
 """Number of hexadecimal digits of the hash that shortens a long pool name. A pool name has at most 40 characters."""

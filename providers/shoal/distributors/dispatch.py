@@ -19,8 +19,8 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
 from shoal.training.host.hidden_output import SECRETS
+from shoal.training.pytorch.program import FRAMEWORK
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.train_func import FRAMEWORK
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:

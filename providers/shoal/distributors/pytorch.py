@@ -14,10 +14,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context, get_context
 from shoal.training.pytorch.local_run import run_local
-from shoal.training.pytorch.program import Program, name_of
-from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, WorkerResourceConfig
-from shoal.training.pytorch.train_func import check_runnable
+from shoal.training.pytorch.program import Program, check_runnable, name_of
+from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, WorkerResourceConfig
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:

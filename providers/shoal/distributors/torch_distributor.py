@@ -10,9 +10,9 @@ from shoal.distributors import dispatch
 from shoal.distributors.call_values import value_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.program import Program, name_of
-from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.scaling import (
+from shoal.training.pytorch.request import (
     AnyScaling,
+    FunctionRequest,
     PyTorchScalingConfig,
     SpreadScalingConfig,
     WorkerResourceConfig,

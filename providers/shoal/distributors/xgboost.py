@@ -10,8 +10,7 @@ from shoal.distributors.estimator import BoostingEstimator, checked_rounds
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from shoal.training.xgboost.gpu import device_of
-from shoal.training.xgboost.params import merge_params
+from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,9 +20,8 @@ from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.capacity import Node
-from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, lay_out
+from shoal.training.cluster import Node
+from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, lay_out
 from shoal.training.scaling import gpu_wish, resolve_size
 
 DRIVER_BYTES = 400 * 2**20

@@ -21,7 +21,7 @@ from shoal.prefect._threads import in_thread
 from shoal.prefect._training import Training, TrainingTask, artifact, task_value
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
-from shoal.training.pytorch.train_func import TrainFunc
+from shoal.training.pytorch.program import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"
 

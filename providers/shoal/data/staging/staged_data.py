@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from shoal.data.parquet.filesystems import resolve
-from shoal.data.parquet.paths import normalise
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.data.libraries import need
+from shoal.data.parquet.paths import is_local, join, normalise, resolve
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -157,3 +163,130 @@ def discard(location: str) -> bool:
             filesystem.delete_file(found.path)
     filesystem.delete_dir(inner)
     return True
+
+
+_GLOB = "*?[]"
+"""Characters that fsspec interprets as a pattern when it removes a directory. URIs that contain these characters are
+refused."""
+
+
+def default_location() -> str:
+    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` without ``SHOAL_HOME``."""
+    home = os.environ.get("SHOAL_HOME") or "~/.shoal"
+    return str(Path(home).expanduser().absolute() / "staging")
+
+
+@contextlib.contextmanager
+def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
+    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
+
+    Raises:
+        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
+            data.
+        DataError: If the location is not writable.
+        MissingExtraError: If the libraries of the extra ``data`` are not installed.
+    """
+    need("pyarrow", "numpy")
+    import pyarrow as pa
+
+    base = default_location() if staging_location is None else normalise(staging_location)
+    if not is_local(base) and any(character in base for character in _GLOB):
+        raise InvalidArgumentError(
+            f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
+        )
+    directory = join(base, name or uuid.uuid4().hex)
+    try:
+        if is_local(directory):
+            # With mode 700, other users of this host cannot read the staged rows.
+            Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
+            Path(directory).mkdir(mode=0o700)
+        filesystem, inner = resolve(directory)
+        filesystem.create_dir(inner, recursive=True)
+        hold(directory)
+    except DataError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as exc:
+        # ValueError is also caught, because Python raises it for a path that contains a NUL character.
+        raise DataAccessError(
+            f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
+        ) from None
+    try:
+        yield directory
+    except BaseException:
+        with contextlib.suppress(OSError, DataError):
+            discard(directory)
+        raise
+
+
+log = logging.getLogger(__name__)
+
+_kept: list[StagedCopy] = []
+
+_WRITTEN, _SUBMITTED = "written as JSON", "submitted"
+
+
+class StagedCopy:
+    """Reference of this process to a staged copy of data: Parquet files that shoal wrote for the workers.
+
+    The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last of these
+    sources and specs is deleted, or when the process exits. If a job still uses the copy, the copy is removed when the
+    job ends. If a spec was written as JSON but not submitted, another process may submit the spec later. The copy is
+    then kept until a job has used it.
+
+    Args:
+        location: Directory or URI of the copy.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._uses: set[str] = set()
+        self._release = weakref.finalize(self, _release, location, os.getpid(), self._uses)
+
+    def __eq__(self, other: object) -> bool:
+        # pydantic compares two specs with this method, too. Specs with equal fields must be equal, even if only one of
+        # them refers to a staged copy.
+        return other is None or isinstance(other, StagedCopy)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A pickled connector or spec contains None instead of this object, so that another process does not remove the
+        # data.
+        return type(None), ()
+
+    def discard(self) -> bool:
+        """Remove the staged copy of the data now; return False if the copy no longer existed."""
+        self._release.detach()
+        return discard(self.location)
+
+    def written(self) -> None:
+        """Record that a spec with this staged copy was written as JSON. The copy is then kept for the process that
+        submits the spec."""
+        self._uses.add(_WRITTEN)
+
+    def submitted(self) -> None:
+        """Record that this process has submitted a job with this staged copy. The copy is then removed when the job no
+        longer uses it."""
+        self._uses.add(_SUBMITTED)
+
+    def keep(self) -> None:
+        """Keep the staged copy of the data until this process exits."""
+        _kept.append(self)
+
+
+def _release(location: str, pid: int, uses: set[str]) -> None:
+    # A forked child process also runs this finalizer, but only the process that created the StagedCopy may release the
+    # data.
+    if os.getpid() != pid:
+        return
+    try:
+        if uses == {_WRITTEN}:
+            hand_over(location)
+        else:
+            release(location)
+    except Exception as error:
+        log.warning("the staged data in %s could not be removed: %s", location, error)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.filesystems import resolve
+from shoal.data.parquet.paths import resolve
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

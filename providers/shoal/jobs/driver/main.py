@@ -60,13 +60,13 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.host import interpreter_end
 from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
-from shoal.training.mlflow.set_experiment import ARTIFACTS
+from shoal.training.mlflow.user_calls import ARTIFACTS
 
 _STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
 

@@ -20,7 +20,7 @@ from shoal.jobs.environment import code, packages
 from shoal.state.home import lock_file, subfolder
 from shoal.state.locks import file_lock
 from shoal.training.context import say
-from shoal.training.host import shipped_modules
+from shoal.training.host import imports
 from shoal.training.run_config import RunConfig
 
 
@@ -33,17 +33,17 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
     shipped: list[str] = []
     if config.packages:
         key = ["packages", sys.executable, sys.version, sorted(config.packages)]
-        folder = _cached_folder(pool, gcs, key, shipped_modules.PACKAGES, lambda folder: _install(config, folder))
+        folder = _cached_folder(pool, gcs, key, imports.PACKAGES, lambda folder: _install(config, folder))
         shipped += [folder] if any(Path(folder).iterdir()) else []
     if config.code:
         key = ["code", sorted(path.rpartition("/")[2] for path in config.code)]
-        folder = _cached_folder(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
+        folder = _cached_folder(pool, gcs, key, imports.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions. So the driver also has to
     # import the packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace
     # the node's own packages. The code comes before the packages, as in the workers.
     sys.path.extend(reversed(shipped))
-    return {"py_modules": shipped, "worker_process_setup_hook": shipped_modules.HOOK} if shipped else {}
+    return {"py_modules": shipped, "worker_process_setup_hook": imports.HOOK} if shipped else {}
 
 
 def _install(config: RunConfig, folder: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.data.filter_syntax import Scalar
+from shoal.data.syntax import Scalar
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 

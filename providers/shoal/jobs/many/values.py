@@ -10,9 +10,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from shoal.data.filter_syntax import Scalar, builtin_value, describe_filters
-from shoal.data.query_syntax import connection_variable, narrowed_query
 from shoal.data.spec import DatasetSpec
+from shoal.data.syntax import Scalar, builtin_value, connection_variable, describe_filters, narrowed_query
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
@@ -132,9 +131,9 @@ class SharedColumn:
         return restricted
 
     def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
-        from shoal.data.column_names import check_present
         from shoal.data.connector import DataConnector
         from shoal.data.staging.sql import quoted_column
+        from shoal.data.syntax import check_present
 
         seen: set[tuple[str, ...]] = set()
         for dataset in datasets:

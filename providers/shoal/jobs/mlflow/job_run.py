@@ -22,7 +22,7 @@ from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import experiment_id
 from shoal.training.mlflow.options import Caller, Tracking
-from shoal.training.mlflow.set_experiment import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 
 if TYPE_CHECKING:
     import pandas as pd

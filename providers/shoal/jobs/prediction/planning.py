@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shoal.data.planning.row_groups import RowGroup, RowRange
+from shoal.data.planning import RowGroup, RowRange
 from shoal.jobs.prediction import output_files
 
 

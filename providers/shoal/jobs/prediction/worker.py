@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.filesystems import resolve
-from shoal.data.parquet.paths import is_local
+from shoal.data.parquet.paths import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from shoal.jobs.mlflow import model_loading

@@ -73,8 +73,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
         yield Sent(spec)
         return
     from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.location import staged
-    from shoal.data.staging.staged_data import release
+    from shoal.data.staging.staged_data import release, staged
 
     copies: dict[str, str] = {}
     try:
@@ -89,8 +88,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.filesystems import resolve
-    from shoal.data.parquet.paths import normalise
+    from shoal.data.parquet.paths import normalise, resolve
 
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):

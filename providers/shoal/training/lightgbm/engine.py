@@ -13,8 +13,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
-from shoal.training.lightgbm.bin_sample import shares
-from shoal.training.lightgbm.messages import Agreed, Offer, Opening
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening, shares
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
     RANKING,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,13 +24,11 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
-from shoal.training.progress import OnProgress
+from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
-from shoal.training.pytorch.logged_metrics import Metrics, OnMetrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
-from shoal.training.pytorch.scaling import lay_out
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats, lay_out
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
@@ -276,3 +275,39 @@ def _check_data(request: FunctionRequest, workers: int) -> None:
                 f'dataset "{name}" has {rows} rows, but the run has {workers} workers: a dataset must not be empty, '
                 "and a sharded dataset needs at least one row per worker"
             )
+
+
+OnMetrics = Callable[[int, dict[str, float], int], None]
+"""Type of a function that is called with rank, metrics (name -> value) and step whenever a rank logs metrics."""
+
+
+class Metrics(ProgressDisplay):
+    """Context manager that receives and displays the metrics of a run's ranks, and removes the display at the end.
+
+    Args:
+        on_metrics: Function to call with rank, values and step, or None.
+        on_progress: Function to call with the step and the last metrics of rank 0, or None.
+
+    Attributes:
+        last: Last value of each metric of rank 0.
+    """
+
+    def __init__(self, on_metrics: OnMetrics | None = None, on_progress: OnProgress | None = None) -> None:
+        super().__init__(first_line_s=0.0)
+        self.last: dict[str, float] = {}
+        self._on_metrics = on_metrics
+        self._on_progress = on_progress
+        self._steps: Counter[int] = Counter()
+
+    def note(self, rank: int, note: dict[str, Any]) -> None:
+        """Pass a worker's metrics to the caller's function `on_metrics`; record and display the metrics of rank 0."""
+        values: dict[str, float] = note["metrics"]
+        step = self._steps[rank] if note["step"] is None else int(note["step"])
+        self._steps[rank] = step + 1
+        if self._on_metrics:
+            self._on_metrics(rank, values, step)
+        if rank == 0:
+            self.last.update(values)
+            self.show(Progress(step, None, "steps", values))
+            if self._on_progress:
+                self._on_progress(Progress(step, None, "steps", dict(self.last)))

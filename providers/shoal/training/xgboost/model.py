@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.categories import Categories, from_lists, to_lists
@@ -216,11 +216,6 @@ def _predict_of_estimator(model: Any) -> Predict:
 CATEGORIES_ATTRIBUTE = "shoal.categories"
 """Name of the model attribute that contains the categories as JSON: column -> list of its categories. The code of a
 category is its index in this list."""
-
-
-def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str]:
-    """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers."""
-    return ["c" if name in categorical else "q" for name in features]
 
 
 def stored_types(columns: Columns) -> list[str]:
