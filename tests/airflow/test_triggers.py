@@ -38,7 +38,7 @@ from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.reconcile.target import Target
-from shoal.jobs.remote.sealing import DriverKey
+from shoal.jobs.remote.handover import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.spec import PoolSpec

@@ -34,7 +34,6 @@ from shoal.errors import (
 )
 from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -43,6 +42,7 @@ from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.specs.function import parse_spec
+from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.names import is_pool_name

@@ -13,10 +13,10 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
 from shoal.jobs.files.artifacts import folder, save_results
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.status import JobStatus
+from shoal.jobs.submission import fingerprint
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.artifact_claims import Claim

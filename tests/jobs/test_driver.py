@@ -38,7 +38,6 @@ from shoal.errors import (
     UnusableGpuError,
 )
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
-from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
@@ -52,6 +51,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.queue_order import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store

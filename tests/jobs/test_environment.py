@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shoal.jobs.fingerprint import fingerprint
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobSpec, credentials, submission
 from shoal.jobs.environment import code, modules, packages
 from shoal.jobs.files import working_folder
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.backends import versions

@@ -16,7 +16,7 @@ from shoal.data.planning import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.prediction import output_files, worker
 from shoal.jobs.prediction.output_files import MARKER, Output
-from shoal.jobs.prediction.planning import plan_files
+from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.training.artifact_claims import Claim
 

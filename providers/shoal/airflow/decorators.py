@@ -128,7 +128,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(self._values(result))
 
     def _values(self, result: JobResult) -> list[Any]:
-        from shoal.distributors.call_values import Response
+        from shoal.distributors.submitted_call import Response
         from shoal.jobs import load_results
 
         assert isinstance(self.spec, Mapping)

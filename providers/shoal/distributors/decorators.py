@@ -28,9 +28,8 @@ from shoal.training.pytorch.request import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.call_values import Returns
     from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
     from shoal.pool.status import PoolStatus
 
 P = ParamSpec("P")

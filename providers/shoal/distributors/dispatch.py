@@ -25,8 +25,7 @@ from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf
-    from shoal.distributors.call_values import Returns
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
 __all__ = ["Call", "check_submit", "function", "is_connected", "prediction", "training", "worker_environment"]
@@ -108,7 +107,7 @@ def function(
         return as_job.function(request, program, pool=pool, returns=returns)
 
     def run_here() -> Any:
-        from shoal.distributors.call_values import Response
+        from shoal.distributors.submitted_call import Response
         from shoal.jobs.files import storage
         from shoal.training.pytorch.engine import run
 

@@ -1,1 +1,0 @@
-"""Metrics by which a new model is compared with the champion and with a constant prediction."""
