@@ -24,8 +24,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import jobs
-from shoal.airflow.base.pool import TaskKilledError
-from shoal.airflow.base.waiting import WorkerLostError
+from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
 from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,

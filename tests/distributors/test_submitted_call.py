@@ -45,8 +45,8 @@ from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
-from shoal.pool.names import is_pool_name
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.names import is_pool_name
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
@@ -316,7 +316,7 @@ def test_a_second_call_waits_until_the_pool_of_the_first_has_released_the_gpus(s
 
     said: list[str] = []
     pauses = SimpleNamespace(monotonic=time.monotonic, sleep=first_ends)
-    monkeypatch.setattr("shoal.pool.backends.local.gpu_turn.time", pauses)
+    monkeypatch.setattr("shoal.pool.backends.local.gpus.time", pauses)
     plain = XGBEstimator(scaling_config=XGBScalingConfig(use_gpu=False)).submit(FRAME, ["x"], "y")
     assert (gpus_of_pool(plain), said) == (0, [])  # it uses no GPU, so it does not wait for one
     second = distributed()(abs).submit(-1)

@@ -49,8 +49,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, engines
 from shoal.state.home import subfolder
-from shoal.state.host import host_id
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig

@@ -5,7 +5,7 @@ A local pool is bound to the host on which it was started: only that host can st
 
 from __future__ import annotations
 
-from shoal.state.host import host_id, hostname
+from shoal.state.process import host_id, hostname
 from shoal.state.schema import Pool
 
 ANYWHERE = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from shoal.state.host import hostname
+from shoal.state.process import hostname
 
 _JOB = "job:"
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from shoal.jobs import ids
 from shoal.jobs.environment import code, packages
-from shoal.state.home import lock_file, subfolder
-from shoal.state.locks import file_lock
+from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.context import say
 from shoal.training.host import imports
 from shoal.training.run_config import RunConfig

@@ -31,8 +31,7 @@ from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
-from shoal.pool.journal.ended_jobs import end_job
-from shoal.pool.journal.lease_limits import SPENT_ADVICE
+from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
-from shoal.state.home import subfolder
-from shoal.state.locks import file_lock
+from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
 from shoal.training.mlflow.experiments import experiment_id

@@ -46,7 +46,7 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 if TYPE_CHECKING:
-    from shoal.pool.backends.ray.preflight import Finding
+    from shoal.pool.backends.base import Finding
 
 log = logging.getLogger("shoal.pool")
 

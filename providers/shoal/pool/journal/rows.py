@@ -17,8 +17,7 @@ from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import job_of
 from shoal.pool.journal import clock, usage
 from shoal.pool.snapshot import Snapshot
-from shoal.state.host import hostname
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, hostname
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,
