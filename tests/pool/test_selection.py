@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool.selection import which_pool
 from shoal.pool.names import is_pool_name, pool_name_of
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId, host_id, hostname

@@ -21,8 +21,8 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.selection import which_pool
 from shoal.pool.names import is_pool_name, pool_name_of
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.state import Store

@@ -43,8 +43,8 @@ from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
-from shoal.pool.selection import which_pool
 from shoal.pool.names import is_pool_name
+from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
 from shoal.state import Store
