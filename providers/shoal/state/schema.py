@@ -369,7 +369,8 @@ class Job(Base):
     """Time at which the result was first returned to a caller. None before."""
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))
-    """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
+    """SHA-256 of the file `results.pkl`, which contains the return values of a function job. For a boosting job that
+    records an MLflow run: digest of the files of its saved training, also if the attempt has failed later."""
     error: Mapped[str | None] = mapped_column(_Text)
     error_is_permanent: Mapped[bool | None]
     """Whether a further attempt would fail in the same way. None if the attempt has not failed."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
@@ -147,7 +147,8 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     claim, folder = place.claim(), artifacts.folder(key, location)
     artifacts.check(folder, claim, location)
     if tracked:
-        tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
+        with before_work(tracked.uri, place.environment):
+            tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     program, root = _program(spec), storage.root(location)
     with _Sender(tracked) as sender:
         answer = run(

@@ -29,7 +29,7 @@ from shoal.jobs import credentials
 from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, before_work
 from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.driver.step_times import Stopwatch
@@ -136,8 +136,8 @@ class Driver:
     def run(self) -> int:
         """Run the attempt until it has ended, and return the exit code for this process.
 
-        The end of the attempt is stored before the clean-up, and errors in the clean-up are only printed. The last step
-        starts the next waiting job of the pool, which now has room.
+        The end of the attempt is stored first. Then the next waiting job of the pool has room and is started, before
+        the clean-up, which may wait for MLflow. Errors in the clean-up are only printed.
         """
         self._heartbeats.start()
         end = self._until_end()
@@ -146,6 +146,9 @@ class Driver:
         self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
+        if stored:
+            with _logged("the next job that waits for the pool could not be started"):
+                rounds.start_next(self._store, self._job.pool)
         # Not earlier, because workers may inherit the variable, and user code in them keeps MLflow's own patience.
         job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
@@ -164,9 +167,6 @@ class Driver:
         with _logged(f"the MLflow run could not be marked {status}"):
             if self._run:
                 self._run.finish(status)
-        if stored:
-            with _logged("the next job that waits for the pool could not be started"):
-                rounds.start_next(self._store, self._job.pool)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
 
     def _until_end(self) -> _End:
@@ -350,11 +350,12 @@ class Driver:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
-        self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
-        attempts.note_run(self._store, self._key, self._run.run_id)
-        print(f"MLflow run: {self._run.link}", flush=True)
-        with _logged("the MLflow run of the previous attempt could not be ended"):
-            self._end_previous_run(self._run)
+        with before_work(self._spec.tracking.uri or job_run.default_uri(), self._spec.run_config.env):
+            self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+            attempts.note_run(self._store, self._key, self._run.run_id)
+            print(f"MLflow run: {self._run.link}", flush=True)
+            with _logged("the MLflow run of the previous attempt could not be ended"):
+                self._end_previous_run(self._run)
 
     def _end_previous_run(self, run: Run) -> None:
         """End the MLflow run of the previous attempt, whose driver may have been killed before it ended the run.

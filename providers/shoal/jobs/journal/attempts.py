@@ -342,6 +342,25 @@ def note_run(store: Store, key: Key, run_id: str) -> None:
         get(session, key).mlflow_run_id = run_id
 
 
+def note_saved(store: Store, key: Key, digest: str) -> None:
+    """Record the digest of the files in which an attempt has saved its training."""
+    with transaction(store, JobStep.NOTE_SAVED) as session:
+        get(session, key).results_digest = digest
+
+
+def saved_before_failure(store: Store, key: Key) -> tuple[Key, str] | None:
+    """Return the newest earlier attempt of a job that has saved its training and failed later, and the digest of its
+    files; None if there is none, or if an attempt after it has succeeded or was cancelled."""
+    query = select(Job.attempt, Job.state, Job.results_digest).where(Job.id == key.job_id, Job.attempt < key.attempt)
+    with store.reading() as session:
+        for attempt, state, digest in session.execute(query.order_by(Job.attempt.desc())):
+            if state is not JobState.FAILED:
+                return None
+            if digest is not None:
+                return Key(key.job_id, attempt), digest
+    return None
+
+
 def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 
@@ -391,7 +410,8 @@ def end(
         if most_submissions is not None and submissions(job) > most_submissions:
             return False
         end_job(session, job, state, now, error=error, error_is_permanent=error_is_permanent)
-        job.result, job.results_digest = result, results_digest
+        # Without a new digest, that of a saved training stays.
+        job.result, job.results_digest = result, results_digest or job.results_digest
         job.progress = progress or job.progress
         if state is JobState.CANCELLED:
             history.record(

@@ -9,8 +9,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,18 @@ def retry_briefly(environment: Mapping[str, str]) -> None:
     retries.
     """
     os.environ.setdefault(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))
+
+
+@contextmanager
+def retrying_briefly(environment: Mapping[str, str]) -> Iterator[None]:
+    """Call `retry_briefly` for the `with` block only. Workers, which inherit variables, keep MLflow's own patience."""
+    given = os.environ.get(_RETRIES)
+    retry_briefly(environment)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_RETRIES]
 
 
 def _opening() -> AbstractContextManager[object]:
