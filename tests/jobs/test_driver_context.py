@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
 from shoal.jobs.driver.function import _Sender
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -49,6 +52,29 @@ def test_metrics_are_kept_while_mlflow_is_away_and_sent_later(
     run.is_away = False
     sender.flush()
     assert [(name, value, step) for name, value, step, _ in run.metrics] == [("loss", 3.0, 1), ("loss", 2.0, 2)]
+
+
+def test_mlflow_that_is_away_before_the_work_fails_the_job_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    for name in ("MAX_RETRIES", "BACKOFF_FACTOR", "BACKOFF_JITTER"):
+        monkeypatch.delenv(f"MLFLOW_HTTP_REQUEST_{name}", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with closing(socket.socket()) as listener:  # a port where no process listens
+        listener.bind(("127.0.0.1", 0))
+        uri = f"http://me:canary@127.0.0.1:{listener.getsockname()[1]}"
+        with (
+            pytest.raises(
+                JobError, match=r"no worker was started, because MLflow at http://\S+ cannot be reached"
+            ) as told,
+            before_work(uri, {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}),
+        ):
+            assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+            mlflow.MlflowClient(uri).search_experiments()
+    assert "canary" not in str(told.value)
+    assert "Check that its server runs and that the tracking URI is right" in str(told.value)
+    # Workers inherit variables, and user code in them keeps MLflow's own number of retries.
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
 class Administrator(io.StringIO):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.parquet import packaged
+from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.listing import list_files
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.driver.context import AttemptContext
@@ -37,8 +38,10 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
         The digests by the name of the input; None if the input may change and shoal would not notice it, as with the
         user's own functions or with files whose write times are not known.
     """
-    files = [[rows] if one == spec.dataset and one.sql else _content(one) for one in spec.inputs()]
-    if spec.fingerprint is None or spec.user_code is not None or None in files:
+    if spec.user_code is not None:
+        return None
+    files = [_content(one) for one in {one.paths: one for one in spec.inputs()}.values()]
+    if None in files:
         return None
     found = {
         "the spec": spec.fingerprint,
@@ -86,14 +89,15 @@ def of_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str
 
 
 def _content(dataset: DatasetSpec) -> Sequence[object] | None:
-    """Return values that differ if the rows of a dataset have changed; None if a change could remain unnoticed."""
-    if dataset.sql is not None:
-        from shoal.data.connector import DataConnector
-
-        return [DataConnector.from_spec(dataset).digest()]
-    if dataset.staging is not None:
-        return []  # the spec's fingerprint contains the digest of staged rows
-    if all(path.startswith(packaged.URI) for path in dataset.paths):
-        return dataset.paths  # they contain the digests of the files
+    """Return values that differ if the files of a dataset have changed; None if a change could remain unnoticed."""
     files = list_files(dataset.paths)
+    # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
+    if dataset.staging is not None or all(path.startswith(packaged.URI) for path in dataset.paths):
+        return [_digest(file.path) for file in files]
     return None if any(file.modified_ns is None for file in files) else files
+
+
+def _digest(path: str) -> str:
+    filesystem, inner = resolve(path)
+    with filesystem.open_input_stream(inner) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -86,9 +86,7 @@ def remove(folder: str, claim: Claim) -> None:
         shutil.rmtree(path)
 
 
-def save(
-    folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, str] | None = None
-) -> tuple[str, str]:
+def save(folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Write the report and the model of a training into the attempt's folder, and return the model's path and the
     digest of both files.
 
