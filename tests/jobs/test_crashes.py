@@ -285,8 +285,9 @@ def test_killed(stage, operation, point):
         assert result.attempt == before.attempt
     if stage.tracked:
         check_champion(stage, result)
-        saved = point == "after note-saved" or point.partition(" ")[2] in PROMOTING
-        assert ("not trained again: attempt 1 has saved" in log_path(Key(JOB_ID, result.attempt)).read_text()) is saved
+        saved = point == "after note-saved" or point.partition(" ")[2] in (*PROMOTING, END)
+        log = log_path(Key(JOB_ID, result.attempt)).read_text()
+        assert ("not trained again: attempt 1 has saved" in log) is (saved and result.attempt == 2)
 
 
 def check_champion(stage: Stage, result: JobResult) -> None:

@@ -288,6 +288,8 @@ class TestDriver:
 
     def test_the_next_job_starts_before_the_end_of_the_mlflow_run_is_tried(self, store, spec, head, monkeypatch):
         """A driver may try for minutes if MLflow is away."""
+        import mlflow
+
         monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda *_, **__: head.endpoint)
         add_node(store, cpus=1)
         started_before_the_end: list[str] = []
@@ -306,7 +308,10 @@ class TestDriver:
         monkeypatch.setattr(Run, "log_values", unanswered)
         monkeypatch.setattr(Run, "finish", unanswered)
 
-        assert drive(store, spec)[0] == 1
+        try:
+            assert drive(store, spec)[0] == 1
+        finally:
+            mlflow.end_run()
 
         assert started_before_the_end == ["next-1"] * 2, log()
 
