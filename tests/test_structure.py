@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,22 @@ def test_paths_in_the_guides_for_developers_exist(page: str):
     known = [path for path in paths if "NAME" not in path]
     missing = [path for path in known if not any((start / path).exists() for start in (PACKAGE, ROOT))]
     assert missing == [], f"{page} names files that do not exist"
+
+
+def test_every_program_that_code_and_guides_start_exists():
+    texts = {
+        path: path.read_text()
+        for folder in ("providers", "docs", "docker")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".md", ".yaml", ".yml", ".sh")
+    }
+    texts |= {path: path.read_text() for path in (ROOT / "Makefile", ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
+    programs = {
+        (program.rstrip("."), path)
+        for path, text in texts.items()
+        for program in re.findall(r"""-m["']?,?\s+["']?(shoal[\w.]*)""", text)
+    }
+
+    assert len(programs) > 10
+    missing = {program: path for program, path in programs if find_spec(program) is None}
+    assert not missing

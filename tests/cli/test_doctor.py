@@ -137,7 +137,7 @@ def test_what_sweep_cannot_end_is_a_failure(shoal, monkeypatch):
 def test_a_reconciler_that_is_stopped_is_mentioned(shoal, fresh_home, a_pool):
     environment = {**os.environ, "SHOAL_HOME": str(fresh_home)}
     with subprocess.Popen(
-        [sys.executable, "-c", "input()", "shoal.pool.reconciler"], env=environment, stdin=subprocess.PIPE
+        [sys.executable, "-c", "input()", "shoal.reconciler"], env=environment, stdin=subprocess.PIPE
     ) as process:
         try:
             assert by_name(shoal("doctor", "--json"))["reconciler"]["found"] == f"runs, pid {process.pid}"

@@ -14,10 +14,11 @@ from shoal import jobs
 from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile import watch
+from shoal.jobs.reconcile.watch import LostJobs, SilentJobs
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
-from shoal.pool.reconcile import background_process, silent_jobs
-from shoal.pool.reconcile.silent_jobs import SilentJobs
+from shoal.pool.reconcile import background_process
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
@@ -41,7 +42,7 @@ def dead() -> dict[str, Any]:
 @pytest.fixture
 def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
-    monkeypatch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
     began = stamps.monotonic()
     monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
     token_path(POOL).write_text(TOKEN)
@@ -160,10 +161,10 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
 @pytest.mark.processes
 def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(silent_jobs, "JOB_SILENT_AFTER", 0.0)
+    monkeypatch.setattr(watch, "JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
 
-    running = threading.Thread(target=background_process.run, daemon=True)
+    running = threading.Thread(target=background_process.run, args=(LostJobs().look,), daemon=True)
     running.start()
 
     wait_until(lambda: state(headed, key) is JobState.FAILED, "the job to be settled", 120)
@@ -174,10 +175,10 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
 
 @pytest.mark.processes
 def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(silent_jobs, "WAITING_JOB_SILENT_AFTER", 0.0)
+    monkeypatch.setattr(watch, "WAITING_JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
 
-    running = threading.Thread(target=background_process.run, daemon=True)
+    running = threading.Thread(target=background_process.run, args=(LostJobs().look,), daemon=True)
     running.start()
 
     wait_until(lambda: key.submission_id in head.jobs, "the job to be started", 120)

@@ -16,13 +16,14 @@ from sqlalchemy import select, update
 from shoal import history, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
-from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, settle, submission
+from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.capacity import DRIVER_BYTES, Gang
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
+from shoal.jobs.reconcile import settle
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.reconcile.target import Target
 from shoal.pool.api import ComputePool
@@ -234,7 +235,7 @@ def test_a_run_that_is_cleaned_up_leaves_the_queue(queue, monkeypatch):
 
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
-    monkeypatch.setattr("shoal.jobs.settle._AT_ONCE", 1)
+    monkeypatch.setattr("shoal.jobs.reconcile.settle._AT_ONCE", 1)
     queue.submit("first")
     attempts.start(queue.store, Key("first", 1), ProcessId.mine().to_json(), queue.now)
     for name, holder in (("second", "airflow:other/run"), ("third", "airflow:dag/run")):
@@ -290,7 +291,7 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
 
 
 def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch):
-    monkeypatch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
     queue.submit("first")
     second = queue.submit("second")
     pool = ComputePool(POOL, holder="airflow:dag/run", store=queue.store, clock=lambda: queue.now)

@@ -263,7 +263,7 @@ def reconcilers() -> Iterator[ProcessId]:
         try:
             if (
                 name.isdigit()
-                and b"shoal.pool.reconciler" in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                and b"shoal.reconciler" in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
                 and mine in Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
                 and (process := ProcessId.of(int(name)))
             ):

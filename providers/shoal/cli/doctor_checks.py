@@ -329,7 +329,7 @@ def _reconciler_process() -> tuple[int, bool] | None:
 
     for process in psutil.process_iter():
         try:
-            if "shoal.pool.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
+            if "shoal.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
                 return int(process.pid), process.status() == psutil.STATUS_STOPPED
         except psutil.Error:  # the process has ended, or belongs to another user, so it is not this user's reconciler
             continue

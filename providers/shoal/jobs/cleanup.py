@@ -19,7 +19,7 @@ from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.retention import prune_models
-from shoal.jobs.settle import settle_jobs
+from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import python_holder

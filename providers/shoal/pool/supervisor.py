@@ -24,7 +24,7 @@ from shoal.pool.backends.local import gpus, node_start, processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.node_start import Load, Member, load_node
 from shoal.pool.journal.steps import JournalStep, transaction
-from shoal.pool.reconciler import ensure_running
+from shoal.pool.reconcile.background_process import ensure_running
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import (
     DRAIN_GRACE,

@@ -135,19 +135,3 @@ after connecting, but on a busy machine the client may have to wait for CPU time
 
 RAY_RPC_TIMEOUT = 5.0
 """Time limit of one request of a supervisor to the GCS of its Ray cluster. The answer normally takes milliseconds."""
-
-JOB_SILENT_AFTER = 30.0
-"""Seconds without a change in a job's row after which the job counts as silent (possibly lost). A driver (the process
-that runs the job) changes the row every 5 s, and a submission takes up to 15 s, so healthy jobs stay below this
-limit."""
-
-WAITING_JOB_SILENT_AFTER = 45.0
-"""Seconds that a job may wait in the queue of its pool before it counts as silent (possibly lost). If a process on this
-host waits for the job's result, that process starts the job sooner."""
-
-SILENT_JOBS_PERIOD = 10.0
-"""Seconds between two checks for jobs whose rows in the database no longer change."""
-
-LOST_JOBS_PERIOD = 60.0
-"""Shortest time in seconds between two starts of the command that asks heads about jobs that may be lost. A head that
-does not answer needs some time to recover, so more frequent requests would be useless."""

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.ray
 def attached_pool(static_cluster) -> Iterator[ComputePool]:
     """One pool for several tests, in a home of its own."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.reconciler.ensure_running", lambda: None)
+        patch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
         patch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
         pool = ComputePool(static_cluster.uri(max_nodes=4)).up()
         yield pool

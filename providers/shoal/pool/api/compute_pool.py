@@ -21,7 +21,6 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.pool import reconciler
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
@@ -32,6 +31,7 @@ from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
 from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
+from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.selection import which_pool
@@ -168,7 +168,7 @@ class ComputePool:
                 self._record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:
                 return
-        reconciler.ensure_running()
+        background_process.ensure_running()
         self._waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False) -> None:
@@ -358,7 +358,7 @@ class ComputePool:
         if not here:
             return released > 0
         reconcile(self._store, self.name, clock=self._clock)
-        reconciler.ensure_running()
+        background_process.ensure_running()
         self._waiting.until_down()
         return released > 0
 
@@ -379,7 +379,7 @@ class ComputePool:
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
             self._record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
-        reconciler.ensure_running()
+        background_process.ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
@@ -435,7 +435,7 @@ class ComputePool:
         """
         with transaction(self._store, JournalStep.WITHDRAW) as session:
             withdrawn = withdraw(session, operation_id, reason, self._clock())
-        reconciler.ensure_running()
+        background_process.ensure_running()
         return withdrawn
 
     def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
@@ -534,7 +534,7 @@ class ComputePool:
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.retire(session, self.name, node, within_s, self._clock())
             self._record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
-        reconciler.ensure_running()
+        background_process.ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
@@ -566,7 +566,7 @@ class ComputePool:
             after = lease_limits.quota_text(pool, storable(team))
             self._record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
-            reconciler.ensure_running()
+            background_process.ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return the node-seconds that the leases and jobs of each holder have used, sorted from most to least.
@@ -680,7 +680,7 @@ class ComputePool:
                 except PoolStoppingError:
                     operation_id = ""
                     self._waiting.until_down(on_progress)
-            reconciler.ensure_running()
+            background_process.ensure_running()
             self._operation_id = operation_id
             if not is_async:
                 patience = operation.deadline - operation.created_at

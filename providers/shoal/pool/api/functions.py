@@ -12,13 +12,13 @@ from sqlalchemy import select
 
 from shoal import history
 from shoal.errors import InvalidArgumentError
-from shoal.pool import reconciler
 from shoal.pool.api.compute_pool import ComputePool
 from shoal.pool.backends import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
 from shoal.pool.names import pool_name_of
+from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import ScaleOptions, checked_size
@@ -152,5 +152,5 @@ def sweep_nodes(store: Store) -> list[str]:
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
-        reconciler.ensure_running()
+        background_process.ensure_running()
     return did

@@ -1,5 +1,5 @@
 """The background process that starts and ends the nodes of this host's pools while any pool is up: the reconciler
-(``python -m shoal.pool.reconciler``).
+(``python -m shoal.reconciler``).
 
 The reconciler completes asynchronous operations, keeps MIN_NODES nodes running, replaces dead nodes, expires leases,
 and takes idle pools down. A file lock ensures that only one reconciler runs per host, ``SHOAL_HOME`` and store. If the
@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,11 +24,9 @@ from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here
-from shoal.pool.journal import rows
 from shoal.pool.journal.retention import RETENTION_PERIOD, retain
 from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.silent_jobs import SilentJobs
-from shoal.pool.timeouts import LOST_JOBS_PERIOD, RECONCILE_PERIOD, SILENT_JOBS_PERIOD, STORE_PATIENCE
+from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE
 from shoal.state import Store
 from shoal.state.home import lock_file, subfolder
 from shoal.state.locks import open_locked
@@ -35,9 +34,11 @@ from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
-_SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.settle"]
-"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. The command runs in
-a separate process, because `shoal.pool` must not import `shoal.jobs`, and because a head may take 30 s to answer."""
+COMMAND = [sys.executable, "-m", "shoal.reconciler"]
+
+Watch = Callable[[Store, list[str]], None]
+"""Function that is called in every round with the names of the pools, such as the check for lost jobs: `shoal.pool`
+must not import `shoal.jobs`."""
 
 _MOST_AT_ONCE = 32
 """Largest number of pools that are reconciled at the same time. Each pool has its own thread, so that a cluster that
@@ -49,7 +50,15 @@ def lock_path() -> Path:
     return lock_file("reconciler")
 
 
-def run() -> None:
+def ensure_running() -> None:
+    """Start the reconciler of this ``SHOAL_HOME`` and store, unless it is already running."""
+    with open_locked(lock_path(), wait=False) as free:
+        if not free:
+            return
+    spawn_detached(COMMAND, env=inherited_environment(), log=log_path())
+
+
+def run(watch: Watch) -> None:
     """Reconcile this host's pools (start their missing nodes and end their surplus nodes) until no pool needs a
     reconciler."""
     if not Path(os.environ["SHOAL_HOME"]).exists():
@@ -63,7 +72,7 @@ def run() -> None:
             if not mine:
                 return
             try:
-                _reconcile_all(store, lock)
+                _reconcile_all(store, lock, watch)
             except _Ended as ended:
                 log.warning("%s: this reconciler ends; the next request or any node starts another one", ended)
                 return
@@ -78,14 +87,13 @@ class _Ended(Exception):
     """Signal that this reconciler has to end, although pools may still need a reconciler. The message is the reason."""
 
 
-def _reconcile_all(store: Store, lock: Path) -> None:
+def _reconcile_all(store: Store, lock: Path, watch: Watch) -> None:
     """Reconcile every pool of this host (start its missing nodes and end its surplus nodes) again and again, until no
     pool needs a reconciler.
     """
     telemetry.follow_nodes(lambda: _node_counts(store))
     rounds: dict[str, Future[None]] = {}
     retained_at: dict[str, float] = {}
-    lost_jobs = _LostJobCheck(store)
     locked = lock.stat()
     answered_at = time.monotonic()
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
@@ -106,47 +114,8 @@ def _reconcile_all(store: Store, lock: Path) -> None:
                 if tidy:
                     retained_at[name] = now
                 rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
-            lost_jobs.look(names or [])
+            watch(store, names or [])
             time.sleep(RECONCILE_PERIOD)
-
-
-class _LostJobCheck:
-    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the command
-    ``shoal.jobs.settle``, which asks the pools' heads about these jobs.
-
-    Args:
-        store: The state store.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._silent = SilentJobs()
-        self._look_at = self._settle_at = 0.0
-
-    def look(self, names: list[str]) -> None:
-        """Check the jobs of the given pools. If the row of a job no longer changes, the job may be lost. In this case,
-        start the command ``shoal.jobs.settle``, which asks the pools' heads whether such jobs still run.
-
-        The jobs are checked at most every 10 s, and the command is started at most every 60 s.
-        """
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + SILENT_JOBS_PERIOD
-        try:
-            with self._store.reading() as session:
-                silent = self._silent.among(rows.unfinished_jobs(session, names))
-            if silent and now >= self._settle_at:
-                self._settle_at = now + LOST_JOBS_PERIOD
-                log.info(
-                    "the rows of jobs %s no longer change: asking the heads of their pools",
-                    ", ".join(job.id for job in silent),
-                )
-                spawn_detached(_SETTLE_COMMAND, env=inherited_environment(), log=log_path())
-        except StoreError as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("the check for lost jobs failed; it is repeated in %.0f s", SILENT_JOBS_PERIOD)
 
 
 def log_path() -> Path:

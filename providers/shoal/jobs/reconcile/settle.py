@@ -1,4 +1,4 @@
-"""Record the end of lost jobs, and start jobs that wait for room: ``python -m shoal.jobs.settle``.
+"""Record the end of lost jobs, and start jobs that wait for room: ``python -m shoal.jobs.reconcile.settle``.
 
 The reconciler starts this program when a job's row in the store has not changed for some time. The reconciler itself
 sends no requests to the heads of pools. The program ends when no job waits for room. A driver that has ended its job

@@ -3,12 +3,56 @@ asks the pools' heads whether the jobs still run."""
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 
-from shoal.pool.timeouts import JOB_SILENT_AFTER, WAITING_JOB_SILENT_AFTER
+from shoal.errors import StoreError
+from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
+from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.processes import spawn_detached
+from shoal.pool.journal import rows
+from shoal.pool.reconcile.background_process import log_path
+from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
+
+log = logging.getLogger("shoal.reconciler")
+
+_SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.reconcile.settle"]
+"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. It is a separate
+process because a head may take 30 s to answer."""
+
+
+class LostJobs:
+    """Periodic check for jobs that may be lost. If there are such jobs, the check starts the program `settle`, which
+    asks the pools' heads about them."""
+
+    def __init__(self) -> None:
+        self._silent = SilentJobs()
+        self._look_at = self._settle_at = 0.0
+
+    def look(self, store: Store, pools: list[str]) -> None:
+        """Check the jobs of the given pools, at most every 10 s, and start the program `settle`, at most every 60 s."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + SILENT_JOBS_PERIOD
+        try:
+            with store.reading() as session:
+                silent = self._silent.among(rows.unfinished_jobs(session, pools))
+            if silent and now >= self._settle_at:
+                self._settle_at = now + LOST_JOBS_PERIOD
+                log.info(
+                    "the rows of jobs %s no longer change: asking the heads of their pools",
+                    ", ".join(job.id for job in silent),
+                )
+                spawn_detached(_SETTLE_COMMAND, env=inherited_environment(), log=log_path())
+        except StoreError as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("the check for lost jobs failed; it is repeated in %.0f s", SILENT_JOBS_PERIOD)
 
 
 class SilentJobs:
