@@ -10,7 +10,8 @@ from typing import Any
 from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import attempts, metric_series
+from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import ending, look
 from shoal.jobs.reconcile.polling import bounded_pause, pause_after
@@ -210,6 +211,18 @@ class JobHandle:
         if follow:
             return self._follow(None)
         return self.log_follower().lines(ended=True)
+
+    def metrics(self) -> list[MetricPoint]:
+        """Return the metrics of the training so far, by step: of each boosting round, or those that a function has
+        logged.
+
+        The driver stores new metrics every 5 s. An attempt that repeats steps of an earlier one replaces these steps.
+        The series has at most 100,000 points and 200 names an attempt. Usage of CPUs and memory is only in MLflow.
+
+        Raises:
+            StoreError: The state store cannot be used.
+        """
+        return metric_series.read(self._store, self._key)
 
     def log_follower(self, position: int = 0) -> LogFollower:
         """Return a reader of the job's log that returns only new lines at each call.

@@ -111,6 +111,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         init_model=content,
         env=place.environment,
         on_progress=place.on_progress,
+        metrics=place.metrics,
         keep_gpu_choice=place.keep_gpu_choice,
     )
     workers = trained.workers
@@ -126,7 +127,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     uri = path
     if run:
         with saved_before(path):
-            run.log_rounds(trained.eval_results)
+            place.metrics.flush()
             run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
         sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()

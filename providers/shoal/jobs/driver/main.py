@@ -32,12 +32,14 @@ from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
+from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
@@ -126,7 +128,9 @@ class Driver:
         self._key = Key(job.id, job.attempt)
         self._spec = spec
         self._secrets = secrets
-        self._heartbeats = HeartbeatThread(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._metrics = MetricSeries(self._key)
+        limits = spec.run_config
+        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
         self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
@@ -158,6 +162,8 @@ class Driver:
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
+        with _logged("not all metrics could be sent to MLflow"):
+            self._metrics.flush()
         with _logged("the node-seconds could not be logged to MLflow"):
             if self._run and (node_seconds := self._node_seconds()) is not None:
                 self._run.log_values({_NODE_SECONDS: node_seconds})
@@ -290,6 +296,7 @@ class Driver:
                 result=result,
                 results_digest=end.results_digest,
                 progress=self._heartbeats.progress,
+                within=self._metrics.write,
             ):
                 return True
             # The row already contains a final state. If it is the same state that this call wants to write, an earlier
@@ -316,6 +323,7 @@ class Driver:
             self._tags(),
             environment,
             keep,
+            self._metrics,
             self._free_room,
             begun=self._begun,
             stopwatch=self._stopwatch,
@@ -352,6 +360,7 @@ class Driver:
             return
         self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
         attempts.note_run(self._store, self._key, self._run.run_id)
+        self._metrics.feed = MlflowFeed(self._run)
         print(f"MLflow run: {self._run.link}", flush=True)
         with _logged("the MLflow run of the previous attempt could not be ended"):
             self._end_previous_run(self._run)
@@ -362,10 +371,10 @@ class Driver:
         The process that found the killed driver cannot end the run, because only drivers have MLflow and its
         credentials.
         """
-        previous = attempts.previous_run(self._store, self._key)
-        if previous is not None:
-            run_id, state = previous
-            run.end_other(run_id, _RUN_STATUS[state])
+        previous = attempts.previous(self._store, self._key)
+        if previous is not None and previous.mlflow_run_id:
+            points = metric_series.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
+            run.end_other(previous.mlflow_run_id, _RUN_STATUS[previous.state], points[previous.metrics_in_mlflow :])
 
     def _tags(self) -> dict[str, str]:
         return {
