@@ -190,5 +190,3 @@ def test_a_failed_training_has_the_metrics_of_its_rounds_everywhere(
     client = mlflow.MlflowClient(tracking)
     logged = client.get_metric_history(job.status().mlflow_run_id, f"eval-{name}")
     assert [each.value for each in sorted(logged, key=lambda each: each.step)] == pytest.approx(expected)
-        (point.step, point.values[f"eval-{name}"]) for point in points
-    ]

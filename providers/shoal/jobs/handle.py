@@ -11,6 +11,7 @@ from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnrea
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import ending, look
@@ -127,7 +128,7 @@ class JobHandle:
         """
         self._supplies.secrets = secrets or self._supplies.secrets
         while self.needs_credentials:
-            if self._waiter.round().is_waiting and not while_queued:
+            if is_waiting(self._waiter.round()) and not while_queued:
                 return False
             self.target.sleep(SHORTEST_PAUSE_S, None)
         return True
@@ -297,11 +298,11 @@ class JobHandle:
             try:
                 if self.target.monotonic() >= head_check:
                     job = self._waiter.round()
-                    wait_s = self._waiter.turn_check_s if job.is_waiting else HEAD_CHECK_S
+                    wait_s = self._waiter.turn_check_s if is_waiting(job) else HEAD_CHECK_S
                     head_check = self.target.monotonic() + wait_s
                 else:
                     job = self._waiter.poll()
-                if with_log and job.is_waiting and self.place is not None and self.place != shown:
+                if with_log and is_waiting(job) and self.place is not None and self.place != shown:
                     shown = self.place
                     yield f"waiting for room on pool {self.pool}: {shown}"
                 ended = job.state in JOB_ENDED
@@ -319,7 +320,7 @@ class JobHandle:
                     return
                 away_since = None
                 waited = self.target.monotonic() - started
-                pause = bounded_pause(self._waiter.turn_check_s) if job.is_waiting else pause_after(waited)
+                pause = bounded_pause(self._waiter.turn_check_s) if is_waiting(job) else pause_after(waited)
             except StoreUnreachableError as error:
                 # The job goes on while this process cannot reach the store. The driver also retries for
                 # `STORE_PATIENCE` seconds.

@@ -383,11 +383,6 @@ class Job(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the attempt waits in its pool's queue, and was not yet sent to the pool's head node."""
-        return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
-
 
 class JobMetrics(Base):
     """A part of an attempt's series of metrics: some hundred points, which the driver adds with its heartbeats.

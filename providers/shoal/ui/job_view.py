@@ -14,6 +14,7 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.results import JobResult
 from shoal.jobs.status import JobStatus
@@ -116,7 +117,7 @@ def phases_of(line: JobLine, now: float) -> list[Phase]:
     admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
     bounds = [
         ("waiting for room", line.queued_at or line.created_at, admitted if line.queued_at else line.created_at),
-        ("starting", line.admitted_at or (None if line.is_waiting else line.created_at), line.started_at or end),
+        ("starting", line.admitted_at or (None if is_waiting(line) else line.created_at), line.started_at or end),
         ("running", line.started_at, end),
     ]
     parts = [(name, max(0.0, until - since)) for name, since, until in bounds if since is not None]
@@ -192,7 +193,7 @@ def _finite(value: float) -> float | None:
 def _log(store: Store, line: JobLine, logs: BackgroundReader[tuple[str, str | None]]) -> tuple[str, str | None]:
     """Return the end of an attempt's log, or the reason why there is none. A log that is not on this machine comes from
     the pool's head, which may not answer, so a thread asks for this log."""
-    if line.is_waiting:
+    if is_waiting(line):
         return "", "no line was written yet"
     if log_path(line.key).exists():
         return _log_end(store, line)

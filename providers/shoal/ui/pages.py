@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.history import Entry, read
 from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.journal.stages import is_waiting
 from shoal.links import dashboard_link, run_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
@@ -232,7 +233,7 @@ def state_of(job: JobLine) -> str:
     """Return the state of a job for the page. A pending job is shown as waiting (for room on the pool) or as
     starting."""
     if job.state is JobState.PENDING:
-        return "waiting" if job.is_waiting else "starting"
+        return "waiting" if is_waiting(job) else "starting"
     return job.state.value
 
 

@@ -27,6 +27,7 @@ from shoal.errors import (
     StoreError,
 )
 from shoal.jobs import ids
+from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
@@ -327,7 +328,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
     """
     with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
-        if job is None or job.state is not JobState.PENDING:
+        if job is None or not may_become(job, Stage.RUNNING):
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
         job.driver_key = job.sealed_credentials = None
