@@ -57,8 +57,9 @@ from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.progress import OnProgress, Progress
+from shoal.training.progress import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
@@ -87,13 +88,16 @@ def plain_lightgbm(request: TrainRequest, **_: object) -> TrainResult:
     )
 
 
-def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
+def plain_xgboost(request: TrainRequest, metrics: MetricSink | None = None, **_: object) -> TrainResult:
     import xgboost
 
     data = DataConnector.from_spec(request.dataset).to_pandas()
     matrix = xgboost.DMatrix(data[list(request.input_cols)], data[request.label_col])
     evals: dict[str, dict[str, list[float]]] = {}
     model = xgboost.train(request.params, matrix, request.n_estimators, evals=[(matrix, "eval")], evals_result=evals)
+    for step, values in enumerate(by_round(evals)):
+        if metrics:
+            metrics.log(0, values, step)
     stats = WorkerStats(
         rank=0,
         node="n",

@@ -8,6 +8,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.stages import Stage, stage_of
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.reconcile import ending, rounds
 from shoal.jobs.reconcile.decide import End
@@ -41,7 +42,7 @@ def take_over(
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
             _leave(target, job, task)
-        elif job.state is JobState.PENDING and job.queued_at is None:
+        elif stage_of(job) is Stage.UNQUEUED:
             _leave_unqueued(target, job, fingerprint)
         else:
             found = _joined(target, job, task, secrets_of, detach=detach)

@@ -29,6 +29,7 @@ from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.jobs.reconcile import ending, rounds, sending
 from shoal.jobs.reconcile.decide import End
@@ -377,7 +378,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)
-    places = job_queue.places(store) if any(job.is_waiting for job in found) else {}
+    places = job_queue.places(store) if any(is_waiting(job) for job in found) else {}
     keys = [Key(job.id, job.attempt) for job in found]
     used = attempts.node_seconds(store, keys, time.time())
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]

@@ -14,6 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, load_training
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -51,7 +52,7 @@ def fail_after_saving(store: Store, spec: JobSpec) -> None:
         raise ConnectionError("MLflow is away")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Run, "log_rounds", fail)
+        patched.setattr(MetricSeries, "flush", fail)
         code, job = drive(store, spec)
     assert (code, job.state) == (1, JobState.FAILED), log()
     assert "its model is saved in " in str(job.error)
@@ -252,7 +253,7 @@ def test_an_attempt_trains_after_one_that_has_succeeded_or_was_cancelled(store, 
 
     with pytest.MonkeyPatch.context() as patched:
         if last is JobState.CANCELLED:
-            patched.setattr(Run, "log_rounds", stopped)
+            patched.setattr(MetricSeries, "flush", stopped)
         drive(store, spec)
     assert attempts.state(store, FIRST) is last
     if last is JobState.SUCCEEDED:

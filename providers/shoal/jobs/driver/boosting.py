@@ -27,6 +27,7 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
+from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import forget_lean, import_lean
 
@@ -111,6 +112,9 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
     if trained is None:
         trained = _train(spec, place, user_code, content)
+    else:
+        for step, values in enumerate(by_round(trained.eval_results)):
+            place.metrics.log(0, values, step)
     place.on_trained()
     path, digest = artifacts.save(folder, claim, trained, inputs)
     if inputs:
@@ -121,7 +125,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     uri = path
     if run:
         with saved_before(path):
-            run.log_rounds(trained.eval_results)
+            place.metrics.flush()
             run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
         sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
@@ -176,6 +180,7 @@ def _train(spec: JobSpec, place: AttemptContext, user_code: UserCode, init_model
         init_model=init_model,
         env=place.environment,
         on_progress=place.on_progress,
+        metrics=place.metrics,
         keep_gpu_choice=place.keep_gpu_choice,
     )
     place.stopwatch.worked(

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from shoal.errors import JobError, RegistryError, ShoalError
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -88,6 +89,7 @@ class AttemptContext:
         tags: MLflow tags that name the job, attempt, pool and holder.
         environment: Environment variables for the workers, which get them as arguments of their Ray actors.
         on_progress: Function that takes the training's latest progress, to store it in the job's row.
+        metrics: Series of the attempt's metrics, in the store and in MLflow.
         on_trained: Function to call when the workers have finished and only work for the driver remains. The function
             ends the workers and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
@@ -100,6 +102,7 @@ class AttemptContext:
     tags: dict[str, str]
     environment: dict[str, str] = field(repr=False)
     on_progress: OnProgress
+    metrics: MetricSeries
     on_trained: Callable[[], None]
     begun: float = field(default_factory=time.monotonic)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

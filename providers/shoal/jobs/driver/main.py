@@ -32,18 +32,20 @@ from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext, before_work
 from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
+from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
+from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
@@ -126,7 +128,9 @@ class Driver:
         self._key = Key(job.id, job.attempt)
         self._spec = spec
         self._secrets = secrets
-        self._heartbeats = HeartbeatThread(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._metrics = MetricSeries(self._key)
+        limits = spec.run_config
+        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
         self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
@@ -161,13 +165,23 @@ class Driver:
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
-        with _logged("the node-seconds could not be logged to MLflow"):
-            if self._run and (node_seconds := self._node_seconds()) is not None:
-                self._run.log_values({_NODE_SECONDS: node_seconds})
-        with _logged(f"the MLflow run could not be marked {status}"):
-            if self._run:
-                self._run.finish(status)
+        if self._run:
+            self._end_run(self._run, status)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
+
+    def _end_run(self, run: Run, status: str) -> None:
+        """Send the last metrics to the MLflow run, and end it."""
+        try:
+            self._metrics.close()
+        except Exception as error:
+            print(f"not all metrics could be sent to the MLflow run: {error}", flush=True)
+            if is_unreachable(error):
+                return  # the next requests would wait for a minute each, too
+        with _logged("the node-seconds could not be logged to MLflow"):
+            if (node_seconds := self._node_seconds()) is not None:
+                run.log_values({_NODE_SECONDS: node_seconds})
+        with _logged(f"the MLflow run could not be marked {status}"):
+            run.finish(status)
 
     def _until_end(self) -> _End:
         """Run the attempt until it ends or a SIGTERM stops it. Then ignore further SIGTERMs, and return the attempt's
@@ -290,6 +304,7 @@ class Driver:
                 result=result,
                 results_digest=end.results_digest,
                 progress=self._heartbeats.progress,
+                within=self._metrics.write,
             ):
                 return True
             # The row already contains a final state. If it is the same state that this call wants to write, an earlier
@@ -316,6 +331,7 @@ class Driver:
             self._tags(),
             environment,
             keep,
+            self._metrics,
             self._free_room,
             begun=self._begun,
             stopwatch=self._stopwatch,
@@ -353,6 +369,7 @@ class Driver:
         with before_work(self._spec.tracking.uri or job_run.default_uri(), self._spec.run_config.env):
             self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
             attempts.note_run(self._store, self._key, self._run.run_id)
+            self._metrics.feed = MlflowFeed(self._run)
             print(f"MLflow run: {self._run.link}", flush=True)
             with _logged("the MLflow run of the previous attempt could not be ended"):
                 self._end_previous_run(self._run)
@@ -363,10 +380,10 @@ class Driver:
         The process that found the killed driver cannot end the run, because only drivers have MLflow and its
         credentials.
         """
-        previous = attempts.previous_run(self._store, self._key)
-        if previous is not None:
-            run_id, state = previous
-            run.end_other(run_id, _RUN_STATUS[state])
+        previous = attempts.previous(self._store, self._key)
+        if previous is not None and previous.mlflow_run_id:
+            points = metric_series.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
+            run.end_other(previous.mlflow_run_id, _RUN_STATUS[previous.state], points[previous.metrics_in_mlflow :])
 
     def _tags(self) -> dict[str, str]:
         return {

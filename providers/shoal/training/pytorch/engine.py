@@ -23,10 +23,10 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
-from shoal.training.progress import OnProgress
+from shoal.training.progress import MetricSink, OnProgress
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
-from shoal.training.pytorch.logged_metrics import Metrics, OnMetrics
+from shoal.training.pytorch.logged_metrics import Metrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
 from shoal.training.pytorch.scaling import lay_out
@@ -41,7 +41,7 @@ def run(
     claim: Claim,
     location: str,
     env: Mapping[str, str] | None = None,
-    on_metrics: OnMetrics | None = None,
+    sink: MetricSink | None = None,
     on_progress: OnProgress | None = None,
     on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
     on_node: Callable[[str, dict[str, float]], None] | None = None,
@@ -70,7 +70,7 @@ def run(
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
     claim.check(checkpoints.folder, shared=location)
-    metrics = Metrics(on_metrics, on_progress)
+    metrics = Metrics(sink, on_progress)
     attempts = _Run(
         request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, on_node, began
     )
@@ -155,6 +155,7 @@ class _Run:
         # the user's function starts, may need these CPUs.
         end_gangs()
         gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self._env)
+        self._metrics.continued()
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
