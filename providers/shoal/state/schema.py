@@ -400,8 +400,8 @@ class JobMetrics(Base):
     generation: Mapped[int]
     """Number of times that the training was continued from a checkpoint before these points. The points replace those
     of earlier generations from their first step on."""
-    points: Mapped[dict[str, Any]]
-    """Steps, times and values, as `shoal.jobs.metrics.series` encodes them."""
+    points: Mapped[str] = mapped_column(_LongText)
+    """Steps, times and values as JSON, which `shoal.jobs.metrics.series` writes before the transaction."""
 
 
 class Usage(Base):

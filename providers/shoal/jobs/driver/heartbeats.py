@@ -122,6 +122,8 @@ class HeartbeatThread:
         """
         now = self._monotonic()
         beat = now >= self._beat_at
+        if beat:
+            self._metrics.prepare()
         with transaction(self._store, JobStep.BEAT) if beat else self._store.reading(snapshot=False) as session:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
             if beat and job is not None and job.state is JobState.RUNNING:

@@ -293,6 +293,7 @@ class Driver:
             print(f"{end.state.value}: {error}", flush=True)
 
         def write() -> bool:
+            self._metrics.prepare()
             if attempts.end(
                 self._store,
                 self._key,

@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
+from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.metrics.series import MetricPoint, columns_of
+from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.redaction import redact
 from shoal.state.codec import storable
-from shoal.state.schema import Job, JobMetrics
+from shoal.state.schema import Job
 
 _MOST_POINTS = 256
 _MOST_VALUES = 800
@@ -58,6 +60,7 @@ class MetricSeries:
         self._lock = threading.Lock()
         self._parts: list[_Part] = []
         self._writing: list[tuple[_Part, int]] = []
+        self._rows: list[dict[str, Any]] = []
         self._next_seq = self._generation = self._count = 0
         self._last = 0.0
         self._is_new_generation = True
@@ -85,25 +88,33 @@ class MetricSeries:
         with self._lock:
             self._is_new_generation = True
 
-    def write(self, session: Session, job: Job) -> None:
-        """Write the points that the store does not have. Call :meth:`written` after the transaction."""
+    def prepare(self) -> None:
+        """Encode the points that the store does not have, before the transaction that calls :meth:`write`."""
         with self._lock:
             self._writing = [(part, len(part.points)) for part in self._parts if part.stored < len(part.points)]
-            for part, number in self._writing:
-                points = columns_of(part.points[:number])
-                row = JobMetrics(
-                    job_id=job.id, attempt=job.attempt, seq=part.seq, generation=part.generation, points=points
-                )
-                session.merge(row)
+        self._rows = [
+            {
+                "job_id": self._key.job_id,
+                "attempt": self._key.attempt,
+                "seq": part.seq,
+                "generation": part.generation,
+                "points": encoded(part.points[:number]),
+            }
+            for part, number in self._writing
+        ]
+
+    def write(self, session: Session, job: Job) -> None:
+        """Write the prepared points; no other process writes this attempt's series."""
+        metric_series.write(session, self._rows)
         if self.feed:
             job.metrics_in_mlflow = self.feed.sent
 
     def written(self) -> None:
-        """Forget the full parts that the store has now."""
+        """Note after the transaction that the store has the prepared points, and forget the full parts."""
         with self._lock:
             for part, number in self._writing:
                 part.stored = number
-            self._writing = []
+            self._writing, self._rows = [], []
             last = self._parts[-1:]
             self._parts = [part for part in self._parts if part in last or part.stored < len(part.points)]
 

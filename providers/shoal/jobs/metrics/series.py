@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from shoal.state import codec
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,20 @@ class MetricPoint:
     values: Mapping[str, float]
 
 
-def columns_of(points: Sequence[MetricPoint]) -> dict[str, Any]:
-    """Return points by column, without repeating the names for each point."""
+def encoded(points: Sequence[MetricPoint]) -> str:
+    """Return points by column as JSON, without repeating the names for each point."""
     names = dict.fromkeys(name for point in points for name in point.values)
-    return {
+    columns = {
         "step": [point.step for point in points],
         "at": [point.at for point in points],
         "values": {name: [point.values.get(name) for point in points] for name in names},
     }
+    return codec.dumps(columns)
 
 
-def points_of(columns: Mapping[str, Any]) -> list[MetricPoint]:
-    """Return the points that :func:`columns_of` has encoded."""
+def decoded(text: str) -> list[MetricPoint]:
+    """Return the points that :func:`encoded` has written."""
+    columns = codec.loads(text)
     values: Mapping[str, Sequence[float | None]] = columns["values"]
     return [
         MetricPoint(step, at, {name: value for name, column in values.items() if (value := column[place]) is not None})

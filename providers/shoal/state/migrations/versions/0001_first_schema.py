@@ -109,7 +109,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
         sa.Column("generation", sa.Integer(), nullable=False),
-        sa.Column("points", sa.JSON(), nullable=False),
+        sa.Column("points", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_id", "attempt", "seq"),
     )
     op.create_table(
