@@ -39,6 +39,9 @@ _START_PROCESSES = {"forked_supervisors", "either_tiny", "postgres", "on_postgre
 """Fixtures with which processes start: seconds each, so that `make test-fast` leaves these tests out."""
 
 
+_LEFT = pytest.StashKey[list[str]]()
+
+
 def pytest_configure() -> None:
     session_leftovers.begin()
 
@@ -56,11 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that leaves anything behind, after the last fixture is torn down."""
     if left := session_leftovers.found():
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        reporter.section("left behind", red=True)
-        for sentence in left:
-            reporter.line(sentence, red=True)
+        session.config.stash[_LEFT] = left
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say what was left behind after everything else, where the end of a log shows it."""
+    for sentence in config.stash.get(_LEFT, []):
+        print(f"left behind: {sentence}", flush=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

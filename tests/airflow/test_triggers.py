@@ -36,6 +36,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.handover import DriverKey
@@ -183,7 +184,7 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     with pytest.raises(TaskDeferred) as queued:
         task().execute(context)
     [key] = [Key(job.job_id, job.attempt) for job in jobs.list_jobs() if job.job_id != first.job_id]
-    assert attempts.load(store, key).is_waiting
+    assert is_waiting(attempts.load(store, key))
     driver, taken = DriverKey(), []
 
     def driver_goes_on(*_: object) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
-from shoal.errors import InvalidArgumentError
-from shoal.jobs import FunctionJobSpec, JobSpec, attach, list_jobs, submit
+from shoal.errors import InvalidArgumentError, JobFailedError
+from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
 from shoal.jobs.queue_order import needs_ray
 from shoal.pool.api import list_pools
 from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
@@ -126,3 +129,64 @@ def test_a_pool_without_ray_is_small(fresh_home: Path) -> None:
     for wrong, message in (("ray=false", "max_nodes=1"), ("ray=false&max_nodes=1&gpus_per_node=1", "is not allowed")):
         with pytest.raises(Exception, match=message):
             ComputePool(f"local://x?{wrong}")
+
+
+class DiesAndFails:
+    """XGBoost's callback, or LightGBM's: the worker is killed in round 7 of its first run, and fails in round 12."""
+
+    def __new__(cls, reached: Path, library: str) -> Any:
+        def seen(rounds: int) -> None:
+            if rounds == 7 and not reached.exists():
+                reached.touch()
+                os.kill(os.getpid(), 9)
+            if rounds == 12:
+                raise RuntimeError("round 12")
+
+        if library == "lightgbm":
+            return lambda place: seen(place.iteration + 1)
+        from xgboost.callback import TrainingCallback
+
+        class Callback(TrainingCallback):
+            def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+                seen(epoch + 1)
+                return False
+
+        return Callback()
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_failed_training_has_the_metrics_of_its_rounds_everywhere(
+    library: str, fresh_home: Path, tmp_path: Path, mlflow_database: Path
+) -> None:
+    import lightgbm
+    import mlflow
+    import xgboost
+
+    shutil.copy(mlflow_database, tmp_path / "mlflow.db")
+    tracking = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": random.random(300), "b": random.random(300)})
+    frame["y"] = 3 * frame["a"] + frame["b"]
+    estimator: Any = XGBEstimator if library == "xgboost" else LightGBMEstimator
+    config = RunConfig(checkpoint_every=5, max_restarts=1, tracking=Tracking(uri=tracking))
+    with pytest.raises(JobFailedError, match="round 12"):
+        estimator(20, callbacks=[DiesAndFails(tmp_path / "reached", library)], run_config=config).fit(
+            frame, ["a", "b"], "y", eval_set=frame
+        )
+
+    history: dict[str, Any] = {}
+    if library == "xgboost":
+        matrix = xgboost.DMatrix(frame[["a", "b"]], frame["y"])
+        xgboost.train({}, matrix, 12, evals=[(matrix, "eval")], evals_result=history, verbose_eval=False)
+    else:
+        rows = lightgbm.Dataset(frame[["a", "b"]], frame["y"])
+        callback = lightgbm.record_evaluation(history)
+        lightgbm.train({"verbosity": -1}, rows, 12, valid_sets=[rows], valid_names=["eval"], callbacks=[callback])
+    [(name, expected)] = history["eval"].items()
+    job = attach(list_jobs()[0].job_id)
+    points = job.metrics()
+    assert [point.step for point in points] == list(range(12))
+    assert [point.values[f"eval-{name}"] for point in points] == pytest.approx(expected)
+    client = mlflow.MlflowClient(tracking)
+    logged = client.get_metric_history(job.status().mlflow_run_id, f"eval-{name}")
+    assert [each.value for each in sorted(logged, key=lambda each: each.step)] == pytest.approx(expected)

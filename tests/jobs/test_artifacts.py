@@ -11,6 +11,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -37,7 +38,7 @@ class Opened:
 
 
 def place(store: Store, key: Key = KEY) -> AttemptContext:
-    return AttemptContext(store, key, None, {}, {}, print, print)
+    return AttemptContext(store, key, None, {}, {}, print, MetricSeries(key), print)
 
 
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:

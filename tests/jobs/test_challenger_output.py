@@ -11,7 +11,7 @@ import xgboost
 
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import Register
-from shoal.jobs.metrics import metric_value
+from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import promotion
 from shoal.training.lightgbm import model as lightgbm_prediction
 from shoal.training.xgboost import model as xgboost_prediction

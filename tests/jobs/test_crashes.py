@@ -22,6 +22,7 @@ import shoal.jobs
 from shoal.data import DataConnector
 from shoal.jobs import load_training, parse_spec
 from shoal.jobs.files import working_folder
+from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep
@@ -48,6 +49,7 @@ pytestmark = pytest.mark.crash
     NOTE_GPU,
     FREE,
     PUBLISH,
+    NOTE_SAVED,
     *_,
     END,
     STOP,
@@ -219,9 +221,9 @@ CASES = {
     ),
     "promoting": Case(
         Stage.submitted_tracked,
-        (START, TAKE, NOTE_RUN, NOTE_GPU, FREE, PUBLISH, *PROMOTING, END, TIDY),
+        (START, TAKE, NOTE_RUN, NOTE_GPU, FREE, PUBLISH, NOTE_SAVED, *PROMOTING, END, TIDY),
         ("after promote",),
-        tried=(NOTE_RUN, *PROMOTING, END),
+        tried=(NOTE_RUN, NOTE_SAVED, *PROMOTING, END),
     ),
     "beating": Case(Stage.running, (BEAT,), ("written beat",)),
     "collecting": Case(Stage.succeeded, (COLLECT,), ("written collect",), tried=(COLLECT,)),
@@ -283,6 +285,9 @@ def test_killed(stage, operation, point):
         assert result.attempt == before.attempt
     if stage.tracked:
         check_champion(stage, result)
+        saved = point == "after note-saved" or point.partition(" ")[2] in (*PROMOTING, END)
+        log = log_path(Key(JOB_ID, result.attempt)).read_text()
+        assert ("not trained again: attempt 1 has saved" in log) is (saved and result.attempt == 2)
 
 
 def check_champion(stage: Stage, result: JobResult) -> None:

@@ -51,13 +51,15 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
+from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.queue_order import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.progress import OnProgress, Progress
+from shoal.training.progress import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
@@ -86,13 +88,16 @@ def plain_lightgbm(request: TrainRequest, **_: object) -> TrainResult:
     )
 
 
-def plain_xgboost(request: TrainRequest, **_: object) -> TrainResult:
+def plain_xgboost(request: TrainRequest, metrics: MetricSink | None = None, **_: object) -> TrainResult:
     import xgboost
 
     data = DataConnector.from_spec(request.dataset).to_pandas()
     matrix = xgboost.DMatrix(data[list(request.input_cols)], data[request.label_col])
     evals: dict[str, dict[str, list[float]]] = {}
     model = xgboost.train(request.params, matrix, request.n_estimators, evals=[(matrix, "eval")], evals_result=evals)
+    for step, values in enumerate(by_round(evals)):
+        if metrics:
+            metrics.log(0, values, step)
     stats = WorkerStats(
         rank=0,
         node="n",
@@ -176,12 +181,13 @@ def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ.update(variables)
 
 
-def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None) -> tuple[int, Job]:
-    document, uris = credentials.hide(spec.model_copy(update={"fingerprint": "q"}).document())
-    attempts.ask(store, Order("job", "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
-    credentials.hand_over(KEY.submission_id, Secrets((secrets or Secrets()).environment, uris))
+def drive(store: Store, spec: JobSpec, secrets: Secrets | None = None, key: Key = KEY) -> tuple[int, Job]:
+    sys.argv[1:] = [key.job_id, str(key.attempt)]
+    document, uris = credentials.hide(spec.model_copy(update={"fingerprint": spec.fingerprint or "q"}).document())
+    attempts.ask(store, Order(key.job_id, "retrain", "cli:me@here", document, {"gcs": "g"}, None), 0.0)
+    credentials.hand_over(key.submission_id, Secrets((secrets or Secrets()).environment, uris))
     code = driver.main()
-    return code, attempts.load(store, KEY)
+    return code, attempts.load(store, key)
 
 
 def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
@@ -194,9 +200,9 @@ def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
 
 
 @contextmanager
-def serving(application: Any) -> Iterator[str]:
+def serving(application: Any, port: int = 0) -> Iterator[str]:
     """A web server in a thread, and its address."""
-    server = make_server("127.0.0.1", 0, application, threaded=True)
+    server = make_server("127.0.0.1", port, application, threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -207,8 +213,8 @@ def serving(application: Any) -> Iterator[str]:
         server.server_close()
 
 
-def log() -> str:
-    return log_path(KEY).read_text()
+def log(key: Key = KEY) -> str:
+    return log_path(key).read_text()
 
 
 @pytest.mark.usefixtures("environment")
@@ -283,6 +289,35 @@ class TestDriver:
 
         assert (code, sent_when_saved) == ((0, ["next-1"]) if ends == "well" else (1, [])), log()
         assert list(head.jobs) == ["next-1"]
+
+    def test_the_next_job_starts_before_the_end_of_the_mlflow_run_is_tried(self, store, spec, head, monkeypatch):
+        """A driver may try for minutes if MLflow is away."""
+        import mlflow
+
+        monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda *_, **__: head.endpoint)
+        add_node(store, cpus=1)
+        started_before_the_end: list[str] = []
+
+        def fail_while_another_waits(request: TrainRequest, **_: object) -> TrainResult:
+            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+            attempts.ask(store, order, 0.0)
+            assert job_queue.admit(store, Key("next", 1), 0.0, {}) is Admission.WAITS
+            raise TrainingError("on purpose")
+
+        def unanswered(*_: object) -> None:
+            started_before_the_end.extend(head.jobs)
+            raise ConnectionError("MLflow is away")
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", fail_while_another_waits)
+        monkeypatch.setattr(Run, "log_values", unanswered)
+        monkeypatch.setattr(Run, "finish", unanswered)
+
+        try:
+            assert drive(store, spec)[0] == 1
+        finally:
+            mlflow.end_run()
+
+        assert started_before_the_end == ["next-1"] * 2, log()
 
     def test_lightgbm_from_spec_to_result(self, store, spec, tmp_path, monkeypatch):
         monkeypatch.setattr("shoal.training.boosting.engine.train", plain_lightgbm)
@@ -612,11 +647,10 @@ class TestDriver:
         attempts.start(store, KEY, {}, 1.0)
         attempts.note_run(store, KEY, killed)
         attempts.end(store, KEY, JobState.FAILED, 2.0, error="its driver was killed")
-        monkeypatch.setattr(sys, "argv", ["driver", "job", "2"])
 
-        code, _ = drive(store, spec)
+        code, _ = drive(store, spec, key=Key("job", 2))
 
-        assert code == 0, log()
+        assert code == 0, log(Key("job", 2))
         assert client.get_run(killed).info.status == "FAILED"
 
 

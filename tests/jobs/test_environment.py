@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shoal.jobs.fingerprint import fingerprint
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobSpec, credentials, submission
@@ -18,6 +17,7 @@ from shoal.jobs.environment import code, modules, packages
 from shoal.jobs.files import working_folder
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.submission import fingerprint
 from shoal.pool.backends import versions
 from shoal.state.home import home
 from shoal.state.process import ProcessId

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register
-from shoal.jobs.metrics import metric_value
+from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from shoal.jobs.driver.heartbeats import HeartbeatThread
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.time_limits import Reason, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -75,7 +76,7 @@ class TestHeartbeats:
 
     def test_a_job_that_was_asked_about_survives_a_suspend_and_a_jump_of_the_clock(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, 3600.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), 3600.0, monotonic=lambda: passed[0])
 
         # To the wall clock the row is as old as its `last_polled_at` and `started_at` of 1970.
         assert thread.look()[1] is None
@@ -91,7 +92,7 @@ class TestHeartbeats:
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, 60.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), 60.0, monotonic=lambda: passed[0])
 
         passed[0] += 60.0
         assert thread.look()[1] is None
@@ -102,7 +103,7 @@ class TestHeartbeats:
 
     def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None, monotonic=lambda: passed[0])
         writes = []
         transaction = store.transaction
         monkeypatch.setattr(store, "transaction", lambda: (writes.append(passed[0]), transaction())[1])
@@ -117,7 +118,7 @@ class TestHeartbeats:
 
     def test_progress_is_written_with_the_sign_of_life(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None, monotonic=lambda: passed[0])
         seen = []
 
         for done, passed[0] in enumerate((5000.0, 5002.0, 5006.0), start=1):
@@ -131,7 +132,7 @@ class TestHeartbeats:
     def test_an_ended_job_gets_no_sign_of_life(self, store):
         attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")
 
-        _, reason = HeartbeatThread(store, self.KEY, None).look()
+        _, reason = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None).look()
 
         assert reason == Reason(JobState.CANCELLED, "on request")
         assert self.row(store).heartbeat_at is None

@@ -66,7 +66,8 @@ class TestRun:
     def test_what_is_logged_can_be_read(self, run, tracking):
         run.log_params({"eta": 0.3, "input_cols": "x" * 7000, **{f"p{n}": n for n in range(150)}})
         run.log_dataset("y", "d" * 32, ["s3://key:secret@bucket/train"], context="training")
-        run.log_rounds({"eval": {"rmse": [0.5] * 1500 + [0.25], "ndcg@10": [NAN]}})
+        run.log_metrics([("eval-rmse", 0.5 if step < 1500 else 0.25, step, 1.0) for step in range(1501)])
+        run.log_metrics([("eval-ndcg@10", NAN, 0, 1.0)])
         run.log_values({"rows": 3, "nothing": NAN})
         run.finish("FINISHED")
 

@@ -289,7 +289,7 @@ class TestResultsInTheStore:
             model=b"bytes", eval_results={}, rounds=1, rows=1, num_workers=1, threads_per_worker=1, seconds=1.0,
             workers=(),
         )  # fmt: skip
-        path = artifacts.save(folder, claim, trained)
+        path, _ = artifacts.save(folder, claim, trained)
 
         result = result_of(job_id=handle.job_id, model_path=path, model_digest=hashlib.sha256(b"bytes").hexdigest())
         assert artifacts.load_training(result).model == b"bytes"

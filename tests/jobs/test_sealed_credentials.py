@@ -16,6 +16,7 @@ from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.handover import AttemptTakenError, DriverKey, SealError, receive, seal
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
@@ -247,6 +248,6 @@ class TestHandOver:
         add_node(store, cpus=1)
         submit(secret)
         waiting = submit(secret, key="second")
-        assert row(waiting).is_waiting
+        assert is_waiting(row(waiting))
 
         assert waiting.deliver_credentials(while_queued=False) is False

@@ -29,6 +29,7 @@ from shoal.jobs import (
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import staged_queries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -81,7 +82,7 @@ class Nights:
             "shoal.holder": order.holder,
         }
         run = Run.begin(Tracking(uri=self.uri, experiment="nights"), name=key.submission_id, tags=tags)
-        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None, lambda: None)
+        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None, MetricSeries(key), lambda: None)
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)

@@ -88,9 +88,11 @@ def drive(scene: Scene) -> None:
 def beat(_: Scene) -> None:
     """Be the thread of heartbeats of the newest attempt's driver, at its first look."""
     from shoal.jobs.driver.heartbeats import HeartbeatThread
+    from shoal.jobs.driver.metric_series import MetricSeries
 
     store = Store()
-    HeartbeatThread(store, attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt), None).look()
+    key = attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt)
+    HeartbeatThread(store, key, MetricSeries(key), None).look()
 
 
 MODEL = b"a model, as a library writes it"

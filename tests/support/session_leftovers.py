@@ -57,13 +57,21 @@ def remove_homes() -> None:
 
 
 def found() -> list[str]:
-    """Everything that should not be there at the end of a session, a sentence each; processes get time to end."""
+    """Everything that should not be there at the end of a session, a sentence each.
+
+    Processes get time to end, and so do files: sessions of other lanes run beside this one in the same tree.
+    """
     with suppress(AssertionError):
-        wait_until(lambda: not _processes(), "the processes of the session to end", seconds=20)
+        wait_until(lambda: not _processes() and not _files(), "the processes of the session to end", seconds=20)
     said = [f"{test} left the process {command}" for command, test in _processes()]
-    said += [f"a test left /{name}" for name in sorted(set(os.listdir("/")) - _root_before)]
-    said += [f"a test left {TREE / name}" for name in sorted(_untracked() - _tree_before)]
+    said += [f"a test left {path}" for path in _files()]
     return said + [f"{test} left {path}" for path, test in (_homes | _roots).items() if os.path.lexists(path)]
+
+
+def _files() -> list[str]:
+    """New files and folders in / and in the repository's root."""
+    found = [f"/{name}" for name in sorted(set(os.listdir("/")) - _root_before)]
+    return found + [str(TREE / name) for name in sorted(_untracked() - _tree_before)]
 
 
 def _untracked() -> set[str]:

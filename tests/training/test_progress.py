@@ -7,18 +7,19 @@ import os
 import pty
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from shoal.data.gang_position import GangPosition
 from shoal.training import progress
 from shoal.training.boosting import progress as boosting
-from shoal.training.boosting.progress import RoundReporter, latest
+from shoal.training.boosting.progress import RoundReporter, by_round
 from shoal.training.context import GangContext
 from shoal.training.progress import Progress, ProgressDisplay
 
 HISTORY = {"eval": {"rmse": [3.0, 2.5], "mae": [1.0, 0.123456]}}
-AT_2 = Progress(2, 9, "rounds", latest(HISTORY))
+AT_2 = Progress(2, 9, "rounds", by_round(HISTORY)[-1])
 
 BAR = """
 import math
@@ -86,12 +87,31 @@ def test_a_terminal_gets_a_bar():
         assert text in shown
 
 
-@pytest.mark.parametrize(("rank", "reported"), [(0, [1, 3]), (1, [])])
-def test_rank_0_reports_its_rounds_now_and_then(monkeypatch: pytest.MonkeyPatch, rank: int, reported: list[int]):
+def reporter(rank: int, rounds: int, notes: list[Any]) -> RoundReporter:
+    return RoundReporter(GangContext(GangPosition(rank=rank, world_size=rank + 1), note=notes.append), rounds)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_reports_all_rounds_since_its_last_report_now_and_then(monkeypatch: pytest.MonkeyPatch, rank: int):
     now = [100.0]
     monkeypatch.setattr(boosting.time, "monotonic", lambda: now[0])
-    notes = []
-    reporter = RoundReporter(GangContext(GangPosition(rank=rank, world_size=rank + 1), note=notes.append))
-    for rounds, now[0] in enumerate((101.9, 102.0, 103.9, 104.0)):
-        reporter.done(rounds, HISTORY)
-    assert notes == [{"rounds": rounds, "metrics": {"eval-rmse": 2.5, "eval-mae": 0.123456}} for rounds in reported]
+    notes: list[Any] = []
+    reports = reporter(rank, 10, notes)
+    rmse: list[float] = [0.0] * 10  # known from the checkpoint
+    for rounds, now[0] in enumerate((101.9, 102.0, 103.9, 104.0), start=11):
+        rmse.append(float(rounds))
+        reports.done(rounds, {"eval": {"rmse": rmse}})
+    seen = [(note["first"], note["rounds"], note["metrics"]["eval"]["rmse"]) for note in notes]
+    assert seen == ([(10, 12, [11.0, 12.0]), (12, 14, [13.0, 14.0])] if rank == 0 else [])
+
+
+def test_a_failed_training_reports_its_last_rounds():
+    notes: list[Any] = []
+    history = {"eval": {"rmse": [3.0, 2.0]}}
+    with pytest.raises(ZeroDivisionError), reporter(0, 0, notes).reporting_on_error(history):
+        raise ZeroDivisionError
+    assert notes == [{"first": 0, "rounds": 2, "metrics": {"eval": {"rmse": [3.0, 2.0]}}}]
+
+
+def test_metrics_by_round_leave_out_what_a_round_does_not_have():
+    assert by_round({"a": {"x": [1.0]}, "b": {"y": [2.0, 3.0]}}) == [{"a-x": 1.0, "b-y": 2.0}, {"b-y": 3.0}]

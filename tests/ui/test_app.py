@@ -14,6 +14,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 from shoal import history
+from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool, report_pools
@@ -298,6 +300,9 @@ def test_a_viewer_sees_no_buttons_and_cannot_act(store):
 
 def test_fifty_viewers_cost_the_store_no_more_than_one(store):
     ui_systems.large(store, pools=5, jobs=120)
+    log = log_path(Key("job-1", 1))  # a log on this machine is read at once, others in the background
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
     now = [0.0]
 
     def reads_of(viewers: int, running_job: str) -> int:
@@ -354,17 +359,21 @@ def test_a_change_is_noticed_with_one_query_and_no_change_reads_no_rows(store):
     assert len(changed.jobs) == len(first.jobs)
 
 
-def test_the_curve_of_a_job_that_continues_from_a_checkpoint_has_no_loop(store):
+def test_the_metrics_of_a_job_are_read_once_for_all_viewers(store):
     ui_systems.busy(store)
-    now = [0.0]
-    reader = StoreReader(store, monotonic=lambda: now[0])
-    for done in (10, 20, 30, 20, 25):
-        with store.transaction() as session:
-            job = session.get_one(Job, ("flights-2026-11-23", 1))
-            job.progress, job.heartbeat_at = ui_systems.progress(done), now[0]
-        now[0] += 1.0
-        reader.overview()
-    assert [point.done for point in reader.metric_points(Key("flights-2026-11-23", 1))] == [10, 20, 25]
+    key = Key("flights-2026-11-23", 1)
+    series = MetricSeries(key)
+    series.log(0, {"eval-rmse": 2.5}, 0)
+    series.prepare()
+    with store.transaction() as session:
+        series.write(session, session.get_one(Job, (key.job_id, key.attempt)))
+    reader = StoreReader(store)
+    version = reader.overview().version
+
+    assert [point.values for point in reader.metrics(key, version)] == [{"eval-rmse": 2.5}]
+    with statements() as seen:
+        reader.metrics(key, version)
+    assert seen == []
 
 
 def test_deleted_jobs_go_away(store):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +20,13 @@ from shoal.training.progress import ProgressDisplay
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle
+    from shoal.jobs.metrics.series import MetricPoint
     from shoal.jobs.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
+
+_FOLLOW_S = 2.0
+"""Seconds between two reads of the metrics. The driver stores new ones every 5 s."""
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
@@ -141,6 +147,44 @@ def logs(
                 _log(line)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
+
+
+@app.command()
+def metrics(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged.
+
+    With --follow and --json, each line is one step.
+    """
+    handle = _attach(job_id)
+    with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
+        for points in _metrics(handle, follow=follow):
+            if as_json and not follow:
+                print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
+                continue
+            for point in points:
+                if as_json:
+                    print_json(point, indent=None)
+                else:
+                    typer.echo(
+                        f"{point.step}\t" + "\t".join(f"{name}: {each:.6g}" for name, each in point.values.items())
+                    )
+
+
+def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[list[MetricPoint]]:
+    """Yield the metrics so far, and with `follow` those that are new, until the job has ended."""
+    last = None
+    while True:
+        has_ended = not follow or handle.has_ended
+        points = handle.metrics()
+        yield points if last is None else [point for point in points if point.at > last]
+        if has_ended:
+            return
+        last = max((point.at for point in points), default=last)
+        time.sleep(_FOLLOW_S)
 
 
 @app.command()

@@ -274,7 +274,7 @@ _TEAM_GROUPS = 4
 def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
     """Deal the rows of all row groups to workers, so that each worker gets a fair sample and nearly as many rows.
 
-    As with :func:`shoal.data.planning.contiguous.plan_shards`, the plan depends only on the rows of the row groups, the
+    As with :func:`shoal.data.planning.plan_shards`, the plan depends only on the rows of the row groups, the
     order of their paths, the number of workers and the seed.
 
     Returns:

@@ -10,7 +10,9 @@ from typing import Any
 from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import attempts, metric_series
+from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import ending, look
 from shoal.jobs.reconcile.polling import bounded_pause, pause_after
@@ -126,7 +128,7 @@ class JobHandle:
         """
         self._supplies.secrets = secrets or self._supplies.secrets
         while self.needs_credentials:
-            if self._waiter.round().is_waiting and not while_queued:
+            if is_waiting(self._waiter.round()) and not while_queued:
                 return False
             self.target.sleep(SHORTEST_PAUSE_S, None)
         return True
@@ -211,6 +213,18 @@ class JobHandle:
             return self._follow(None)
         return self.log_follower().lines(ended=True)
 
+    def metrics(self) -> list[MetricPoint]:
+        """Return the metrics of the training so far, by step: of each boosting round, or those that a function has
+        logged.
+
+        The driver stores new metrics every 5 s. An attempt that repeats steps of an earlier one replaces these steps.
+        The series has at most 100,000 points and 200 names an attempt. Usage of CPUs and memory is only in MLflow.
+
+        Raises:
+            StoreError: The state store cannot be used.
+        """
+        return metric_series.read(self._store, self._key)
+
     def log_follower(self, position: int = 0) -> LogFollower:
         """Return a reader of the job's log that returns only new lines at each call.
 
@@ -284,11 +298,11 @@ class JobHandle:
             try:
                 if self.target.monotonic() >= head_check:
                     job = self._waiter.round()
-                    wait_s = self._waiter.turn_check_s if job.is_waiting else HEAD_CHECK_S
+                    wait_s = self._waiter.turn_check_s if is_waiting(job) else HEAD_CHECK_S
                     head_check = self.target.monotonic() + wait_s
                 else:
                     job = self._waiter.poll()
-                if with_log and job.is_waiting and self.place is not None and self.place != shown:
+                if with_log and is_waiting(job) and self.place is not None and self.place != shown:
                     shown = self.place
                     yield f"waiting for room on pool {self.pool}: {shown}"
                 ended = job.state in JOB_ENDED
@@ -306,7 +320,7 @@ class JobHandle:
                     return
                 away_since = None
                 waited = self.target.monotonic() - started
-                pause = bounded_pause(self._waiter.turn_check_s) if job.is_waiting else pause_after(waited)
+                pause = bounded_pause(self._waiter.turn_check_s) if is_waiting(job) else pause_after(waited)
             except StoreUnreachableError as error:
                 # The job goes on while this process cannot reach the store. The driver also retries for
                 # `STORE_PATIENCE` seconds.

@@ -2,7 +2,7 @@
 
 The functions only compute, and do not read or write the store.
 
-A pool runs as many jobs at a time as it has room for (`shoal.jobs.capacity`). The first waiting job always starts if no
+A pool runs as many jobs at a time as it has room for. The first waiting job always starts if no
 other job runs, even if the job needs more than the pool has. No job overtakes the first waiting job, so that small jobs
 cannot keep a large one waiting for ever.
 

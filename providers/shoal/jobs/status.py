@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.queue_order import Place
 from shoal.jobs.results import JobResult
 from shoal.state.schema import Job, JobState
@@ -67,7 +68,7 @@ class JobStatus:
             ended_at=job.ended_at,
             progress=progress_of(job),
             priority=job.priority,
-            position=place.position if place and job.is_waiting else None,
+            position=place.position if place and is_waiting(job) else None,
             node_seconds=node_seconds,
         )
 

@@ -28,6 +28,7 @@ from shoal.jobs.files import staged_data_claims
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
 from shoal.jobs.queue_order import Gang, refuse_without_ray
 from shoal.jobs.reconcile import ending, rounds, sending
@@ -378,7 +379,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         return []
     store = Store()
     found = attempts.newest(store, pool=pool_name, states=states, limit=limit)
-    places = job_queue.places(store) if any(job.is_waiting for job in found) else {}
+    places = job_queue.places(store) if any(is_waiting(job) for job in found) else {}
     keys = [Key(job.id, job.attempt) for job in found]
     used = attempts.node_seconds(store, keys, time.time())
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
@@ -408,7 +409,7 @@ def take_over(
             raise task.superseded_by(job)
         if found is not None or not task.takes_over(job):
             _leave(target, job, task)
-        elif job.state is JobState.PENDING and job.queued_at is None:
+        elif stage_of(job) is Stage.UNQUEUED:
             _leave_unqueued(target, job, fingerprint)
         else:
             found = _joined(target, job, task, secrets_of, detach=detach)

@@ -369,21 +369,39 @@ class Job(Base):
     """Time at which the result was first returned to a caller. None before."""
     result: Mapped[dict[str, Any] | None]
     results_digest: Mapped[str | None] = mapped_column(String(64))
-    """SHA-256 of the file `results.pkl`, which contains the return values of a function job."""
+    """SHA-256 of the file `results.pkl`, which contains the return values of a function job. For a boosting job that
+    records an MLflow run: digest of the files of its saved training, also if the attempt has failed later."""
     error: Mapped[str | None] = mapped_column(_Text)
     error_is_permanent: Mapped[bool | None]
     """Whether a further attempt would fail in the same way. None if the attempt has not failed."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     """Last reported progress of the training. None before the first report."""
+    metrics_in_mlflow: Mapped[int] = mapped_column(default=0)
+    """Number of points of the attempt's series of metrics that its MLflow run has. The next attempt of a job whose
+    driver was killed sends the others."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the attempt waits in its pool's queue, and was not yet sent to the pool's head node."""
-        return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
+
+class JobMetrics(Base):
+    """A part of an attempt's series of metrics: some hundred points, which the driver adds with its heartbeats.
+
+    The series is not a part of the job's row, because lists of jobs read all rows.
+    """
+
+    __tablename__ = "job_metrics"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    """Place of this part in the series."""
+    generation: Mapped[int]
+    """Number of times that the training was continued from a checkpoint before these points. The points replace those
+    of earlier generations from their first step on."""
+    points: Mapped[str] = mapped_column(_LongText)
+    """Steps, times and values as JSON, which `shoal.jobs.metrics.series` writes before the transaction."""
 
 
 class Usage(Base):

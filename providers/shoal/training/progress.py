@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from shoal.training.context import say
 from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
@@ -65,6 +65,16 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 """Type of a function that is called with the new progress each time the progress of a training changes."""
+
+
+class MetricSink(Protocol):
+    """Receiver of all metrics of a training, each once, while the training runs."""
+
+    def log(self, rank: int, values: Mapping[str, float], step: int) -> None:
+        """Receive the metrics of a rank at a step, by name."""
+
+    def continued(self) -> None:
+        """Note that the training continues from a checkpoint, and so may repeat some steps."""
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,8 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.results import JobResult
 from shoal.jobs.status import JobStatus
 from shoal.links import Link, mlflow_run_link, model_link, run_link
@@ -22,12 +24,14 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
 from shoal.ui.head_answers import BackgroundReader
-from shoal.ui.live import MetricPoint
 
 _LOG_BYTES = 32_768
 """Number of bytes at the end of a job's log that the page shows."""
 
 _LOG_LINES = 200
+
+_MOST_POINTS = 2_000
+"""Largest number of points of a curve."""
 
 _FACTS = ("kind", "library", "framework", "num_boost_round", "n_estimators", "objective", "num_workers")
 
@@ -100,7 +104,7 @@ def job_view(
         facts=facts,
         phases=phases_of(line, now),
         workers=trained.workers if trained else (),
-        curves=_curves(line, trained, points),
+        curves=_curves(line, points),
         log=log,
         log_problem=problem,
         links=[link for link in found if link is not None],
@@ -113,7 +117,7 @@ def phases_of(line: JobLine, now: float) -> list[Phase]:
     admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
     bounds = [
         ("waiting for room", line.queued_at or line.created_at, admitted if line.queued_at else line.created_at),
-        ("starting", line.admitted_at or (None if line.is_waiting else line.created_at), line.started_at or end),
+        ("starting", line.admitted_at or (None if is_waiting(line) else line.created_at), line.started_at or end),
         ("running", line.started_at, end),
     ]
     parts = [(name, max(0.0, until - since)) for name, since, until in bounds if since is not None]
@@ -143,22 +147,25 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
     return facts, tracking, spec.run_config.artifact_location
 
 
-def _curves(line: JobLine, trained: TrainResult | None, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
-    """Return the data for the plot of metrics, from the stored result if there is one, else from the metrics that this
-    server read while the attempt ran."""
-    if trained is not None and trained.eval_results:
-        return {"kind": "curves", "unit": "round", "series": _series(trained)}
-    names = {name: None for point in points for name in point.metrics}
-    seen = [
-        {
-            "name": name,
-            "x": [point.done for point in points if name in point.metrics],
-            "y": [_finite(point.metrics[name]) for point in points if name in point.metrics],
-        }
-        for name in names
-    ]
-    unit = line.progress.unit[:-1] if line.progress else "step"
-    return {"kind": "curves", "unit": unit, "series": seen} if seen else None
+def _curves(line: JobLine, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
+    """Return the data for the plot of metrics; None if there are none."""
+    is_boosting = line.progress is not None and line.progress.unit == "rounds"
+    first = 1 if is_boosting else 0  # users count rounds from 1
+    names = dict.fromkeys(name for point in points for name in point.values)
+    seen = [_curve(name, [point for point in points if name in point.values], first) for name in names]
+    return {"kind": "curves", "unit": "round" if is_boosting else "step", "series": seen} if seen else None
+
+
+def _curve(name: str, points: Sequence[MetricPoint], first: int) -> dict[str, Any]:
+    """Return a curve with at most 2,000 of the points, evenly chosen, and the last one."""
+    chosen = points[:: -(-len(points) // _MOST_POINTS)]
+    if chosen[-1] is not points[-1]:
+        chosen = [*chosen, points[-1]]
+    return {
+        "name": name,
+        "x": [point.step + first for point in chosen],
+        "y": [_finite(point.values[name]) for point in chosen],
+    }
 
 
 def _training_report(result: JobResult | None, location: str | None) -> TrainResult | None:
@@ -178,14 +185,6 @@ def _read_report(result: str) -> TrainResult | None:
         return None
 
 
-def _series(trained: TrainResult) -> list[dict[str, Any]]:
-    return [
-        {"name": f"{dataset}-{metric}", "x": list(range(1, len(values) + 1)), "y": [_finite(value) for value in values]}
-        for dataset, metrics in trained.eval_results.items()
-        for metric, values in metrics.items()
-    ]
-
-
 def _finite(value: float) -> float | None:
     """Return a metric's value; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
     return value if math.isfinite(value) else None
@@ -194,7 +193,7 @@ def _finite(value: float) -> float | None:
 def _log(store: Store, line: JobLine, logs: BackgroundReader[tuple[str, str | None]]) -> tuple[str, str | None]:
     """Return the end of an attempt's log, or the reason why there is none. A log that is not on this machine comes from
     the pool's head, which may not answer, so a thread asks for this log."""
-    if line.is_waiting:
+    if is_waiting(line):
         return "", "no line was written yet"
     if log_path(line.key).exists():
         return _log_end(store, line)

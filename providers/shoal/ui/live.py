@@ -12,18 +12,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError
+from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
+from shoal.jobs.metrics.series import MetricPoint
 from shoal.pool.api import report_pools
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED
 from shoal.ui.head_answers import BackgroundReader, HeadAnswers
 
 log = logging.getLogger("shoal.ui")
@@ -43,7 +44,10 @@ _OVERLAP_S = 120.0
 found."""
 
 _MOST_POINTS = 2_000
-"""Largest number of points that are kept for a plot of a job's metrics or of a pool's size."""
+"""Largest number of points that are kept for a plot of a pool's size."""
+
+_MOST_SERIES = 20
+"""Largest number of jobs whose metrics are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,6 @@ class PoolPoint:
     at: float
     ready: int
     target: int
-
-
-@dataclass(frozen=True)
-class MetricPoint:
-    """Metrics of a running job after a number of rounds, steps or rows."""
-
-    done: int
-    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ class StoreReader:
         self._heads = HeadAnswers(clock, monotonic)
         self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
         self._pool_points: dict[str, deque[PoolPoint]] = {}
-        self._metric_points: dict[Key, deque[MetricPoint]] = {}
+        self._metrics: dict[Key, tuple[int, list[MetricPoint]]] = {}
         self._subscribers: set[_Subscriber] = set()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -158,9 +154,15 @@ class StoreReader:
         """Return the points for the plot of a pool's size since the start of this server, the oldest first."""
         return list(self._pool_points.get(pool, ()))
 
-    def metric_points(self, key: Key) -> list[MetricPoint]:
-        """Return the points for the plot of a job's metrics since the start of this server, the oldest first."""
-        return list(self._metric_points.get(key, ()))
+    def metrics(self, key: Key, version: int) -> list[MetricPoint]:
+        """Return the series of a job's metrics, read once for all viewers of a version of the overview."""
+        read, points = self._metrics.get(key, (0, []))
+        if read != version:
+            points = metric_series.read(self.store, key)
+            self._metrics = {key: (version, points), **{old: each for old, each in self._metrics.items() if old != key}}
+            while len(self._metrics) > _MOST_SERIES:
+                self._metrics.popitem()
+        return points
 
     def subscribe(self) -> _Subscriber:
         """Return a subscription for the calling coroutine. Its event `changed` is set whenever the store changes."""
@@ -246,7 +248,7 @@ class StoreReader:
         at = self._clock()
         pools = tuple(report_pools(self.store, embedded=True, check=self._heads.check))
         jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
-        self._note(pools, jobs.values(), at)
+        self._note(pools, at)
         old = cache.overview if cache is not None else None
         if cache is not None and old is not None and is_same and _as_shown(old.pools) == _as_shown(pools):
             cache.looked = cache.read = now
@@ -272,8 +274,8 @@ class StoreReader:
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
 
-    def _note(self, pools: tuple[PoolReport, ...], jobs: Iterable[JobLine], at: float) -> None:
-        """Add the present size of each pool and the present metrics of each running job to the data for the plots."""
+    def _note(self, pools: tuple[PoolReport, ...], at: float) -> None:
+        """Add the present size of each pool to the data for the plots."""
         names = {report.status.name for report in pools}
         self._pool_points = {name: points for name, points in self._pool_points.items() if name in names}
         for report in pools:
@@ -281,17 +283,6 @@ class StoreReader:
             size = (len(report.status.active), report.status.target)
             if not points or (points[-1].ready, points[-1].target) != size:
                 points.append(PoolPoint(at, *size))
-        running = [line for line in jobs if line.state not in JOB_ENDED]
-        for line in running:
-            metrics = self._metric_points.setdefault(line.key, deque(maxlen=_MOST_POINTS))
-            if line.progress is None or (metrics and metrics[-1].done == line.progress.done):
-                continue
-            # A job that was restarted from a checkpoint repeats some of its work. Remove the old points of this work.
-            while metrics and metrics[-1].done >= line.progress.done:
-                metrics.pop()
-            metrics.append(MetricPoint(line.progress.done, line.progress.metrics))
-        while len(self._metric_points) > _MOST_POINTS:
-            del self._metric_points[next(iter(self._metric_points))]
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:

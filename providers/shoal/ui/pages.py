@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.history import Entry, read
 from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.journal.stages import is_waiting
 from shoal.links import dashboard_link, run_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
@@ -202,7 +203,7 @@ class Pages:
             "job": job_view(
                 self._reader.store,
                 chosen[0],
-                self._reader.metric_points(chosen[0].key),
+                self._reader.metrics(chosen[0].key, overview.version),
                 self._reader.logs,
                 self._clock(),
             ),
@@ -232,7 +233,7 @@ def state_of(job: JobLine) -> str:
     """Return the state of a job for the page. A pending job is shown as waiting (for room on the pool) or as
     starting."""
     if job.state is JobState.PENDING:
-        return "waiting" if job.is_waiting else "starting"
+        return "waiting" if is_waiting(job) else "starting"
     return job.state.value
 
 

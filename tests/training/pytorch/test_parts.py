@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,15 +188,28 @@ def test_a_list_of_numbers_is_logged_as_steps() -> None:
     assert seen == [({"seconds": 3.0}, 9), ({"accuracy": 0.5}, 0), ({"accuracy": 0.75}, 1)]
 
 
+class Sink:
+    """Receives the metrics of all ranks."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def log(self, rank: int, values: Mapping[str, float], step: int) -> None:
+        self.seen.append((rank, step))
+
+    def continued(self) -> None:
+        raise NotImplementedError
+
+
 def test_metrics_are_counted_by_rank_and_rank_0s_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[tuple[int, dict[str, float], int]] = []
+    sink = Sink()
     records: list[Progress] = []
-    with Metrics(lambda rank, values, step: seen.append((rank, values, step)), records.append) as metrics:
+    with Metrics(sink, records.append) as metrics:
         metrics.note(0, {"metrics": {"loss": 1.0}, "step": None})
         metrics.note(1, {"metrics": {"loss": 2.0}, "step": None})
         metrics.note(0, {"metrics": {"loss": 0.5}, "step": None})
         metrics.note(0, {"metrics": {"accuracy": 0.9}, "step": 7})
-    assert [(rank, step) for rank, _, step in seen] == [(0, 0), (1, 0), (0, 1), (0, 7)]
+    assert sink.seen == [(0, 0), (1, 0), (0, 1), (0, 7)]
     assert metrics.last == {"loss": 0.5, "accuracy": 0.9}
     assert records[1:] == [
         Progress(1, None, "steps", {"loss": 0.5}),

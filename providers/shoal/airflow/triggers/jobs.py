@@ -13,6 +13,7 @@ from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile import ending
 from shoal.jobs.reconcile.look import log_follower
 from shoal.jobs.reconcile.polling import PollTimer
@@ -105,7 +106,7 @@ class JobWait(Wait):
             self._copied = now
             self.wanted = lambda follower=self._follower: self._read_log(follower)
             return
-        if job.is_waiting:
+        if is_waiting(job):
             is_due = now - self._settled >= self._waiter.turn_check_s
         else:
             is_due = now - max(self._silent_since, self._settled) >= _SILENT_S

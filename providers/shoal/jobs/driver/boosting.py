@@ -11,7 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver import saved_training
+from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
@@ -26,6 +27,7 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
+from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import forget_lean, import_lean
 
@@ -59,7 +61,6 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         ShoalError: The job failed; the message states the cause.
     """
     from shoal.data.connector import DataConnector
-    from shoal.training.boosting.engine import train
 
     dataset = DataConnector.from_spec(spec.dataset)
     times = dataset.time_range(spec.dataset.time_col)
@@ -102,31 +103,29 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
             return skipped
     if run and spec.register_as:
         promotion.try_champion(run, spec.register_as)
+    inputs: dict[str, str] | None = None
     if run:
-        run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
-        run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
-    trained = train(
-        spec,
-        user_code=user_code,
-        init_model=content,
-        env=place.environment,
-        on_progress=place.on_progress,
-        keep_gpu_choice=place.keep_gpu_choice,
-    )
-    workers = trained.workers
-    place.stopwatch.worked(
-        read_s=max((worker.read_seconds + worker.quantise_seconds for worker in workers), default=0.0),
-        train_s=max((worker.train_seconds for worker in workers), default=0.0),
-    )
+        with before_work(run.uri, place.environment):
+            run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
+            run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
+        inputs = saved_training.inputs_of(spec, dataset, data.digest, content)
+    trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
+    if trained is None:
+        trained = _train(spec, place, user_code, content)
+    else:
+        for step, values in enumerate(by_round(trained.eval_results)):
+            place.metrics.log(0, values, step)
     place.on_trained()
-    path = artifacts.save(folder, claim, trained)
+    path, digest = artifacts.save(folder, claim, trained, inputs)
+    if inputs:
+        saved_training.note(place, digest)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     metrics = _final_metrics(trained)
     outcome: Outcome | None = None
     uri = path
     if run:
         with saved_before(path):
-            run.log_rounds(trained.eval_results)
+            place.metrics.flush()
             run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
         # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
         sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
@@ -166,10 +165,29 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=trained.restarts,
-        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in workers),
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
         mlflow_run_id=run.run_id if run else None,
         **(outcome.result() if outcome else {}),
     )
+
+
+def _train(spec: JobSpec, place: AttemptContext, user_code: UserCode, init_model: bytes | None) -> TrainResult:
+    from shoal.training.boosting.engine import train
+
+    trained = train(
+        spec,
+        user_code=user_code,
+        init_model=init_model,
+        env=place.environment,
+        on_progress=place.on_progress,
+        metrics=place.metrics,
+        keep_gpu_choice=place.keep_gpu_choice,
+    )
+    place.stopwatch.worked(
+        read_s=max((worker.read_seconds + worker.quantise_seconds for worker in trained.workers), default=0.0),
+        train_s=max((worker.train_seconds for worker in trained.workers), default=0.0),
+    )
+    return trained
 
 
 def _skipped(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from shoal.errors import JobError, RegistryError, ShoalError
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow.job_run import Run, retrying_briefly
 from shoal.jobs.mlflow.registry import is_unreachable
 from shoal.jobs.results import JobTimes
 from shoal.redaction import redact_value
@@ -22,6 +23,34 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.artifact_claims import Claim
 from shoal.training.progress import OnProgress
+
+
+@contextmanager
+def before_work(uri: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Say what to do if MLflow does not answer in the `with` block, which runs before the workers start.
+
+    Args:
+        uri: Tracking URI of the job's run.
+        environment: Environment variables of the job, which may set the number of retries.
+
+    Raises:
+        JobError: MLflow does not answer, or rejects a request.
+    """
+    import mlflow
+
+    try:
+        with retrying_briefly(environment):
+            yield
+    except Exception as error:
+        is_away = is_unreachable(error)
+        if isinstance(error, ShoalError) or not (is_away or isinstance(error, mlflow.MlflowException)):
+            raise
+        problem = "cannot be reached" if is_away else "rejects the request"
+        raise JobError(
+            f"no worker was started, because MLflow at {redact_value(uri)} {problem}: {type(error).__name__}: "
+            f"{redact_value(str(error).strip())}. Check that its server runs and that the tracking URI is right, and "
+            "run the job again"
+        ) from error
 
 
 @contextmanager
@@ -60,6 +89,7 @@ class AttemptContext:
         tags: MLflow tags that name the job, attempt, pool and holder.
         environment: Environment variables for the workers, which get them as arguments of their Ray actors.
         on_progress: Function that takes the training's latest progress, to store it in the job's row.
+        metrics: Series of the attempt's metrics, in the store and in MLflow.
         on_trained: Function to call when the workers have finished and only work for the driver remains. The function
             ends the workers and lets the next job of the pool start.
         begun: Time at which the attempt started, in seconds of the monotonic clock.
@@ -72,6 +102,7 @@ class AttemptContext:
     tags: dict[str, str]
     environment: dict[str, str] = field(repr=False)
     on_progress: OnProgress
+    metrics: MetricSeries
     on_trained: Callable[[], None]
     begun: float = field(default_factory=time.monotonic)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
+from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
@@ -19,7 +18,6 @@ from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
-from shoal.jobs.timeouts import METRICS_PERIOD_S
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.mlflow.user_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
@@ -31,80 +29,30 @@ _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""
 
 
-class _Sender:
-    """Buffer for the metrics and the usage of all ranks, which are sent to MLflow in batches.
-
-    The object is a context manager, and tries to send the remaining metrics at the end of its block.
+class _Usage:
+    """The usage of CPU, memory and GPUs by the workers, which is sent to MLflow, and its highest values.
 
     Args:
-        run: MLflow run of the attempt; None: the metrics are discarded.
+        feed: Sender of metrics to MLflow; None if the job has no MLflow run.
     """
 
-    def __init__(self, run: Run | None) -> None:
-        self._run = run
-        self._waiting: list[tuple[str, float, int, float]] = []
-        self._usage: list[tuple[str, float, int, float]] = []
-        self._sent = time.monotonic()
+    def __init__(self, feed: MlflowFeed | None) -> None:
+        self._feed = feed
         self._peaks: dict[int, dict[str, float]] = {}
         self._steps: Counter[int] = Counter()
-        self._is_away = False
 
-    def __enter__(self) -> _Sender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # Errors of MLflow are ignored: the metrics stay in the buffer, and `flush` sends them after the results are
-        # saved.
-        with contextlib.suppress(Exception):
-            self._send()
-
-    def log(self, rank: int, values: dict[str, float], step: int) -> None:
-        """Add metrics that user code has logged, and send the buffer if the last call to MLflow was at least a second
-        ago.
-        """
-        self._waiting += _metrics(f"rank-{rank}/" if rank else "", values, step)
-        self._send_at_times()
-
-    def log_usage(self, rank: int, values: dict[str, float]) -> None:
-        """Add the CPU, memory and GPU usage of a worker as metrics ``system/worker-N/...``, and remember the highest
-        values."""
+    def log(self, rank: int, values: dict[str, float]) -> None:
+        """Send the usage of a worker to MLflow as metrics ``system/worker-N/...``, and remember the highest values."""
         peaks = self._peaks.setdefault(rank, {})
         for name, value in values.items():
             peaks[name] = max(value, peaks.get(name, value))
-        self._usage += _metrics(f"{_SYSTEM}worker-{rank}/", values, self._steps[rank])
+        if self._feed:
+            self._feed.add_usage(_metrics(f"{_SYSTEM}worker-{rank}/", values, self._steps[rank]))
         self._steps[rank] += 1
-        self._send_at_times()
 
     def peaks(self, num_workers: int) -> tuple[dict[str, float], ...]:
         """Return the highest measured usage of each worker, in the order of the ranks."""
         return tuple(self._peaks.get(rank, {}) for rank in range(num_workers))
-
-    def _send_at_times(self) -> None:
-        if time.monotonic() - self._sent >= METRICS_PERIOD_S:
-            # A server that is away does not end the training. The metrics are sent together with later ones.
-            try:
-                self._send()
-            except Exception as error:
-                if not self._is_away:
-                    print(f"the metrics cannot be sent to MLflow now, and will be sent later: {error}", flush=True)
-                self._is_away = True
-                self._sent = time.monotonic()
-
-    def flush(self) -> None:
-        """Send the remaining metrics, and raise the error of MLflow if this fails."""
-        self._send()
-
-    def _send(self) -> None:
-        if self._run and self._waiting:
-            self._run.log_metrics(self._waiting)
-            self._is_away = False
-        if self._run and self._usage:
-            # shoal logs the usage metrics without a request from user code. So the training does not fail if they
-            # cannot be sent to MLflow.
-            with contextlib.suppress(Exception):
-                self._run.log_metrics(self._usage)
-        self._waiting, self._usage = [], []
-        self._sent = time.monotonic()
 
 
 def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str, float, int, float]]:
@@ -146,26 +94,27 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     claim, folder = place.claim(), artifacts.folder(key, location)
     artifacts.check(folder, claim, location)
     if tracked:
-        tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
+        with before_work(tracked.uri, place.environment):
+            tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     program, root = _program(spec), storage.root(location)
-    with _Sender(tracked) as sender:
-        answer = run(
-            spec,
-            program,
-            claim=claim,
-            location=root,
-            env=place.environment,
-            on_metrics=sender.log,
-            on_progress=place.on_progress,
-            on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: sender.log_usage},
-            on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
-            may_publish=place.is_current,
-        )
+    usage = _Usage(place.metrics.feed)
+    answer = run(
+        spec,
+        program,
+        claim=claim,
+        location=root,
+        env=place.environment,
+        sink=place.metrics,
+        on_progress=place.on_progress,
+        on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
+        on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
+        may_publish=place.is_current,
+    )
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
     place.on_trained()
     results, digest = artifacts.save_results(folder, claim, answer)
     with saved_before(answer.model_dir):
-        sender.flush()
+        place.metrics.flush()
     uri, outcome = answer.model_dir, None
     if tracked and spec.register_as:
         with place.stopwatch.scoring(), saved_before(answer.model_dir):
@@ -186,7 +135,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
-        peak_usage_per_worker=sender.peaks(answer.num_workers),
+        peak_usage_per_worker=usage.peaks(answer.num_workers),
         mlflow_run_id=tracked.run_id if tracked else None,
         **(outcome.result() if outcome else {}),
     )

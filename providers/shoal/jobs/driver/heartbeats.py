@@ -1,5 +1,5 @@
-"""Write a driver's heartbeats and the progress of its training into the job's row, and end the driver when its job has
-to end.
+"""Write a driver's heartbeats, the progress of its training and its metrics into the store, and end the driver when its
+job has to end.
 
 A thread of the driver reads the job's row every 2 s. A heartbeat is the time of the driver's last sign of life. Why a
 job has to end is in `shoal.jobs.driver.time_limits`.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
+from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.time_limits import Reason, why_end
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, transaction
@@ -48,6 +49,7 @@ class HeartbeatThread:
     Args:
         store: Store that has the attempt's row.
         key: The attempt.
+        metrics: The series of metrics, which heartbeats write into the store.
         timeout: Seconds that the job may run; None: no limit.
         budget_node_hours: Node-hours that the job may use; None: no limit.
         monotonic: Function that returns the seconds of a clock that never jumps.
@@ -57,6 +59,7 @@ class HeartbeatThread:
         self,
         store: Store,
         key: Key,
+        metrics: MetricSeries,
         timeout: float | None,
         budget_node_hours: float | None = None,
         *,
@@ -64,6 +67,7 @@ class HeartbeatThread:
     ) -> None:
         self._store = store
         self._key = key
+        self._metrics = metrics
         self._timeout = timeout
         self._budget = budget_node_hours
         self._used_node_hours = 0.0
@@ -118,16 +122,21 @@ class HeartbeatThread:
         """
         now = self._monotonic()
         beat = now >= self._beat_at
+        if beat:
+            self._metrics.prepare()
         with transaction(self._store, JobStep.BEAT) if beat else self._store.reading(snapshot=False) as session:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
+                self._metrics.write(session, job)
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
                 if self._budget is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + HEARTBEAT_S
+        if beat:
+            self._metrics.written()
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(

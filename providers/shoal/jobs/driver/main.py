@@ -28,21 +28,23 @@ from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError,
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, before_work
 from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
+from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG
+from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.queue_order import NodeSize, could_fit
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
@@ -126,7 +128,9 @@ class Driver:
         self._key = Key(job.id, job.attempt)
         self._spec = spec
         self._secrets = secrets
-        self._heartbeats = HeartbeatThread(store, self._key, spec.run_config.timeout, spec.run_config.budget_node_hours)
+        self._metrics = MetricSeries(self._key)
+        limits = spec.run_config
+        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
         self._leaving = LeavingWatch(store, job.pool)
         self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
@@ -136,8 +140,8 @@ class Driver:
     def run(self) -> int:
         """Run the attempt until it has ended, and return the exit code for this process.
 
-        The end of the attempt is stored before the clean-up, and errors in the clean-up are only printed. The last step
-        starts the next waiting job of the pool, which now has room.
+        The end of the attempt is stored first. Then the next waiting job of the pool has room and is started, before
+        the clean-up, which may wait for MLflow. Errors in the clean-up are only printed.
         """
         self._heartbeats.start()
         end = self._until_end()
@@ -146,6 +150,9 @@ class Driver:
         self._heartbeats.stop()
         self._leaving.stop()
         stored = self._store_end(end)
+        if stored:
+            with _logged("the next job that waits for the pool could not be started"):
+                rounds.start_next(self._store, self._job.pool)
         # Not earlier, because workers may inherit the variable, and user code in them keeps MLflow's own patience.
         job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
@@ -158,16 +165,23 @@ class Driver:
         with _logged("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
-        with _logged("the node-seconds could not be logged to MLflow"):
-            if self._run and (node_seconds := self._node_seconds()) is not None:
-                self._run.log_values({_NODE_SECONDS: node_seconds})
-        with _logged(f"the MLflow run could not be marked {status}"):
-            if self._run:
-                self._run.finish(status)
-        if stored:
-            with _logged("the next job that waits for the pool could not be started"):
-                rounds.start_next(self._store, self._job.pool)
+        if self._run:
+            self._end_run(self._run, status)
         return 0 if stored and end.state is JobState.SUCCEEDED else 1
+
+    def _end_run(self, run: Run, status: str) -> None:
+        """Send the last metrics to the MLflow run, and end it."""
+        try:
+            self._metrics.close()
+        except Exception as error:
+            print(f"not all metrics could be sent to the MLflow run: {error}", flush=True)
+            if is_unreachable(error):
+                return  # the next requests would wait for a minute each, too
+        with _logged("the node-seconds could not be logged to MLflow"):
+            if (node_seconds := self._node_seconds()) is not None:
+                run.log_values({_NODE_SECONDS: node_seconds})
+        with _logged(f"the MLflow run could not be marked {status}"):
+            run.finish(status)
 
     def _until_end(self) -> _End:
         """Run the attempt until it ends or a SIGTERM stops it. Then ignore further SIGTERMs, and return the attempt's
@@ -279,6 +293,7 @@ class Driver:
             print(f"{end.state.value}: {error}", flush=True)
 
         def write() -> bool:
+            self._metrics.prepare()
             if attempts.end(
                 self._store,
                 self._key,
@@ -290,6 +305,7 @@ class Driver:
                 result=result,
                 results_digest=end.results_digest,
                 progress=self._heartbeats.progress,
+                within=self._metrics.write,
             ):
                 return True
             # The row already contains a final state. If it is the same state that this call wants to write, an earlier
@@ -316,6 +332,7 @@ class Driver:
             self._tags(),
             environment,
             keep,
+            self._metrics,
             self._free_room,
             begun=self._begun,
             stopwatch=self._stopwatch,
@@ -350,11 +367,13 @@ class Driver:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
-        self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
-        attempts.note_run(self._store, self._key, self._run.run_id)
-        print(f"MLflow run: {self._run.link}", flush=True)
-        with _logged("the MLflow run of the previous attempt could not be ended"):
-            self._end_previous_run(self._run)
+        with before_work(self._spec.tracking.uri or job_run.default_uri(), self._spec.run_config.env):
+            self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
+            attempts.note_run(self._store, self._key, self._run.run_id)
+            self._metrics.feed = MlflowFeed(self._run)
+            print(f"MLflow run: {self._run.link}", flush=True)
+            with _logged("the MLflow run of the previous attempt could not be ended"):
+                self._end_previous_run(self._run)
 
     def _end_previous_run(self, run: Run) -> None:
         """End the MLflow run of the previous attempt, whose driver may have been killed before it ended the run.
@@ -362,10 +381,10 @@ class Driver:
         The process that found the killed driver cannot end the run, because only drivers have MLflow and its
         credentials.
         """
-        previous = attempts.previous_run(self._store, self._key)
-        if previous is not None:
-            run_id, state = previous
-            run.end_other(run_id, _RUN_STATUS[state])
+        previous = attempts.previous(self._store, self._key)
+        if previous is not None and previous.mlflow_run_id:
+            points = metric_series.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
+            run.end_other(previous.mlflow_run_id, _RUN_STATUS[previous.state], points[previous.metrics_in_mlflow :])
 
     def _tags(self) -> dict[str, str]:
         return {

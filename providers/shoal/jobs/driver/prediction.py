@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from shoal.data.connector import DataConnector
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, before_work
+from shoal.jobs.mlflow.job_run import retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.prediction import PredictJobSpec
 
@@ -20,9 +21,10 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
 
     tracked, key = place.run, place.key
     if tracked:
-        tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
         digest = DataConnector.from_spec(spec.dataset).digest()
-        tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
+        with before_work(tracked.uri, place.environment):
+            tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
+            tracked.log_dataset(spec.prediction_col, digest, spec.dataset.origin, context="prediction")
     answer = run(
         spec,
         claim=place.claim(),
@@ -33,7 +35,12 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     )
     place.stopwatch.worked(train_s=answer.seconds)
     if tracked:
-        tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
+        # The predictions are complete, so the job does not fail if MLflow is away.
+        try:
+            with retrying_briefly(place.environment):
+                tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
+        except Exception as error:
+            print(f"the number of rows could not be logged to MLflow: {error}", flush=True)
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
     return JobResult(
         job_id=key.job_id,

@@ -7,6 +7,7 @@ import hmac
 import json
 import shutil
 from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from shoal.jobs.files.logs import LOG_NAME
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
 from shoal.training.artifact_claims import Claim
@@ -24,12 +26,14 @@ from shoal.training.xgboost import model as xgboost_model
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.training.boosting.request import TrainResult
+    from shoal.training.boosting.request import Framework, TrainResult
     from shoal.training.pytorch.request import FunctionResult
 
 _MODELS = {"xgboost": xgboost_model.FILE_NAME, "lightgbm": lightgbm_model.FILE_NAME}
 """Name of the model file by framework."""
 _REPORT = "training.json"
+_INPUTS = "inputs"
+"""Key of the report under which :func:`save` stores the inputs of the training."""
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
 """Names of files that an attempt's folder may contain before the attempt marks the folder as its own. If the folder is
@@ -82,17 +86,39 @@ def remove(folder: str, claim: Claim) -> None:
         shutil.rmtree(path)
 
 
-def save(folder: str, claim: Claim, trained: TrainResult) -> str:
-    """Write the report and the model of a training into the attempt's folder, and return the model's path.
+def save(folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Write the report and the model of a training into the attempt's folder, and return the model's path and the
+    digest of both files.
 
     The model is written last. So a folder that contains a model is complete.
     """
     _mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
+    document = json.loads(trained.model_dump_json(exclude={"model"})) | ({_INPUTS: dict(inputs)} if inputs else {})
+    report = json.dumps(document).encode()
     with act(JobStep.PUBLISH):
-        storage.write(f"{folder}/{_REPORT}", trained.model_dump_json(exclude={"model"}).encode())
+        storage.write(f"{folder}/{_REPORT}", report)
         storage.write(path, trained.model)
-    return path
+    return path, _digest(report, trained.model)
+
+
+def load_saved(folder: str, framework: Framework, digest: str) -> tuple[TrainResult, dict[str, str]]:
+    """Read a training that :func:`save` has written for an attempt that failed later, and the inputs of the training.
+
+    Raises:
+        OSError: The files were removed, or cannot be reached.
+        JobError: The files were changed, so their digest is not `digest`, which the store has.
+    """
+    report, model = storage.read(f"{folder}/{_REPORT}"), storage.read(f"{folder}/{_MODELS[framework]}")
+    if not hmac.compare_digest(_digest(report, model), digest):
+        raise JobError(f"the files in {redact_value(folder)} were changed after the attempt had saved them")
+    document = json.loads(report)
+    inputs = document.pop(_INPUTS, {})
+    return _train_result({**document, "model": b64encode(model).decode()}), inputs
+
+
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
 
 
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:

@@ -16,6 +16,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.files.sweep import discard_staged
+from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool.bound_host import is_here
@@ -161,6 +162,7 @@ def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id
         removed = [row for row in old if row in now]
         for row in removed:
             session.delete(session.get_one(Job, (job_id, row.key.attempt)))
+            metric_series.remove(session, row.key)
         _remove_stored_files(session, removed, job_id)
     return removed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from shoal.errors import (
     StoreError,
 )
 from shoal.jobs import ids
+from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
@@ -214,11 +215,10 @@ def first_asked(store: Store, job_id: str) -> float | None:
         return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
-def previous_run(store: Store, key: Key) -> tuple[str, JobState] | None:
-    """Return the MLflow run id and the state of the job's previous attempt; None if that attempt had no MLflow run."""
+def previous(store: Store, key: Key) -> Job | None:
+    """Return the row of the job's previous attempt; None if there is none."""
     with store.reading() as session:
-        job = session.get(Job, (key.job_id, key.attempt - 1))
-    return None if job is None or job.mlflow_run_id is None else (job.mlflow_run_id, job.state)
+        return session.get(Job, (key.job_id, key.attempt - 1))
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
@@ -327,7 +327,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
     """
     with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
-        if job is None or job.state is not JobState.PENDING:
+        if job is None or not may_become(job, Stage.RUNNING):
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
         job.driver_key = job.sealed_credentials = None
@@ -339,6 +339,25 @@ def note_run(store: Store, key: Key, run_id: str) -> None:
     """Record the id of an attempt's MLflow run in the attempt's row."""
     with transaction(store, JobStep.NOTE_RUN) as session:
         get(session, key).mlflow_run_id = run_id
+
+
+def note_saved(store: Store, key: Key, digest: str) -> None:
+    """Record the digest of the files in which an attempt has saved its training."""
+    with transaction(store, JobStep.NOTE_SAVED) as session:
+        get(session, key).results_digest = digest
+
+
+def saved_before_failure(store: Store, key: Key) -> tuple[Key, str] | None:
+    """Return the newest earlier attempt of a job that has saved its training and failed later, and the digest of its
+    files; None if there is none, or if an attempt after it has succeeded or was cancelled."""
+    query = select(Job.attempt, Job.state, Job.results_digest).where(Job.id == key.job_id, Job.attempt < key.attempt)
+    with store.reading() as session:
+        for attempt, state, digest in session.execute(query.order_by(Job.attempt.desc())):
+            if state is not JobState.FAILED:
+                return None
+            if digest is not None:
+                return Key(key.job_id, attempt), digest
+    return None
 
 
 def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
@@ -375,8 +394,11 @@ def end(
     results_digest: str | None = None,
     progress: dict[str, Any] | None = None,
     actor: str | None = None,
+    within: Callable[[Session, Job], None] | None = None,
 ) -> bool:
     """Record the end of an attempt if its present state is one of the given states.
+
+    `within` is called in the same transaction, in any state.
 
     Raises:
         JobError: There is no such attempt.
@@ -385,12 +407,15 @@ def end(
     error = error and redact(error)
     with transaction(store, JobStep.END) as session:
         job = get(session, key)
+        if within:
+            within(session, job)
         if job.state not in seen or job.state in JOB_ENDED:
             return False
         if most_submissions is not None and submissions(job) > most_submissions:
             return False
         end_job(session, job, state, now, error=error, error_is_permanent=error_is_permanent)
-        job.result, job.results_digest = result, results_digest
+        # Without a new digest, that of a saved training stays.
+        job.result, job.results_digest = result, results_digest or job.results_digest
         job.progress = progress or job.progress
         if state is JobState.CANCELLED:
             history.record(

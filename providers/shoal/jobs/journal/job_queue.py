@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from shoal.jobs import queue_order
 from shoal.jobs.journal.attempts import Key, get, note_polled
+from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.queue_order import Entry, Gang, NodeSize, Place, Room, drivers_in
 from shoal.pool.journal import usage
@@ -66,7 +67,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     # new process and with 100 waiting attempts, the decision takes 120 ms of CPU.
     with store.reading() as session:
         job = get(session, key, lock=False)
-        if not _is_unsent(job):
+        if not may_become(job, Stage.SENT):
             return Admission.BEFORE
         may_start = _may_start(session, job, now)
     if not may_start:
@@ -75,7 +76,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         return Admission.WAITS
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
-        if not _is_unsent(job):
+        if not may_become(job, Stage.SENT):
             return Admission.BEFORE
         if job.queued_at is None:
             job.queued_at, job.queued_clock = now, stamps.stamp(now)
@@ -103,11 +104,6 @@ def _queue(store: Store, key: Key, now: float) -> None:
     )
     with transaction(store, JobStep.ADMIT) as session:
         session.execute(joins)
-
-
-def _is_unsent(job: Job) -> bool:
-    """Return whether the attempt waits in the queue or has not joined the queue yet."""
-    return job.state is JobState.PENDING and job.admitted_at is None
 
 
 def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> None:
@@ -151,7 +147,7 @@ def put_back(store: Store, key: Key) -> None:
     """
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
-        if job.state is JobState.PENDING:
+        if may_become(job, Stage.WAITING):
             job.admitted_at = None
 
 
@@ -212,13 +208,14 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     if pool is not None:
         query = query.where(Job.pool == pool)
     found: dict[str, list[Entry]] = {}
-    for pool_name, job_id, attempt, holder, priority, queued_at, admitted_at, state, gang in session.execute(query):
-        pending = state is JobState.PENDING and admitted_at is None
-        if pending and queued_at is None:
-            continue  # the submitter has not put this attempt into the queue yet
-        waits = pending and queued_at is not None
-        entry = Entry(job_id, attempt, holder, priority, queued_at or 0.0, waits, Gang.from_json(gang))
-        found.setdefault(pool_name, []).append(entry)
+    for row in session.execute(query):
+        stage = stage_of(row)
+        if stage is Stage.UNQUEUED:
+            continue
+        gang = Gang.from_json(row.gang)
+        waits = stage is Stage.WAITING
+        entry = Entry(row.id, row.attempt, row.holder, row.priority, row.queued_at or 0.0, waits, gang)
+        found.setdefault(row.pool, []).append(entry)
     return found
 
 

@@ -75,11 +75,6 @@ class JobLine:
         """Return the key of the attempt, which is the job's id and the number of the attempt."""
         return Key(self.job_id, self.attempt)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the attempt waits in its pool's queue."""
-        return self.state is JobState.PENDING and self.queued_at is not None and self.admitted_at is None
-
 
 _COLUMNS = (
     Job.id,

@@ -47,6 +47,9 @@ class JobStep(StrEnum):
     """Transaction: the driver records that the training is over and the attempt needs no room for workers any more."""
     PUBLISH = "publish"
     """Action: the driver writes the files of the training's result."""
+    NOTE_SAVED = "note-saved"
+    """Transaction: the driver records that the training is saved, so that the next attempt need not train again if this
+    one fails."""
     LOCK = "lock"
     """Transaction: take a named lock."""
     SETTLE = "settle"

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import Field
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.metrics import best_mode
+from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.mlflow.promotion_decision import is_better
 from shoal.jobs.results import JobResult, PlainResult, RecentVersion

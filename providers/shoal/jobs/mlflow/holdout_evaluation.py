@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError
-from shoal.jobs.metrics import check_predictions, metric_value, takes_classes
+from shoal.jobs.metrics.evaluation import check_predictions, metric_value, takes_classes
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
 from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import Evaluation, Predictions, Slice, UnseenRows

@@ -9,11 +9,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
@@ -98,6 +99,18 @@ def retry_briefly(environment: Mapping[str, str]) -> None:
     os.environ.setdefault(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))
 
 
+@contextmanager
+def retrying_briefly(environment: Mapping[str, str]) -> Iterator[None]:
+    """Call `retry_briefly` for the `with` block only. Workers, which inherit variables, keep MLflow's own patience."""
+    given = os.environ.get(_RETRIES)
+    retry_briefly(environment)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_RETRIES]
+
+
 def _opening() -> AbstractContextManager[object]:
     """Return the lock that a process holds while it opens an MLflow database, or creates an experiment there.
 
@@ -164,20 +177,6 @@ class Run:
         shown = ", ".join(redact_value(path) for path in source)
         dataset = Dataset(name=name, digest=digest, source_type="parquet", source=shown)
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
-
-    def log_rounds(self, evals: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-        """Log each boosting round's metrics under the names ``<eval set>-<metric>``; MLflow's step is the round."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        entities = [
-            Metric(metric_name(evaluated, metric), value, now, step)
-            for evaluated, series in evals.items()
-            for metric, values in series.items()
-            for step, value in enumerate(values)
-        ]
-        for part in _parts(entities, _METRICS_PER_CALL):
-            self.client.log_batch(self.run_id, metrics=part)
 
     def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
         """Log metrics that were measured at different steps and times."""
@@ -254,11 +253,14 @@ class Run:
         self.run_id, self.experiment_id = run_id, str(info.experiment_id)
         self.link = _link(self.uri, self.experiment_id, run_id)
 
-    def end_other(self, run_id: str, status: str) -> None:
-        """End the run of another attempt on the same MLflow server, if that run is still running."""
+    def end_other(self, run_id: str, status: str, missing: Sequence[MetricPoint] = ()) -> None:
+        """End the run of another attempt on the same MLflow server, if that run is still running, and add the metrics
+        that its driver could not send."""
         first = self.client.get_run(run_id).data.tags.get(FIRST_RUN_TAG, run_id)
         last = self.client.get_run(first).data.tags.get(JOB_RUN_TAG, first)
         if self.client.get_run(last).info.status == "RUNNING":
+            found = [(name, each, point.step, point.at) for point in missing for name, each in point.values.items()]
+            replace(self, run_id=last).log_metrics(found)
             self.client.set_terminated(last, status)
         if last != first:
             self._merge(first, last)

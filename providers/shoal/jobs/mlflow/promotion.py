@@ -21,7 +21,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.metrics import check_output
+from shoal.jobs.metrics.evaluation import check_output
 from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from shoal.jobs.metrics import Mode
+from shoal.jobs.metrics.evaluation import Mode
 from shoal.jobs.results import Reason
 from shoal.jobs.specs.register import Register
 

@@ -110,7 +110,7 @@ def reason_to_skip(
         return None
     name = f"{register.model} version {version.version}"
     if (version.tags.get(JOB_TAG), version.tags.get(HOLDER_TAG)) == (key.job_id, holder):
-        print(f"{name} was registered by an earlier attempt of this job, so the job trains again", flush=True)
+        print(f"{name} was registered by an earlier attempt of this job, so the job is not skipped", flush=True)
         return None
     if repeat_reason:
         print(f"not skipped: {name} was promoted, but {repeat_reason}", flush=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.exit_status import how_ended
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.timeouts import (
     FAR_HEAD_PATIENCE_S,
     FAR_SUBMISSION_GRACE_S,
@@ -122,7 +123,7 @@ def for_host(facts: Facts) -> Step | End | Cancel:
     """Decide for the clean-up of a host. It polls no job, so a job with `orphan_after` still ends if no other process
     polls it."""
     job = facts.job
-    if job.is_waiting:
+    if is_waiting(job):
         return in_queue(facts)
     lost = _lost(facts)
     if lost is not None:

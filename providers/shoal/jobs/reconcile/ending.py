@@ -12,6 +12,7 @@ from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_data_claims, working_folder
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
@@ -67,7 +68,7 @@ def cancel(
     ):
         return Cancellation(is_done=False)
     left = None
-    if not job.is_waiting:
+    if not is_waiting(job):
         if look.find_head(target) is Silence.ELSEWHERE:
             # The driver still uses the files that `_tidy` would remove.
             left = f"the driver of job {job.id} ends by itself on host {_host(target)} within seconds"

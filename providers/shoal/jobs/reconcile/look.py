@@ -7,6 +7,7 @@ from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.job_queue import why_waited_too_long
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.decide import Facts, Silence, View
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import FAR_SUBMISSION_GRACE_S, SUBMISSION_GRACE_S
@@ -37,7 +38,7 @@ def view(target: Target, job: Job) -> View:
     head = find_head(target)
     if isinstance(head, Silence):
         return View(silence=head)
-    if job.is_waiting:
+    if is_waiting(job):
         return View()
     if address(head) != job.endpoint:
         return View(silence=Silence.HEAD_REPLACED)

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import decide, ending, look, sending
 from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
@@ -56,7 +57,7 @@ class Waiter:
         if job.state not in JOB_ENDED and self._poll_timer.is_due(job, target.clock()):
             # While the job waits in the queue, this process renews the job's lease of nodes. When the job runs, the
             # driver renews the lease.
-            if job.is_waiting:
+            if is_waiting(job):
                 _renew_lease(target, job)
             job = attempts.touch(target.store, target.key, target.clock())
         secrets = self._supplies.secrets
@@ -72,7 +73,7 @@ class Waiter:
         target, job = self._target, self.poll()
         if job.state in JOB_ENDED or (job.driver and ProcessId.from_json(job.driver).alive()):
             return job  # a live driver records the end itself, so the head need not be asked
-        if job.is_waiting:
+        if is_waiting(job):
             return self._take_turn(job)
         decision = decide.for_waiter(self._facts(job))
         if isinstance(decision, End):
@@ -141,7 +142,7 @@ def host_round(target: Target) -> bool:
 def start_if_room(target: Target) -> None:
     """Start a waiting attempt if its pool has room for it now, or end it if it must not wait any more."""
     job = attempts.load(target.store, target.key)
-    if not job.is_waiting:
+    if not is_waiting(job):
         return
     decision = decide.in_queue(look.facts(target, job, look.view(target, job)))
     if isinstance(decision, End):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from shoal.errors import StoreError
+from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
@@ -16,7 +17,7 @@ from shoal.pool.journal import rows
 from shoal.pool.reconcile.background_process import log_path
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import Job
 
 log = logging.getLogger("shoal.reconciler")
 
@@ -80,21 +81,21 @@ class SilentJobs:
 
 
 def _patience_s(job: Job) -> float:
-    return WAITING_JOB_SILENT_AFTER if job.is_waiting else JOB_SILENT_AFTER
+    return WAITING_JOB_SILENT_AFTER if is_waiting(job) else JOB_SILENT_AFTER
 
 
 def _is_doubtful(job: Job) -> bool:
     """Return whether a job may be lost, because no process on this host is known to submit or run the job."""
-    if job.is_waiting:
-        # Checking the submitter's process would not help. The process may be alive but no longer poll the job, or may
-        # run on another host.
-        return True
-    if job.state is JobState.PENDING:
-        if job.admitted_at is not None:
-            # The job was sent to the head. It may be lost, because its driver may have died before it could record that
-            # the job runs.
+    match stage_of(job):
+        case Stage.UNQUEUED:
+            return not ProcessId.from_json(job.submitter).alive()
+        case Stage.WAITING:
+            # Checking the submitter's process would not help. The process may be alive but no longer poll the job, or
+            # may run on another host.
             return True
-        return not ProcessId.from_json(job.submitter).alive()
+        case Stage.SENT:
+            # The driver may have died before it could record that the job runs.
+            return True
     if job.driver is None:
         return False
     driver = ProcessId.from_json(job.driver)
@@ -106,6 +107,6 @@ def _is_doubtful(job: Job) -> bool:
 def _activity(job: Job) -> tuple[object, ...]:
     """Return the values of a job's row that change while a process works on the job. If the values do not change from
     one check to the next, no process has started the job or worked on it."""
-    if job.is_waiting:
+    if is_waiting(job):
         return job.id, job.attempt, "waits", job.queued_at
     return job.id, job.attempt, job.state, job.heartbeat_at if job.driver else job.last_polled_at

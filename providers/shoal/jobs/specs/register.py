@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.metrics import Mode, best_mode, ranks
+from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
 from shoal.option_validation import Settings
 
 DEFAULT_ALIAS = "champion"

@@ -22,11 +22,11 @@ from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
-from shoal.training.boosting.checkpoints import Checkpoint, Segment, segment_length
+from shoal.training.boosting.checkpoints import Checkpoint, History, Segment, segment_length
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.messages import Boosted, Prepared, Task
-from shoal.training.boosting.progress import latest
+from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
@@ -35,7 +35,7 @@ from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import Pickled, pickled
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
+from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay, bounded
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
@@ -108,6 +108,7 @@ def train(
     init_model: bytes | None = None,
     env: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
+    metrics: MetricSink | None = None,
     keep_gpu_choice: KeepChoice = bool,
 ) -> TrainResult:
     """Train a model on the Ray cluster that this process is connected to, or on this machine if Ray is not used.
@@ -132,7 +133,9 @@ def train(
     request = request.model_copy(
         update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})}
     )
-    training = _Training(request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, began)
+    training = _Training(
+        request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, began
+    )
     return training.run()
 
 
@@ -219,6 +222,7 @@ class _Training:
         init_model: bytes | None,
         env: dict[str, str],
         on_progress: OnProgress | None,
+        metrics: MetricSink | None,
         began: float,
     ) -> None:
         self._request = request
@@ -226,6 +230,8 @@ class _Training:
         self._user_code = user_code
         self._env = env
         self._on_progress = on_progress
+        self._metrics = metrics
+        self._logged = 0
         self._began = began
         self._restarts = Restarts(request.run_config, began)
         self._train, self._eval_sets = checked_data(request)
@@ -350,6 +356,9 @@ class _Training:
         rounds = self._request.n_estimators
         length = segment_length(rounds, self._request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
+        if self._metrics and self._logged > self._checkpoint.rounds:
+            self._metrics.continued()
+        self._logged = self._checkpoint.rounds
         # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
         with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
             while True:
@@ -360,7 +369,7 @@ class _Training:
                     gang,
                     "boost",
                     [segment] * len(workers),
-                    on_note=lambda _, note: self._report(display, note["rounds"], note["metrics"]),
+                    on_note=lambda _, note: self._report(display, note["first"], note["rounds"], note["metrics"]),
                 )
                 for worker, answer in zip(workers, answers, strict=True):
                     worker.add(answer)
@@ -368,14 +377,20 @@ class _Training:
                 if first.checkpoint is None:
                     raise TrainingError("rank 0 (the first worker) returned no model: report this as an error in shoal")
                 self._checkpoint, resume = first.checkpoint, None
-                self._report(display, self._checkpoint.rounds, latest(self._checkpoint.history))
+                self._report(display, 0, self._checkpoint.rounds, self._checkpoint.history)
                 if segment.last or first.stopped:
                     return first
                 if nodes := gang.can_move_from():
                     raise NodeLeavesError(f"node {', '.join(nodes)} will shut down soon")
 
-    def _report(self, display: ProgressDisplay, rounds: int, metrics: dict[str, float]) -> None:
-        progress = Progress(rounds, self._request.n_estimators, "rounds", metrics)
+    def _report(self, display: ProgressDisplay, first: int, rounds: int, history: History) -> None:
+        """Pass on the metrics of the rounds from `first` on that are new, and the progress."""
+        each = by_round(history)
+        for step, values in enumerate(each, first):
+            if self._metrics and step >= self._logged:
+                self._metrics.log(0, values, step)
+        self._logged = max(self._logged, first + len(each))
+        progress = Progress(rounds, self._request.n_estimators, "rounds", bounded(each[-1]) if each else {})
         display.show(progress)
         if self._on_progress is not None:
             self._on_progress(progress)

@@ -1,40 +1,61 @@
-"""Report the number of finished rounds and the metrics from rank 0 to the driver during a boosting training."""
+"""Report the number of finished rounds and their metrics from rank 0 to the driver during a boosting training."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shoal.training.boosting.checkpoints import History
 from shoal.training.context import GangContext
-from shoal.training.progress import bounded
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
 
 class RoundReporter:
-    """Reporter that sends the number of finished rounds and the metrics from rank 0 to the driver.
+    """Reporter that sends the number of finished rounds and their metrics from rank 0 to the driver.
 
     On other ranks, the reporter sends nothing.
 
     Args:
         context: Gang context of this worker.
+        rounds: Number of rounds that the driver knows.
     """
 
-    def __init__(self, context: GangContext) -> None:
+    def __init__(self, context: GangContext, rounds: int) -> None:
         self._context = context
+        self._rounds = rounds
         self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
 
     def done(self, rounds: int, history: History) -> None:
-        """Report the number of finished rounds and their metrics, unless the last report is less than 2 s old."""
+        """Report the rounds since the last report, unless that is less than 2 s old."""
         if self._context.rank == 0 and time.monotonic() >= self._next:
             self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
-            self._context.note({"rounds": rounds, "metrics": bounded(latest(history))})
+            self._context.note({"first": self._rounds, "rounds": rounds, "metrics": _since(self._rounds, history)})
+            self._rounds = rounds
+
+    @contextmanager
+    def reporting_on_error(self, history: History) -> Iterator[None]:
+        """Report the rounds that are not reported yet if the `with` block, which adds to `history`, fails."""
+        try:
+            yield
+        except Exception:
+            self._next = 0.0
+            rounds = max((len(values) for metrics in history.values() for values in metrics.values()), default=0)
+            if rounds > self._rounds:
+                self.done(rounds, history)
+            raise
 
 
-def latest(history: History) -> dict[str, float]:
-    """Return the last value of each metric, under a key such as ``eval-rmse`` (eval set "eval", metric "rmse")."""
-    return {
-        f"{name}-{metric}": float(values[-1])
-        for name, metrics in history.items()
-        for metric, values in metrics.items()
-        if values
-    }
+def _since(rounds: int, history: History) -> History:
+    return {name: {metric: values[rounds:] for metric, values in metrics.items()} for name, metrics in history.items()}
+
+
+def by_round(history: History) -> list[dict[str, float]]:
+    """Return the metrics of each round, under names such as ``eval-rmse`` (eval set "eval", metric "rmse")."""
+    rounds: list[dict[str, float]] = []
+    for name, metrics in history.items():
+        for metric, values in metrics.items():
+            rounds += [{} for _ in range(len(values) - len(rounds))]
+            for each, value in zip(rounds, values, strict=False):
+                each[f"{name}-{metric}"] = float(value)
+    return rounds

@@ -65,27 +65,28 @@ class Trainer:
         # `segment.stop + 1`, so that the segment stops before round `end - 1`.
         end = segment.stop if segment.last else segment.stop + 1
         unprinted = ""
-        reporter = RoundReporter(self._context)
+        reporter = RoundReporter(self._context, rounds)
         asked: EarlyStopException | None = None
         decisive: Any = None
-        while rounds < segment.stop and not stopped:
-            place = (booster, self._params, before + rounds, before + self._first_round, before + end)
-            self._call_back(CallbackEnv(*place, None), before=True)
-            booster.update(fobj=self._task.user_code.objective)
-            results = self._evaluate(booster)
-            for result in results:
-                history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
-            if self._task.user_code.metrics:
-                refuse_namesakes(history, rounds + 1)
-            unprinted = self._print_metrics(before + rounds, results)
-            if stopping is not None:
-                decisive = self._decisive(results)
-                self._check_stopping(decisive, first=rounds == 0)
-                stopping.see(float(decisive[2]))
-            asked = self._call_back(CallbackEnv(*place, results), before=False)
-            stopped = asked is not None or (stopping is not None and stopping.stopped)
-            rounds += 1
-            reporter.done(rounds, history)
+        with reporter.reporting_on_error(history):
+            while rounds < segment.stop and not stopped:
+                place = (booster, self._params, before + rounds, before + self._first_round, before + end)
+                self._call_back(CallbackEnv(*place, None), before=True)
+                booster.update(fobj=self._task.user_code.objective)
+                results = self._evaluate(booster)
+                for result in results:
+                    history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
+                if self._task.user_code.metrics:
+                    refuse_namesakes(history, rounds + 1)
+                unprinted = self._print_metrics(before + rounds, results)
+                if stopping is not None:
+                    decisive = self._decisive(results)
+                    self._check_stopping(decisive, first=rounds == 0)
+                    stopping.see(float(decisive[2]))
+                asked = self._call_back(CallbackEnv(*place, results), before=False)
+                stopped = asked is not None or (stopping is not None and stopping.stopped)
+                rounds += 1
+                reporter.done(rounds, history)
         if unprinted and (stopped or segment.last):
             self._context.log(unprinted)
         if rounds > self._state.rounds:

@@ -24,7 +24,7 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
+from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
@@ -40,7 +40,7 @@ def run(
     claim: Claim,
     location: str,
     env: Mapping[str, str] | None = None,
-    on_metrics: OnMetrics | None = None,
+    sink: MetricSink | None = None,
     on_progress: OnProgress | None = None,
     on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
     on_node: Callable[[str, dict[str, float]], None] | None = None,
@@ -69,7 +69,7 @@ def run(
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
     claim.check(checkpoints.folder, shared=location)
-    metrics = Metrics(on_metrics, on_progress)
+    metrics = Metrics(sink, on_progress)
     attempts = _Run(
         request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, on_node, began
     )
@@ -154,6 +154,7 @@ class _Run:
         # the user's function starts, may need these CPUs.
         end_gangs()
         gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self._env)
+        self._metrics.continued()
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
@@ -277,37 +278,38 @@ def _check_data(request: FunctionRequest, workers: int) -> None:
             )
 
 
-OnMetrics = Callable[[int, dict[str, float], int], None]
-"""Type of a function that is called with rank, metrics (name -> value) and step whenever a rank logs metrics."""
-
-
 class Metrics(ProgressDisplay):
     """Context manager that receives and displays the metrics of a run's ranks, and removes the display at the end.
 
     Args:
-        on_metrics: Function to call with rank, values and step, or None.
+        sink: Receiver of the metrics of all ranks, or None.
         on_progress: Function to call with the step and the last metrics of rank 0, or None.
 
     Attributes:
         last: Last value of each metric of rank 0.
     """
 
-    def __init__(self, on_metrics: OnMetrics | None = None, on_progress: OnProgress | None = None) -> None:
+    def __init__(self, sink: MetricSink | None = None, on_progress: OnProgress | None = None) -> None:
         super().__init__(first_line_s=0.0)
         self.last: dict[str, float] = {}
-        self._on_metrics = on_metrics
+        self._sink = sink
         self._on_progress = on_progress
         self._steps: Counter[int] = Counter()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
-        """Pass a worker's metrics to the caller's function `on_metrics`; record and display the metrics of rank 0."""
+        """Pass on a worker's metrics; record and display the metrics of rank 0."""
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1
-        if self._on_metrics:
-            self._on_metrics(rank, values, step)
+        if self._sink:
+            self._sink.log(rank, values, step)
         if rank == 0:
             self.last.update(values)
             self.show(Progress(step, None, "steps", values))
             if self._on_progress:
                 self._on_progress(Progress(step, None, "steps", dict(self.last)))
+
+    def continued(self) -> None:
+        """Note that the function is called again, and may continue from its last checkpoint."""
+        if self._sink:
+            self._sink.continued()

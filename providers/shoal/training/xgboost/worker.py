@@ -82,22 +82,23 @@ class _Session:
         assert booster is not None
         assert callbacks is not None
         stopped = False
-        reporter = RoundReporter(self.context)
+        reporter = RoundReporter(self.context, start)
         # This loop does the same as `xgboost.train`. If each segment called `xgboost.train`, the methods
         # before_training and after_training of the user's callbacks would be called once per segment instead of once
         # per training.
-        for iteration in range(start, segment.stop):
-            if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
-                stopped = True
-                break
-            booster.update(self.matrix, iteration=iteration, fobj=self.task.user_code.objective)
-            stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
-            if self.task.user_code.metrics:
-                refuse_namesakes(callbacks.history, iteration + 1)
-            self._check_stopping(callbacks, stopped=stopped)
-            reporter.done(iteration + 1, callbacks.history)
-            if stopped:
-                break
+        with reporter.reporting_on_error(callbacks.history):
+            for iteration in range(start, segment.stop):
+                if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
+                    stopped = True
+                    break
+                booster.update(self.matrix, iteration=iteration, fobj=self.task.user_code.objective)
+                stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
+                if self.task.user_code.metrics:
+                    refuse_namesakes(callbacks.history, iteration + 1)
+                self._check_stopping(callbacks, stopped=stopped)
+                reporter.done(iteration + 1, callbacks.history)
+                if stopped:
+                    break
         if stopped or segment.last:
             self.booster = booster = callbacks.after_training(booster)
         best, score = booster.attr("best_iteration"), booster.attr("best_score")

@@ -93,6 +93,7 @@ def upgrade() -> None:
         sa.Column("error_is_permanent", sa.Boolean(), nullable=True),
         sa.Column("mlflow_run_id", sa.String(length=255), nullable=True),
         sa.Column("progress", sa.JSON(), nullable=True),
+        sa.Column("metrics_in_mlflow", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
@@ -102,6 +103,15 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_jobs_pool"), ["pool"], unique=False)
         batch_op.create_index(batch_op.f("ix_jobs_state"), ["state"], unique=False)
 
+    op.create_table(
+        "job_metrics",
+        sa.Column("job_id", sa.String(length=255), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("points", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "attempt", "seq"),
+    )
     op.create_table(
         "locks",
         sa.Column("name", sa.String(length=255), nullable=False),
@@ -318,6 +328,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_jobs_pool"))
 
     op.drop_table("jobs")
+    op.drop_table("job_metrics")
     with op.batch_alter_table("history", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_history_pool"))
         batch_op.drop_index(batch_op.f("ix_history_operation_id"))

@@ -1,0 +1,170 @@
+"""The series of metrics of the attempt that this driver runs: written into the store with the heartbeats, and sent to
+the MLflow run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from shoal.jobs.driver.mlflow_feed import MlflowFeed
+from shoal.jobs.journal import metric_series
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.metrics.series import MetricPoint, encoded
+from shoal.redaction import redact
+from shoal.state.codec import storable
+from shoal.state.schema import Job
+
+_MOST_POINTS = 256
+_MOST_VALUES = 800
+"""Limits of one part of the series, so that a row has at most about 16 KB: the driver writes the last row again with
+each heartbeat."""
+
+_MOST_NAMES = 200
+_LONGEST_NAME = 100
+_MOST_IN_SERIES = 100_000
+"""Limits of an attempt's series, because user code chooses names and steps. MLflow gets all metrics."""
+
+_MOST_COMPARED = 10_000
+"""Number of the newest values that are compared with those of a training that continues from a checkpoint."""
+
+
+@dataclass
+class _Part:
+    """A row of `job_metrics`."""
+
+    seq: int
+    generation: int
+    points: list[MetricPoint] = field(default_factory=list)
+    stored: int = 0
+    """Number of points that are in the store."""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.points) >= _MOST_POINTS or sum(len(each.values) for each in self.points) >= _MOST_VALUES
+
+
+class MetricSeries:
+    """Receiver of the metrics of all ranks (a `MetricSink`). All methods may be called from any thread.
+
+    Args:
+        key: The attempt.
+    """
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._lock = threading.Lock()
+        self._parts: list[_Part] = []
+        self._writing: list[tuple[_Part, int]] = []
+        self._rows: list[dict[str, Any]] = []
+        self._next_seq = self._generation = self._count = 0
+        self._last = 0.0
+        self._is_new_generation = True
+        self._names: dict[str, str] = {}
+        self._left_out = False
+        self._seen: dict[tuple[str, int], float] = {}
+        self.feed: MlflowFeed | None = None
+        """Sends the metrics to MLflow; None if the job has no MLflow run."""
+
+    def log(self, rank: int, values: Mapping[str, float], step: int) -> None:
+        """Add the metrics of a rank at a step; the names of other ranks than 0 get a prefix such as ``rank-1/``."""
+        front = f"rank-{rank}/" if rank else ""
+        named = {front + name: float(value) for name, value in values.items()}
+        with self._lock:
+            # Readers know new points by their times, so no two points have the same.
+            self._last = max(time.time(), self._last + 1e-6)
+            point = MetricPoint(step, self._last, named)
+            if self.feed:
+                # A point without new values is added, too, so that both count the same points.
+                self.feed.add(self._not_repeated(point))
+            self._keep(point)
+
+    def continued(self) -> None:
+        """Begin a new generation: the training continues from a checkpoint, and may repeat some steps."""
+        with self._lock:
+            self._is_new_generation = True
+
+    def prepare(self) -> None:
+        """Encode the points that the store does not have, before the transaction that calls :meth:`write`."""
+        with self._lock:
+            self._writing = [(part, len(part.points)) for part in self._parts if part.stored < len(part.points)]
+        self._rows = [
+            {
+                "job_id": self._key.job_id,
+                "attempt": self._key.attempt,
+                "seq": part.seq,
+                "generation": part.generation,
+                "points": encoded(part.points[:number]),
+            }
+            for part, number in self._writing
+        ]
+
+    def write(self, session: Session, job: Job) -> None:
+        """Write the prepared points; no other process writes this attempt's series."""
+        metric_series.write(session, self._rows)
+        if self.feed:
+            job.metrics_in_mlflow = self.feed.sent
+
+    def written(self) -> None:
+        """Note after the transaction that the store has the prepared points, and forget the full parts."""
+        with self._lock:
+            for part, number in self._writing:
+                part.stored = number
+            self._writing, self._rows = [], []
+            last = self._parts[-1:]
+            self._parts = [part for part in self._parts if part in last or part.stored < len(part.points)]
+
+    def flush(self) -> None:
+        """Send all metrics to MLflow that it does not have, and raise its error if it refuses them or is away."""
+        if self.feed:
+            self.feed.flush()
+
+    def close(self) -> None:
+        """Send the last metrics to MLflow, and end the thread that does so."""
+        if self.feed:
+            self.feed.close()
+            self.feed.flush()
+
+    def _not_repeated(self, point: MetricPoint) -> MetricPoint:
+        """Leave out values that MLflow has already: a boosting training that continues repeats rounds exactly."""
+        values = {name: each for name, each in point.values.items() if self._seen.get((name, point.step)) != each}
+        for name, each in values.items():
+            self._seen[name, point.step] = each
+        while len(self._seen) > _MOST_COMPARED:
+            del self._seen[next(iter(self._seen))]
+        return MetricPoint(point.step, point.at, values)
+
+    def _keep(self, point: MetricPoint) -> None:
+        values = {short: each for name, each in point.values.items() if (short := self._name(name)) is not None}
+        if len(values) < len(point.values) or self._count >= _MOST_IN_SERIES:
+            self._say_left_out()
+        if not values or self._count >= _MOST_IN_SERIES:
+            return
+        self._count += 1
+        part = self._parts[-1] if self._parts else None
+        if part is None or part.is_full or self._is_new_generation:
+            if self._is_new_generation and self._next_seq:
+                self._generation += 1
+            self._is_new_generation = False
+            part = _Part(self._next_seq, self._generation)
+            self._next_seq += 1
+            self._parts.append(part)
+        part.points.append(MetricPoint(point.step, point.at, values))
+
+    def _name(self, name: str) -> str | None:
+        if name not in self._names and len(self._names) < _MOST_NAMES:
+            self._names[name] = storable(redact(name))[:_LONGEST_NAME]
+        return self._names.get(name)
+
+    def _say_left_out(self) -> None:
+        if not self._left_out:
+            self._left_out = True
+            print(
+                f"the series of metrics in the store has at most {_MOST_IN_SERIES:,} points and {_MOST_NAMES} names: "
+                "further metrics are only sent to MLflow",
+                flush=True,
+            )
