@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobSpec, credentials, submission
-from shoal.jobs.environment import code, modules, packages
+from shoal.jobs.environment import code, modules
 from shoal.jobs.files import working_folder
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -173,16 +173,16 @@ class TestPackages:
         monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
 
     def test_only_what_this_python_lacks_is_installed(self, tmp_path):
-        assert packages.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
+        assert modules.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
         assert (tmp_path / "there" / "tidbit" / "__init__.py").exists()
         assert not (tmp_path / "there" / "psutil").exists()
-        assert packages.install(["psutil"], tmp_path / "nothing", {}) == ()
+        assert modules.install(["psutil"], tmp_path / "nothing", {}) == ()
 
     def test_what_cannot_be_installed_is_said(self, tmp_path):
         with pytest.raises(JobError, match=r"run_config.packages \(nonesuch\) cannot be installed: .*nonesuch was not"):
-            packages.install(["nonesuch"], tmp_path / "there", {})
+            modules.install(["nonesuch"], tmp_path / "there", {})
         with pytest.raises(JobError, match=r"would install ray==1\.0 for the workers"):
-            packages.install(["greedy"], tmp_path / "there", {})
+            modules.install(["greedy"], tmp_path / "there", {})
 
     def test_a_pool_installs_them_once_until_it_gets_another_head(self, fresh_home, capsys, monkeypatch):
         monkeypatch.setattr(sys, "path", [*sys.path])

@@ -36,7 +36,7 @@ from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.look import address
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
-from shoal.jobs.remote import frames, package, reachability, shared_folders
+from shoal.jobs.remote import frames, package, reachability
 from shoal.jobs.remote.package import Package
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
@@ -211,7 +211,7 @@ def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
 
 def _prepared(sent: frames.Sent, pool: PoolSpec) -> _Prepared:
     document, uris = credentials.hide(sent.spec.document())
-    if not shared_folders.is_remote(pool):
+    if not frames.is_remote(pool):
         return _Prepared(sent.spec, document, uris, None)
     document, along = package.taken_along(document, sent.packaged)
     return _Prepared(sent.spec, document, uris, along)
@@ -239,7 +239,7 @@ def _attempt(call: _Call, prepared: _Prepared) -> JobHandle | None:
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
-        needs_credentials=shared_folders.is_remote(call.pool) and secrets is not None and secrets.given,
+        needs_credentials=frames.is_remote(call.pool) and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)
     target = call.target(Key(job.id, job.attempt))

@@ -13,8 +13,7 @@ from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.listing import check_parents
 from shoal.data.parquet.paths import is_local, join, resolve
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.staging.staged_data import staged
-from shoal.data.staging.table_writer import TableWriter, group_rows, write_batches
+from shoal.data.staging.staged_data import TableWriter, group_rows, staged, write_batches
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

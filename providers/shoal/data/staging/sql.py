@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.parquet.paths import join, resolve
-from shoal.data.staging.staged_data import staged
-from shoal.data.staging.table_writer import TableWriter
+from shoal.data.staging.staged_data import TableWriter, staged
 from shoal.data.syntax import as_table, check_present, without_end
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.redaction import redact_value

@@ -20,8 +20,7 @@ from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
-from shoal.training.mlflow.experiments import experiment_id
-from shoal.training.mlflow.options import Caller, Tracking
+from shoal.training.mlflow.options import Caller, Tracking, experiment_id
 from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 
 if TYPE_CHECKING:

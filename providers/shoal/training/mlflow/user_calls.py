@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shoal.training.context import GangContext
-from shoal.training.mlflow.experiments import experiment_id
+from shoal.training.mlflow.options import experiment_id
 from shoal.training.timeouts import SET_EXPERIMENT_WAIT_S
 
 if TYPE_CHECKING:
