@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
+from shoal.distributors.same_arguments import same_arguments
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -84,19 +85,8 @@ def predict(
     return dispatch.prediction(spec).run()
 
 
-def submit_predict(
-    model: str,
-    dataset: DataConnector,
-    output_path: str | os.PathLike[str],
-    *,
-    keep_cols: Sequence[str] | None = None,
-    prediction_col: str = "prediction",
-    input_cols: Sequence[str] = (),
-    category_codes: bool = False,
-    overwrite: bool = False,
-    scaling_config: ScalingConfig | None = None,
-    run_config: RunConfig | None = None,
-) -> SubmittedCall[PredictResult]:
+@same_arguments(predict)
+def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
     """Predict every row of a dataset as a job, and return without waiting for the job.
 
     The job goes on when this process ends. The arguments are those of `predict`.
@@ -108,19 +98,7 @@ def submit_predict(
         InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls
             do not run as jobs.
     """
-    spec = _spec(
-        model,
-        dataset,
-        output_path,
-        keep_cols,
-        prediction_col,
-        input_cols,
-        category_codes,
-        overwrite,
-        scaling_config,
-        run_config,
-    )
-    return dispatch.prediction(spec).submit()
+    return dispatch.prediction(_spec(**arguments)).submit()
 
 
 def _spec(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
+from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import SubmittedCall
+from shoal.distributors.submitted_call import SubmittedCall
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
@@ -151,9 +152,11 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         self._result = self._booster = None
         try:
             return self._call(
+                own,
                 dataset,
                 eval_set,
-                own,
+                init_model,
+                xgb_model,
                 input_cols=input_cols,
                 label_col=label_col,
                 label_cols=label_cols,
@@ -169,36 +172,14 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 feature_weights=feature_weights,
                 external_memory=external_memory,
                 categorical_cols=categorical_cols,
-                init_model=self._stored(init_model, xgb_model),
             ).run()
         finally:
             # DataFrames were copied to files for this training only, so the copies are removed.
             for connector in own:
                 connector.discard_staging()
 
-    def submit(
-        self,
-        dataset: Dataset,
-        input_cols: Sequence[str],
-        label_col: str | None = None,
-        eval_set: Dataset | Mapping[str, Dataset] | None = None,
-        verbose_eval: bool | int | None = None,
-        *,
-        label_cols: Sequence[str] = (),
-        label_lower_bound_col: str | None = None,
-        label_upper_bound_col: str | None = None,
-        weight_col: str | None = None,
-        group_col: str | None = None,
-        base_margin_col: str | None = None,
-        base_margin_cols: Sequence[str] = (),
-        early_stopping_rounds: int | None = None,
-        missing: float | None = None,
-        feature_weights: Mapping[str, float] | Sequence[float] = (),
-        external_memory: bool | None = None,
-        categorical_cols: Sequence[str] = (),
-        init_model: InitialModel = None,
-        xgb_model: InitialModel = None,
-    ) -> SubmittedCall[BoosterT]:
+    @same_arguments(fit)
+    def submit(self, **arguments: Any) -> SubmittedCall[BoosterT]:
         """Train a model as a job on all workers together, and return without waiting for the job.
 
         The job goes on when this process ends. The arguments are those of `fit`. A DataFrame is copied to files, which
@@ -216,27 +197,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         dispatch.check_submit()
         own: list[DataConnector] = []
         try:
-            return self._call(
-                dataset,
-                eval_set,
-                own,
-                input_cols=input_cols,
-                label_col=label_col,
-                label_cols=label_cols,
-                verbose_eval=verbose_eval,
-                label_lower_bound_col=label_lower_bound_col,
-                label_upper_bound_col=label_upper_bound_col,
-                weight_col=weight_col,
-                group_col=group_col,
-                base_margin_col=base_margin_col,
-                base_margin_cols=base_margin_cols,
-                early_stopping_rounds=early_stopping_rounds,
-                missing=missing,
-                feature_weights=feature_weights,
-                external_memory=external_memory,
-                categorical_cols=categorical_cols,
-                init_model=self._stored(init_model, xgb_model),
-            ).submit()
+            return self._call(own, **arguments).submit()
         except BaseException:
             for connector in own:
                 connector.discard_staging()
@@ -303,12 +264,15 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     def _call(
         self,
+        own: list[DataConnector],
         dataset: Dataset,
         eval_set: Dataset | Mapping[str, Dataset] | None,
-        own: list[DataConnector],
+        init_model: InitialModel,
+        xgb_model: InitialModel,
         **options: Any,
     ) -> Call[BoosterT]:
         """Return the `Call` object that trains a model."""
+        initial = self._stored(init_model, xgb_model)
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         request = TrainRequest(
             framework=self._framework,
@@ -318,6 +282,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             params=self.params,
             scaling_config=self.scaling_config,
             run_config=self.run_config,
+            init_model=initial,
             **options,
         )
         return dispatch.training(

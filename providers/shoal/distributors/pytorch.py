@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
+from shoal.distributors.same_arguments import same_arguments
 from shoal.distributors.submitted_call import Response, value_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
@@ -103,19 +104,13 @@ class PyTorchDistributor:
                 notes.
             WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
         """
-        location = _one_location(artifact_location, artifact_stage_location)
-        response: Response = self._call(args, kwargs, dataset_map, hyper_params, location).run()
+        response: Response = self._call(
+            args, kwargs, dataset_map, hyper_params, artifact_location, artifact_stage_location
+        ).run()
         return response
 
-    def submit(
-        self,
-        *args: Any,
-        dataset_map: Mapping[str, DataConnector] | None = None,
-        hyper_params: Mapping[str, Any] | None = None,
-        artifact_location: str | None = None,
-        artifact_stage_location: str | None = None,
-        **kwargs: Any,
-    ) -> SubmittedCall[Response]:
+    @same_arguments(run)
+    def submit(self, **arguments: Any) -> SubmittedCall[Response]:
         """Run the function or script on all ranks as a job, and return without waiting for the job.
 
         The job goes on when this process ends. The arguments are those of `run`.
@@ -127,8 +122,7 @@ class PyTorchDistributor:
             InvalidArgumentError: An argument is not legal, as in `run`; or this process is connected to a Ray cluster,
                 where calls do not run as jobs.
         """
-        location = _one_location(artifact_location, artifact_stage_location)
-        return self._call(args, kwargs, dataset_map, hyper_params, location).submit()
+        return self._call(**arguments).submit()
 
     def _call(
         self,
@@ -136,8 +130,10 @@ class PyTorchDistributor:
         kwargs: Mapping[str, Any],
         dataset_map: Mapping[str, DataConnector] | None,
         hyper_params: Mapping[str, Any] | None,
-        location: str | None,
+        artifact_location: str | None,
+        artifact_stage_location: str | None,
     ) -> Call[Any]:
+        location = _one_location(artifact_location, artifact_stage_location)
         program = Program.of(self.train_func, args, kwargs)
         request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)
         return dispatch.function(request, program.dumps())

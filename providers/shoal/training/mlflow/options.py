@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_EXPERIMENT = "shoal"
 
+
 class Tracking(Settings):
     """Options for the job's MLflow run. Credentials in the URI are not stored with the job.
 
