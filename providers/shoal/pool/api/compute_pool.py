@@ -6,21 +6,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
-    PoolStoppingError,
     ScaleError,
     StoreError,
     shown,
 )
+from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import is_here, python_holder
@@ -37,11 +36,11 @@ from shoal.pool.selection import which_pool
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, WAIT_PERIOD
-from shoal.pool.waiting import OnProgress, Waiting
+from shoal.pool.waiting import OnProgress
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
 from shoal.state.process import ProcessId
-from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
 
 if TYPE_CHECKING:
     from shoal.pool.backends.base import Finding
@@ -90,7 +89,7 @@ class ComputePool:
         )
         self.holder = storable(holder or python_holder())
         self.team = storable(team or os.environ.get("SHOAL_TEAM") or "") or None
-        self._operation_id: str | None = None
+        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec)
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -127,17 +126,17 @@ class ComputePool:
             raise InvalidArgumentError(
                 f"rollback_after_seconds={rollback_after_seconds}: it has to be a number of seconds above 0"
             )
-        self._admit(1, bring_up=True)
+        self._requests.admit(1, bring_up=True)
 
         def request(session: Session) -> str:
-            spec = self._spec_to_start(session)
+            spec = self._requests.spec_to_start(session)
             operation_id = commands.up(
                 session, spec, holder=self.holder, rollback_after=rollback_after_seconds, now=self._clock()
             )
-            self._record(session, ActionKind.STARTED, _nodes(spec.min_nodes), operation_id=operation_id)
+            self._requests.record(session, ActionKind.STARTED, _nodes(spec.min_nodes), operation_id=operation_id)
             return operation_id
 
-        self._carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
+        self._requests.carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
         self.check_nodes()
         return self
 
@@ -163,11 +162,11 @@ class ComputePool:
             else:
                 commands.down(session, self.name, self._clock())
             if not was_down:
-                self._record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
+                self._requests.record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:
                 return
         background_process.ensure_running()
-        self._waiting.until_down(on_progress)
+        self._requests.waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False) -> None:
         """Delete a pool that is down: its rows in the database, its token and its logs. Its ended jobs stay in the list
@@ -186,7 +185,7 @@ class ComputePool:
         with transaction(self._store, JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
             commands.remove(session, self.name, self._clock(), abandon=abandon)
-            self._record(session, ActionKind.DELETED, "abandoned" if abandon else None)
+            self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
 
     def scale(
@@ -200,7 +199,7 @@ class ComputePool:
         """Set the number of nodes that the pool should have; see `scale_cluster`."""
         size = checked_size(expected_cluster_size)
         parsed = ScaleOptions.for_size(options, size)
-        self._admit(size)
+        self._requests.admit(size)
 
         def request(session: Session) -> str:
             operation_id = commands.scale(
@@ -214,10 +213,10 @@ class ComputePool:
             )
             before = session.get_one(Operation, operation_id).replaced_size
             change = _nodes(size) if before is None else f"{before} -> {_nodes(size)}"
-            self._record(session, ActionKind.SCALED, change, operation_id=operation_id)
+            self._requests.record(session, ActionKind.SCALED, change, operation_id=operation_id)
             return operation_id
 
-        self._carry_out(
+        self._requests.carry_out(
             request,
             block_until_min_cluster_size=parsed.block_until_min_cluster_size,
             is_async=is_async,
@@ -283,11 +282,8 @@ class ComputePool:
         """
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        if not ttl > 0:
-            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-        if not isinstance(exclusive, bool):
-            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
-        self._admit(size, bring_up=bring_up)
+        _check_lease(ttl, exclusive)
+        self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
         def handle() -> PoolLease:
@@ -318,7 +314,7 @@ class ComputePool:
                 team=self.team,
             )
             leases.append(lease)
-            self._record(
+            self._requests.record(
                 session,
                 ActionKind.LEASED,
                 _nodes(size) + (", exclusive" if exclusive else ""),
@@ -327,7 +323,7 @@ class ComputePool:
             )
             return operation_id
 
-        self._carry_out(
+        self._requests.carry_out(
             request,
             bring_up=bring_up,
             owner=owner,
@@ -351,13 +347,13 @@ class ComputePool:
         with transaction(self._store, JournalStep.REQUEST) as session:
             released = commands.release(session, self.name, self.holder, self._clock())
             if released:
-                self._record(session, ActionKind.RELEASED, subject=self.holder)
+                self._requests.record(session, ActionKind.RELEASED, subject=self.holder)
             here = is_here(session.get_one(Pool, self.name))
         if not here:
             return released > 0
         reconcile(self._store, self.name, clock=self._clock)
         background_process.ensure_running()
-        self._waiting.until_down()
+        self._requests.waiting.until_down()
         return released > 0
 
     def renew(self) -> bool:
@@ -371,12 +367,12 @@ class ComputePool:
         for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
             if value is not None:
                 checked_size(value, name)
-        self._admit(min_nodes or 1)
+        self._requests.admit(min_nodes or 1)
         with transaction(self._store, JournalStep.REQUEST) as session:
             pool = rows.load(session, self.name).pool
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
-            self._record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
+            self._requests.record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
         background_process.ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -386,7 +382,7 @@ class ComputePool:
     @property
     def operation_id(self) -> str | None:
         """Return the id of the last operation (a request to change the pool's size) that this object has made."""
-        return self._operation_id
+        return self._requests.operation_id
 
     def wait_for_operation(
         self,
@@ -411,14 +407,14 @@ class ComputePool:
         try:
             with self._store.reading(snapshot=False) as session:
                 operation = session.get_one(Operation, operation_id)
-            self._waiting.for_operation(
+            self._requests.waiting.for_operation(
                 operation_id,
                 operation.deadline - operation.created_at,
                 block_until_min_cluster_size=block_until_min_cluster_size,
                 on_progress=on_progress,
             )
         except BaseException as error:
-            self._give_up(operation_id, error)
+            self._requests.give_up(operation_id, error)
             raise
 
     def withdraw(self, operation_id: str, reason: str) -> bool:
@@ -450,7 +446,7 @@ class ComputePool:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains the operation's error.
         """
-        snapshot = snapshot or self._snapshot()
+        snapshot = snapshot or self._requests.snapshot()
         status = status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
 
@@ -461,7 +457,7 @@ class ComputePool:
             return True
         if usable(status.target) >= size or (lease and lease.waiting and lease.size >= size):
             return False
-        mine = self._last_rolled_back()
+        mine = self._requests.last_rolled_back()
         if mine:
             why = f"the last request of {self.holder} was rolled back: {mine.error}"
         elif status.state != PoolState.UP.value:
@@ -508,7 +504,7 @@ class ComputePool:
 
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
-        return status_of(self._snapshot(), self._clock())
+        return status_of(self._requests.snapshot(), self._clock())
 
     def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
         """Announce that a node of a local pool will end soon, for example because the cloud provider stops the machine.
@@ -531,7 +527,7 @@ class ComputePool:
             raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.retire(session, self.name, node, within_s, self._clock())
-            self._record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
+            self._requests.record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
         background_process.ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
@@ -562,7 +558,7 @@ class ComputePool:
             before = lease_limits.quota_text(pool, storable(team))
             lease_limits.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
             after = lease_limits.quota_text(pool, storable(team))
-            self._record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
+            self._requests.record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
             background_process.ensure_running()
 
@@ -588,7 +584,7 @@ class ComputePool:
         Raises:
             PoolDownError: The pool is not up, its head is not ready, or the pool is bound to another machine.
         """
-        snapshot = self._snapshot()
+        snapshot = self._requests.snapshot()
         rows.require_up(snapshot.pool)
         return head_endpoint(snapshot)
 
@@ -649,130 +645,6 @@ class ComputePool:
         history.record_sweep(self._store, did, holder=self.holder)
         return did
 
-    def _carry_out(
-        self,
-        request: Callable[[Session], str],
-        *,
-        bring_up: bool = False,
-        owner: ProcessId | None = None,
-        block_until_min_cluster_size: int | None = None,
-        is_async: bool = False,
-        on_progress: OnProgress | None = None,
-        while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Write an operation to the database and wait until the operation ends. Roll the operation back if the wait is
-        interrupted.
-        """
-        operation_id = ""
-        try:
-            while not operation_id:
-                try:
-                    with transaction(self._store, JournalStep.REQUEST) as session:
-                        started = self._begin_life(session, owner) if bring_up else None
-                        operation_id = request(session)
-                        # `prepare` creates the token before the commit, because nodes may start right after the commit.
-                        if started:
-                            BACKENDS[started.backend]().prepare(started)
-                        operation = session.get_one(Operation, operation_id)
-                # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
-                except PoolStoppingError:
-                    operation_id = ""
-                    self._waiting.until_down(on_progress)
-            background_process.ensure_running()
-            self._operation_id = operation_id
-            if not is_async:
-                patience = operation.deadline - operation.created_at
-                with while_waiting():
-                    self._waiting.for_operation(
-                        operation_id,
-                        patience,
-                        block_until_min_cluster_size=block_until_min_cluster_size,
-                        on_progress=on_progress,
-                    )
-        except BaseException as error:
-            if operation_id:
-                self._give_up(operation_id, error)
-            raise
-
-    def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
-        """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
-        spec = self._spec_to_start(session)
-        if session.get(Pool, spec.name) is None:
-            self._record(session, ActionKind.CREATED, spec.uri)
-        begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self._clock())
-        return spec if begins else None
-
-    def _record(
-        self,
-        session: Session,
-        kind: ActionKind,
-        detail: str | None = None,
-        *,
-        subject: str | None = None,
-        operation_id: str | None = None,
-    ) -> None:
-        """Add a line to the record of actions; see `shoal.history.record`. `subject` is the name of the changed
-        object. If it is None, the changed object is the pool."""
-        history.record(
-            session,
-            kind,
-            subject or self.name,
-            holder=self.holder,
-            at=self._clock(),
-            pool=self.name,
-            detail=detail,
-            outcome=history.REQUESTED if operation_id else history.DONE,
-            operation_id=operation_id,
-        )
-
-    def _give_up(self, operation_id: str, error: BaseException) -> None:
-        """Roll back an operation after an error has interrupted the wait for its end. If the store cannot be used, add
-        a note to the error instead."""
-        try:
-            with transaction(self._store, JournalStep.WITHDRAW) as session:
-                withdrawn = withdraw(session, operation_id, "its caller was interrupted", self._clock())
-            if withdrawn:
-                self._waiting.until_settled()
-        except StoreError:
-            error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
-
-    def _snapshot(self) -> Snapshot:
-        with self._store.reading() as session:
-            return rows.load(session, self.name, lock=False)
-
-    @property
-    def _waiting(self) -> Waiting:
-        return Waiting(self._store, self.name, self._clock)
-
-    def _spec_to_start(self, session: Session) -> PoolSpec:
-        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row."""
-        return self._spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
-
-    def _admit(self, size: int, *, bring_up: bool = False) -> None:
-        """Raise an error if the pool can never have this many nodes, for example because its Ray cluster is too small.
-
-        A pool that is bound to another machine is not checked here. `shoal.pool.journal.commands` makes all other
-        checks when the request is written.
-        """
-        with self._store.reading() as session:
-            pool = session.get(Pool, self.name)
-            up = pool is not None and pool.state is PoolState.UP
-            if not (up or bring_up) or (pool is not None and up and not is_here(pool)):
-                return
-            spec = PoolSpec.model_validate(pool.spec) if pool and up else self._spec_to_start(session)
-        if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
-            BACKENDS[spec.backend]().admit(spec, wanted)
-
-    def _last_rolled_back(self) -> Operation | None:
-        """Return this holder's last operation if it was rolled back, else None."""
-        with self._store.reading() as session:
-            last = session.scalars(
-                select(Operation)
-                .where(Operation.pool == self.name, Operation.holder == self.holder)
-                .order_by(Operation.created_at.desc())
-            ).first()
-        return last if last and last.state is OperationState.ROLLED_BACK else None
-
 
 def _nodes(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
@@ -780,3 +652,10 @@ def _nodes(count: int) -> str:
 
 def _limits(pool: Pool) -> str:
     return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"
+
+
+def _check_lease(ttl: float, exclusive: bool) -> None:
+    if not ttl > 0:
+        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+    if not isinstance(exclusive, bool):
+        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
