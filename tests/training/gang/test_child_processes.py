@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gzip
 import os
 import signal
@@ -99,6 +100,27 @@ def write_later(path: Path) -> None:
 
 def wait_in_a_thread() -> None:
     threading.Thread(target=threading.Event().wait).start()
+
+
+def fork_and_return(folder: str) -> int:
+    """Return in a forked process, too, which cannot report anything before."""
+    if os.fork():
+        os.wait()
+    else:
+        gang_context().log("said by the fork")
+        with contextlib.suppress(TrainingError):
+            gang_context().note({"metrics": {"loss": 0.0}})
+            Path(folder, "noted").touch()
+    return os.getpid()
+
+
+def fork_and_die(file: str) -> None:
+    """Leave a process that was forked without exec when rank 1 is killed."""
+    if gang_context().rank == 1:
+        if pid := os.fork():
+            Path(file).write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
 
 
 def raise_in_rank_1(error: BaseException) -> None:
@@ -269,6 +291,39 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.Mo
         with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL\..* killed 2 processes .* memory"):
             gang.run(os.getpid, [(), ()])
     assert_ended([worker.pid for worker in gang.workers])
+
+
+def test_a_fork_of_a_worker_ends_when_it_returns_from_the_function_and_sends_nothing_in_the_name_of_the_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[Any] = []
+    with shared_gang(TWO) as gang:
+        pids = [worker.pid for worker in gang.workers]
+        assert gang.run(fork_and_return, [(str(tmp_path),)] * 2, on_note=lambda *note: notes.append(note)) == pids
+        assert gang.run(os.getpid, [(), ()]) == pids
+    assert not notes
+    assert not list(tmp_path.iterdir())
+    said = ""
+
+    def printed() -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return all(
+            f"(worker pid={pid}) {text}" in said for pid in pids for text in ("said by the fork", "the process ")
+        )
+
+    wait_until(printed, "the lines of the forks")
+    assert "because it returned from the user's function" in said
+
+
+def test_a_fork_does_not_hide_the_end_of_its_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pid"
+    try:
+        with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL"), shared_gang(TWO) as gang:
+            gang.run(fork_and_die, [(str(file),)] * 2)
+    finally:
+        os.kill(int(file.read_text()), signal.SIGKILL)
+    assert "cannot be reached" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)

@@ -23,6 +23,8 @@ from shoal.training.gang.worker import Failure, Worker
 
 def serve(driver: Connection, served: object) -> NoReturn:
     """Call the methods of an object for the driver, and end this process when the driver closes the socket."""
+    # Otherwise the driver would not see that this process has ended, until all processes forked from it have ended.
+    os.register_at_fork(after_in_child=driver.close)
     while True:
         try:
             call = driver.recv_bytes()

@@ -156,7 +156,7 @@ class Worker:
             place.host, place.port, place.token, place.rank, KnownSecrets(secrets).hide
         )
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
+        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork))
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
