@@ -116,10 +116,9 @@ def fork_and_return(folder: str) -> int:
 
 def fork_and_die(file: str) -> None:
     """Leave a process that was forked without exec when rank 1 is killed."""
-    if gang_context().rank == 1:
-        if pid := os.fork():
-            Path(file).write_text(str(pid))
-            os.kill(os.getpid(), signal.SIGKILL)
+    if gang_context().rank == 1 and (pid := os.fork()):
+        Path(file).write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
 
 

@@ -11,8 +11,8 @@ import contextlib
 import io
 import time
 from collections import OrderedDict
-from dataclasses import replace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
