@@ -185,7 +185,7 @@ def _sendable(error: _Sent, summary: str) -> _Sent:
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
         type(error)(str(error))  # the driver creates the error again, with the rank in its message
-    except Exception:  # the constructor of a user's class may need other arguments than the message
+    except BaseException:  # the constructor of a user's class may need other arguments than the message
         own: type[_Sent] = next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)
         return own(summary)
     return error
