@@ -166,6 +166,13 @@ def return_an_error() -> RowError:
     return RowError(7, "price")
 
 
+class Exit:
+    """Object that ends the process in which it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
+
+
 SECRET = "s3cret-of-the-user"
 
 
@@ -401,6 +408,13 @@ def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pyte
 def test_a_result_that_cannot_be_pickled_or_unpickled(function: Callable[[], Any]) -> None:
     with pytest.raises(TrainingError, match="pickle") as info, shared_gang(TWO) as gang:
         gang.run(function, [(), ()])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+@pytest.mark.parametrize(("function", "args"), [(Exit, ()), (print, (Exit(),))], ids=["result", "argument"])
+def test_an_object_that_ends_processes_when_it_is_unpickled_is_named(function: Any, args: tuple[Any, ...]) -> None:
+    with pytest.raises(TrainingError, match=r"rank 0 .* failed: .*SystemExit: 3") as info, shared_gang(TWO) as gang:
+        gang.run(function, [args, ()], timeout=20)
     assert not isinstance(info.value, WorkerLostError)
 
 
