@@ -544,8 +544,8 @@ class TestDriver:
     def test_the_log_of_a_failed_training_has_the_traceback_of_each_rank(self, store, spec, monkeypatch):
         def fails(*_: object, **__: object) -> None:
             error = TrainingError("rank 1 failed: ZeroDivisionError: on purpose")
-            error.add_note("In rank 1 (node n, pid 7):\nTraceback (most recent call last):\nZeroDivisionError: on purpose")
-            error.add_note("In rank 0 (node n, pid 6):\nTraceback (most recent call last):\nValueError: too")
+            error.add_note("In rank 1 (node n, pid 7):\nTraceback ...\nZeroDivisionError: on purpose")
+            error.add_note("In rank 0 (node n, pid 6):\nTraceback ...\nValueError: too")
             raise error
 
         monkeypatch.setattr("shoal.training.boosting.engine.train", fails)

@@ -307,7 +307,7 @@ def test_an_exception_without_a_text_is_the_cause(driver: TwoNodes, tmp_path: Pa
 
 
 def test_an_error_of_spawn_says_what_to_do(driver: TwoNodes, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="failed: .*PicklingError: .* on __main__ failed") as info:
+    with pytest.raises(TrainingError, match=r"failed: .*PicklingError: .* on __main__ failed") as info:
         distributor(functions.spawn_a_function_of_the_script, tmp_path).run()
     assert all("move it into a module, or use DataLoader(" in note for note in info.value.__notes__)
 

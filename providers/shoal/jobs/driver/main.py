@@ -199,7 +199,7 @@ class Driver:
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may call sys.exit() when it is unpickled
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise SystemExit when unpickled
             # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
             # by a SystemError. So `_StopRequested` is raised again here.
             if self._told_to_end:
