@@ -48,13 +48,13 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $@
 
 run: install  ## Retrain on a year of flights in Airflow: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
-	@$(BIN)/python -m shoal.examples.airflow_run
+	@$(BIN)/python -m examples.airflow_run
 
 up: install  ## Start Airflow with its UI, the DAGs and a pool, until Ctrl-C
-	@$(BIN)/python -m shoal.examples.airflow_run --up
+	@$(BIN)/python -m examples.airflow_run --up
 
 run-prefect: install  ## Run the same training as a Prefect flow, with its own Prefect server
-	@$(BIN)/python -m shoal.examples.prefect_run
+	@$(BIN)/python -m examples.prefect_run
 
 run-python: install  ## Run the same training in plain Python
 	@$(BIN)/python -m shoal.examples.flights

@@ -17,10 +17,10 @@ FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py") if "migrations" 
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE.parent)))
-def test_a_package_has_no_more_than_fifteen_modules(folder: Path):
+def test_a_package_has_no_more_than_twenty_modules(folder: Path):
     modules = [path.name for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
 
-    assert len(modules) <= 15, f"{folder}: group its modules by role into packages: {sorted(modules)}"
+    assert len(modules) <= 20, f"{folder}: group its modules by role into packages: {sorted(modules)}"
 
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -77,7 +77,7 @@ def test_paths_in_the_guides_for_developers_exist(page: str):
 def test_every_program_that_code_and_guides_start_exists():
     texts = {
         path: path.read_text()
-        for folder in ("providers", "docs", "docker")
+        for folder in ("providers", "examples", "docs", "docker")
         for path in (ROOT / folder).rglob("*.*")
         if path.suffix in (".py", ".md", ".yaml", ".yml", ".sh")
     }
@@ -85,7 +85,7 @@ def test_every_program_that_code_and_guides_start_exists():
     programs = {
         (program.rstrip("."), path)
         for path, text in texts.items()
-        for program in re.findall(r"""-m["']?,?\s+["']?(shoal[\w.]*)""", text)
+        for program in re.findall(r"""-m["']?,?\s+["']?((?:shoal|examples)\b[\w.]*)""", text)
     }
 
     assert len(programs) > 10

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from shoal import ComputePool, jobs
 from shoal.jobs import JobHandle, parse_spec
-from shoal.jobs.fingerprint import fingerprint
+from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.state import Store, home
 from shoal.state.process import ProcessId
@@ -160,7 +160,7 @@ SPECS = [
 FINGERPRINTS = """
 import json, sys
 from shoal.jobs import parse_spec
-from shoal.jobs.fingerprint import fingerprint
+from shoal.jobs.submission import fingerprint
 print(json.dumps([fingerprint(parse_spec(json.loads(spec)).identifying("pool", {})) for spec in sys.argv[1:]]))
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from examples.airflow_run import DAG_ID, DAGS
+from examples.local_airflow import LocalAirflow
 from shoal import ComputePool, jobs
-from shoal.examples.airflow_run import DAG_ID, DAGS
-from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobStatus
 from tests.support.waiting import wait_until
 

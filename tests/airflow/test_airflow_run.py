@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.server, pytest.mark.ray, pytest.mark.long]
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_it_leaves_nothing(fresh_home, end):
-    command = [sys.executable, "-u", "-m", "shoal.examples.airflow_run", "--month", "2", "--rounds", "1000000"]
+    command = [sys.executable, "-u", "-m", "examples.airflow_run", "--month", "2", "--rounds", "1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     said = []

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.airflow_run import DAG_ID
+from examples.local_airflow import LocalAirflow
+from examples.ports import free_port
 from shoal import ComputePool
-from shoal.examples.airflow_run import DAG_ID
-from shoal.examples.local_airflow import LocalAirflow
-from shoal.examples.ports import free_port
 from shoal.state.schema import JobState
 from tests.airflow.real_airflow import airflow_until, ended, jobs_of, kill_all, write_copy
 from tests.support.guides import ROOT

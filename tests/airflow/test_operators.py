@@ -24,8 +24,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import jobs
-from shoal.airflow.base.pool import TaskKilledError
-from shoal.airflow.base.waiting import WorkerLostError
+from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
 from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
@@ -44,7 +43,7 @@ from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
-from shoal.training.pytorch.scaling import launched, spread
+from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.support.fake_ray_head import FakeHead

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.local_airflow import LocalAirflow
 from shoal import history
-from shoal.examples.local_airflow import LocalAirflow
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState

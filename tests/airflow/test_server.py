@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from examples.airflow_run import DAG_ID
+from examples.local_airflow import LocalAirflow
 from shoal import ComputePool, RunConfig, jobs
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 from shoal.errors import ShoalError
-from shoal.examples.airflow_run import DAG_ID
 from shoal.examples.flights import retraining_spec
 from shoal.examples.flights_data import months_before
-from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobResult, JobStatus
 from shoal.jobs.mlflow.job_run import default_uri
 from shoal.state.schema import JobState

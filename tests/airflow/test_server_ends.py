@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.local_airflow import LocalAirflow
 from shoal import ComputePool, jobs
 from shoal.errors import ShoalError
 from shoal.examples.flights import retraining_spec
-from shoal.examples.local_airflow import LocalAirflow
 from shoal.jobs import JobStatus
 from shoal.state.schema import JobState
 from tests.airflow.real_airflow import (

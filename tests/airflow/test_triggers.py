@@ -39,7 +39,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.reconcile.target import Target
-from shoal.jobs.remote.sealing import DriverKey
+from shoal.jobs.remote.handover import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.spec import PoolSpec

@@ -121,8 +121,7 @@ def _fill(waiters: int) -> None:
     from shoal.jobs.journal.attempts import Key, Order
     from shoal.pool.spec import PoolSpec
     from shoal.state import Store
-    from shoal.state.host import host_id, hostname
-    from shoal.state.process import ProcessId
+    from shoal.state.process import ProcessId, host_id, hostname
     from shoal.state.schema import (
         Demand,
         Node,

@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 from shoal.cli import app
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.host import host_id, hostname
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 Invoke = Callable[..., Result]

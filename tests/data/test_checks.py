@@ -19,7 +19,7 @@ from shoal.data.checks import (
     check_same_schema,
     validate_columns,
 )
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write

@@ -20,7 +20,7 @@ from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDat
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 from shoal.data.parquet.paths import join, split_query
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.contiguous import plan_shards
+from shoal.data.planning import plan_shards
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError
 

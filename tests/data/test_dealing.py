@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import ArrowIngester, DataConnector
-from shoal.data.planning.dealing import deal_rows
-from shoal.data.planning.row_groups import TOLERANCE, RowGroup, Shard
+from shoal.data.planning import TOLERANCE, RowGroup, Shard, deal_rows
 from shoal.errors import DataError
 from tests.data.conftest import Write
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from shoal.data.parquet.groups import find_groups
-from shoal.data.planning.group_assignment import plan_groups
-from shoal.data.planning.row_groups import RowGroup
+from shoal.data.planning import RowGroup, plan_groups
 from shoal.errors import DataError
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.data import ArrowIngester, DataConnector
 from shoal.data.categories import find_categories
-from shoal.data.planning.row_groups import RowRange, Shard
+from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of, validate_columns
 from shoal.data.matrix import to_matrix, to_vector
-from shoal.data.parquet.types import common_type
+from shoal.data.parquet.schema import common_type
 from shoal.errors import DataError
 
 from .conftest import Write

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.planning.contiguous import plan_shards
-from shoal.data.planning.row_groups import TOLERANCE, RowGroup, RowRange, Shard
+from shoal.data.planning import TOLERANCE, RowGroup, RowRange, Shard, plan_shards
 from shoal.errors import DataError, InvalidArgumentError
 
 

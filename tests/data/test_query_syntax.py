@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector
-from shoal.data.query_syntax import narrowed_query
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging.sql import count_values, quoted_column, stage_select
+from shoal.data.syntax import narrowed_query
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.postgres import PASSWORD, Postgres
 

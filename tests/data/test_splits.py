@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.planning.splits import Split, select
+from shoal.data.planning import Split, select
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write

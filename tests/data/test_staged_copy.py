@@ -15,8 +15,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.data_frames import stage_dataframe
-from shoal.state.host import host_id
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id
 
 TABLE = pa.table({"x": [1, 2, 3]})
 

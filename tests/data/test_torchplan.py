@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.data.torch import shuffling
 from shoal.data.torch.shuffling import count_items, cut, evened, share_of, windows
 

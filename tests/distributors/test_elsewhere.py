@@ -19,8 +19,7 @@ import pytest
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.call_pool import embedded_pool, least_gpus_of
-from shoal.distributors.embedded_pools import _forget_parents_pools
+from shoal.distributors.call_pool import _forget_parents_pools, embedded_pool, least_gpus_of
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
@@ -194,7 +193,7 @@ def calls(outside, monkeypatch):
 
     monkeypatch.setattr("shoal.jobs.submit", note)
     answer = Response(SimpleNamespace(results=("done",)))
-    monkeypatch.setattr("shoal.distributors.call_values.function_value", lambda *_, **__: answer)
+    monkeypatch.setattr("shoal.distributors.submitted_call.function_value", lambda *_, **__: answer)
     return seen
 
 

@@ -34,7 +34,6 @@ from shoal.errors import (
 )
 from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, submission
 from shoal.jobs.files import artifacts
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -43,6 +42,7 @@ from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.specs.function import parse_spec
+from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.names import is_pool_name
@@ -316,7 +316,7 @@ def test_a_second_call_waits_until_the_pool_of_the_first_has_released_the_gpus(s
 
     said: list[str] = []
     pauses = SimpleNamespace(monotonic=time.monotonic, sleep=first_ends)
-    monkeypatch.setattr("shoal.pool.backends.local.gpu_turn.time", pauses)
+    monkeypatch.setattr("shoal.pool.backends.local.gpus.time", pauses)
     plain = XGBEstimator(scaling_config=XGBScalingConfig(use_gpu=False)).submit(FRAME, ["x"], "y")
     assert (gpus_of_pool(plain), said) == (0, [])  # it uses no GPU, so it does not wait for one
     second = distributed()(abs).submit(-1)

@@ -15,7 +15,7 @@ from shoal.distributors.pytorch import PyTorchScalingConfig, WorkerResourceConfi
 from shoal.distributors.xgboost import XGBScalingConfig
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
-from shoal.jobs.fingerprint import fingerprint
+from shoal.jobs.submission import fingerprint
 from tests.entrances.conftest import refusals
 from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
 

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 KEEPER = """
 import subprocess
-from shoal.examples import local_airflow
+from examples import local_airflow
 local_airflow._COMPONENTS = (("component",),)
 local_airflow._started = lambda command: subprocess.Popen(["sleep", "600"])
 local_airflow.keep()

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from shoal.examples import prefect_run
+from examples import prefect_run
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
 from shoal.state.home import home
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.server]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "shoal.examples.prefect_run", "--month", "2", *arguments]
+    command = [sys.executable, "-u", "-m", "examples.prefect_run", "--month", "2", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.backends.local.gpus import Gpu
-from shoal.training.xgboost.gpu import WITHOUT_CUDA, has_cuda
+from shoal.training.xgboost.params import WITHOUT_CUDA, has_cuda
 from tests.support.guides import examples, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ray]

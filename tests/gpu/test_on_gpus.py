@@ -15,7 +15,7 @@ from shoal.distributors.pytorch import TorchDistributor
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.pool.backends.local.gpus import Gpu
 from shoal.training.lightgbm.params import gpu_problem
-from shoal.training.xgboost.gpu import WITHOUT_CUDA, has_cuda
+from shoal.training.xgboost.params import WITHOUT_CUDA, has_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ray]
 

@@ -13,14 +13,14 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
 from shoal.jobs.files.artifacts import folder, save_results
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.status import JobStatus
+from shoal.jobs.submission import fingerprint
 from shoal.state import Store
 from shoal.state.schema import JobState
-from shoal.training.artifact_claims import Claim
 from shoal.training.pytorch.request import FunctionResult
+from shoal.training.safe_files import Claim
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL
 

@@ -13,8 +13,8 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import Register
 from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import promotion
-from shoal.training.lightgbm import prediction as lightgbm_prediction
-from shoal.training.xgboost import prediction as xgboost_prediction
+from shoal.training.lightgbm import model as lightgbm_prediction
+from shoal.training.xgboost import model as xgboost_prediction
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(120, 2))

@@ -27,7 +27,7 @@ from shoal.data.categories import encoded, find_categories
 from shoal.data.matrix import to_matrix
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
-from shoal.data.staging.location import staged as staged_in
+from shoal.data.staging.staged_data import staged as staged_in
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,
@@ -38,7 +38,6 @@ from shoal.errors import (
     UnusableGpuError,
 )
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
-from shoal.jobs.capacity import Gang
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
@@ -53,6 +52,7 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.queue_order import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
@@ -125,8 +125,8 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     import lightgbm
     import xgboost
 
-    from shoal.training.lightgbm import categories as of_lightgbm
-    from shoal.training.xgboost import categories as of_xgboost
+    from shoal.training.lightgbm import model as of_lightgbm
+    from shoal.training.xgboost import model as of_xgboost
 
     connector = DataConnector.from_spec(request.dataset)
     known = find_categories(connector.source, request.categorical_cols)

@@ -13,16 +13,16 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobSpec, credentials, submission
-from shoal.jobs.environment import code, modules, packages
+from shoal.jobs.environment import code, modules
 from shoal.jobs.files import working_folder
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.submission import fingerprint
 from shoal.pool.backends import versions
 from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Pool
-from shoal.training.host import shipped_modules
+from shoal.training.host import imports
 from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.run_config import RunConfig
 from tests.support.wheels import write_wheel
@@ -173,16 +173,16 @@ class TestPackages:
         monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
 
     def test_only_what_this_python_lacks_is_installed(self, tmp_path):
-        assert packages.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
+        assert modules.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
         assert (tmp_path / "there" / "tidbit" / "__init__.py").exists()
         assert not (tmp_path / "there" / "psutil").exists()
-        assert packages.install(["psutil"], tmp_path / "nothing", {}) == ()
+        assert modules.install(["psutil"], tmp_path / "nothing", {}) == ()
 
     def test_what_cannot_be_installed_is_said(self, tmp_path):
         with pytest.raises(JobError, match=r"run_config.packages \(nonesuch\) cannot be installed: .*nonesuch was not"):
-            packages.install(["nonesuch"], tmp_path / "there", {})
+            modules.install(["nonesuch"], tmp_path / "there", {})
         with pytest.raises(JobError, match=r"would install ray==1\.0 for the workers"):
-            packages.install(["greedy"], tmp_path / "there", {})
+            modules.install(["greedy"], tmp_path / "there", {})
 
     def test_a_pool_installs_them_once_until_it_gets_another_head(self, fresh_home, capsys, monkeypatch):
         monkeypatch.setattr(sys, "path", [*sys.path])
@@ -201,11 +201,11 @@ class TestPackages:
 
 
 def test_shipped_modules_come_before_those_of_the_node(tmp_path, monkeypatch):
-    for name in (shipped_modules.CODE, shipped_modules.PACKAGES):
+    for name in (imports.CODE, imports.PACKAGES):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", ["/node", str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", "/other")
-    shipped_modules.add_to_path()
+    imports.add_to_path()
     assert sys.path == [f"{tmp_path}/shoal_code", f"{tmp_path}/shoal_packages", "/node", str(tmp_path)]
 
 

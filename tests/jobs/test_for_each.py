@@ -18,7 +18,7 @@ from shoal.data import DataConnector
 from shoal.data.staging.sql import stage_select
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, for_each, ids, parse_spec
-from shoal.jobs.fingerprint import fingerprint
+from shoal.jobs.submission import fingerprint
 
 ROWS = 240
 CARRIERS = ["UA", "AA", "B6", "9E"]

@@ -11,9 +11,9 @@ from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
 from shoal.jobs.driver import function as function_work
 from shoal.jobs.driver.function import _program
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.specs.function import FunctionRegister
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig
+from shoal.jobs.submission import fingerprint
+from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"
 REGISTER = {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}, "label_col": "y"}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.row_groups import RowGroup
+from shoal.data.planning import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.prediction import output_files, worker
 from shoal.jobs.prediction.output_files import MARKER, Output
-from shoal.jobs.prediction.planning import plan_files
+from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.training.artifact_claims import Claim
+from shoal.training.safe_files import Claim
 
 DATASET = {"paths": ["/data/today"]}
 PART = "part-000000000000-2.parquet"

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import FunctionJobSpec, JobSpec
-from shoal.jobs.capacity import DRIVER_BYTES, Gang, NodeSize, Room, drivers_in
-from shoal.jobs.queue_order import Entry, in_order, next_up
+from shoal.jobs.queue_order import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.training.pytorch.scaling import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
+from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
 
 ONE_CPU = Gang(workers=1, cpus=1)

@@ -31,12 +31,12 @@ from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import staged_queries
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
+from shoal.jobs.submission import fingerprint
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.run_config import RunConfig

@@ -11,9 +11,9 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.ids import checked, is_interactive, job_id
 from shoal.jobs.specs.function import FunctionJobSpec
+from shoal.jobs.submission import fingerprint
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.run_config import RunConfig
 

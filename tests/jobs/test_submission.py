@@ -21,8 +21,7 @@ from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.data.staging.data_frames import stage_dataframe
-from shoal.data.staging.location import default_location
-from shoal.data.staging.staged_data import MARKER
+from shoal.data.staging.staged_data import MARKER, default_location
 from shoal.errors import (
     DataError,
     InvalidArgumentError,
@@ -50,8 +49,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, engines
 from shoal.state.home import subfolder
-from shoal.state.host import host_id
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig

@@ -19,8 +19,7 @@ from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import DRAIN_GRACE, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER, START_TIMEOUT
 from shoal.state import Store
-from shoal.state.host import host_id
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool
 from tests.support import clocks
 from tests.support.pool_processes import node_processes, node_rows, nothing_left

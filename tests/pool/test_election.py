@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from shoal.pool.reconcile.election import Turn
 from shoal.pool.timeouts import TURN_PATIENCE
+from shoal.pool.waiting import Turn
 from shoal.state.home import lock_file
 
 FILE = "waiting-p"
@@ -18,7 +18,7 @@ def set_age(seconds: float) -> None:
 
 
 def test_one_of_many_has_the_turn_until_it_gives_it_up(fresh_home, monkeypatch):
-    monkeypatch.setattr("shoal.pool.reconcile.election.TURN_PATIENCE", 3600.0)
+    monkeypatch.setattr("shoal.pool.waiting.TURN_PATIENCE", 3600.0)
     first, *others = [Turn("p") for _ in range(5)]
     assert first.take()
     assert [other.take() for other in others] == [False] * 4

@@ -11,7 +11,7 @@ from shoal.history import acting_as
 from shoal.pool.api import ComputePool, sweep
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
-from shoal.state.host import hostname
+from shoal.state.process import hostname
 from shoal.state.schema import Node
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until

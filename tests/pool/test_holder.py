@@ -4,7 +4,7 @@ import getpass
 import os
 
 from shoal.pool.holder import cli_holder, python_holder
-from shoal.state.host import hostname
+from shoal.state.process import hostname
 
 
 def test_a_uid_without_a_name_stands_for_the_user(monkeypatch):

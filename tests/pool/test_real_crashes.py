@@ -12,8 +12,7 @@ import pytest
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
-from shoal.state.home import lock_file
-from shoal.state.locks import file_lock
+from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import NodeState
 from tests.support.homes import new_home
 from tests.support.killed_pool_operations import HOLDER, run

@@ -9,8 +9,7 @@ from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.host import host_id, hostname
-from shoal.state.process import ProcessId
+from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Pool, PoolState
 
 

@@ -22,8 +22,7 @@ from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, pool_lease
 from shoal.prefect._progress import NodeLog
-from shoal.prefect._submissions import Submissions
-from shoal.prefect.lease import PoolLeaseContext
+from shoal.prefect.lease import PoolLeaseContext, Submissions
 from shoal.state import Store
 from tests.support import clocks
 from tests.support.pool_processes import nothing_left

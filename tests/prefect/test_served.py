@@ -17,10 +17,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed, Scheduled
 
-from shoal.examples.prefect_run import _process
+from examples.prefect_run import _process
 from shoal.pool.api import ComputePool as CorePool
-from shoal.state.home import home, lock_file
-from shoal.state.locks import open_locked
+from shoal.state.home import home, lock_file, open_locked
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shoal.pool.backends.local import gpu_turn
+from shoal.pool.backends.local import gpus
 from shoal.state.temp_folder import gpu_lock
 
 FAKE = Path(__file__).with_name("fake_nvml") / "pynvml.py"
@@ -41,7 +41,7 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # Other test runs of this user have their turns at the same time.
-    monkeypatch.setattr(gpu_turn, "gpu_lock", lambda name: gpu_lock(f"{name}-{uuids[0]}"))
+    monkeypatch.setattr(gpus, "gpu_lock", lambda name: gpu_lock(f"{name}-{uuids[0]}"))
 
     def give(
         number: int,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.distributors.embedded_pools import end_embedded_pools
+from shoal.distributors.call_pool import end_embedded_pools
 from tests.support import session_leftovers
 
 STORES = ["sqlite", "postgresql"]

@@ -12,7 +12,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.host import host_id, hostname
+from shoal.state.process import host_id, hostname
 from shoal.state.schema import Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import FakeHead
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from shoal.examples.ports import free_port
+from examples.ports import free_port
 from tests.support.waiting import wait_until
 
 USER, PASSWORD = "shoal", "not-a-secret"

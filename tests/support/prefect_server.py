@@ -22,7 +22,7 @@ def server() -> Iterator[dict[str, str]]:
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
-    from shoal.examples import prefect_run
+    from examples import prefect_run
 
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
     with pytest.MonkeyPatch.context() as patch:

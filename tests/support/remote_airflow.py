@@ -92,7 +92,7 @@ class RemoteAirflow:
     def start(self) -> None:
         """Start the components, and wait until tasks can run and the DAG is known."""
         with self.log.open("ab") as log:
-            keep = ("-P", "-m", "shoal.examples.local_airflow")
+            keep = ("-P", str(ROOT / "examples" / "local_airflow.py"))
             self._keeper = self._popen(*keep, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
         def answers() -> bool:

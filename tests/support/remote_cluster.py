@@ -25,7 +25,7 @@ import psycopg
 import s3fs
 from sqlalchemy import select
 
-from shoal.examples.ports import free_port
+from examples.ports import free_port
 from shoal.state import Store
 from shoal.state.process import process_stat
 from shoal.state.schema import Job

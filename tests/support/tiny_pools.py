@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from shoal.distributors.embedded_pools import end_embedded_pools
+from shoal.distributors.call_pool import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS, NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.training import cluster
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.gang.reused_workers import end_gangs
 from tests.support.two_node_cluster import TwoNodes, connected
 

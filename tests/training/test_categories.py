@@ -25,7 +25,7 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
-from shoal.training.xgboost.categories import note
+from shoal.training.xgboost.model import note
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.test_checkpoints import Losses
 

@@ -12,10 +12,10 @@ import xgboost
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.xgboost.engine import XGBoost
-from shoal.training.xgboost.gpu import device_of
+from shoal.training.xgboost.params import device_of
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 
 LIBRARIES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}

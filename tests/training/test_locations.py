@@ -11,7 +11,7 @@ import pytest
 
 from shoal import RunConfig
 from shoal.data.parquet.paths import normalise
-from shoal.data.staging.location import staged
+from shoal.data.staging.staged_data import staged
 from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking

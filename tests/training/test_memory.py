@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.training.host import cgroup, memory
+from shoal.training.host import memory
 
 PEAK = """
 from shoal.training.host import memory
@@ -30,8 +30,8 @@ def test_the_peak_can_be_started_anew() -> None:
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroup, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(cgroup, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(memory, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(memory, "_MOUNT", tmp_path / "mount")
     return tmp_path / "mount"
 
 
@@ -49,7 +49,7 @@ V2 = ("memory.max", "memory.current")
 def test_the_tightest_limit_on_the_way_up_counts(groups: Path, tmp_path: Path) -> None:
     (tmp_path / "membership").write_text("0::/pods/mine\n")
     group(groups / "pods" / "mine", V2, "max", 300_000)
-    assert cgroup.room_bytes() is None
+    assert memory.room_bytes() is None
     group(groups / "pods", V2, "1000000", 400_000)
     assert memory.available_bytes() == 600_000
     group(groups / "pods" / "mine", V2, "800000", 300_000, "inactive_file 50000")
@@ -76,17 +76,17 @@ def test_a_container_that_is_told_its_hosts_paths_looks_at_its_own(groups: Path,
 )
 def test_killed_processes_are_counted_from_the_start(groups: Path, tmp_path: Path, membership: str, file: str) -> None:
     (tmp_path / "membership").write_text(membership)
-    assert cgroup.OomKills().told() == ""  # not known
+    assert memory.OomKills().told() == ""  # not known
     (groups / file).parent.mkdir(parents=True)
     (groups / file).write_text("oom 4\noom_kill 3\n")
-    kills = cgroup.OomKills()
+    kills = memory.OomKills()
     assert kills.told() == ""
     (groups / file).write_text("oom 7\noom_kill 5\n")
     assert kills.told() == "the kernel has killed 2 processes of the driver's container for lack of memory"
 
 
 def test_without_groups_the_machine_decides(groups: Path) -> None:
-    assert cgroup.room_bytes() is None
+    assert memory.room_bytes() is None
     assert memory.available_bytes() > 2**20
 
 

@@ -17,7 +17,7 @@ from shoal.training.boosting import engine, inputs
 from shoal.training.boosting.checkpoints import Checkpoint, Segment
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.xgboost.metrics import approximate
+from shoal.training.xgboost.params import approximate
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 from tests.training import test_xgboost
 from tests.training.lightgbm.test_segments import trainer

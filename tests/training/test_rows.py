@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
-from shoal.data.planning.row_groups import RowRange, Shard
+from shoal.data.planning import RowRange, Shard
 from shoal.training.boosting.inputs import shard_datasets
 from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
 from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget

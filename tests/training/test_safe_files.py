@@ -15,10 +15,10 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.prediction.output_files import Output
-from shoal.training import artifact_claims, safe_files
-from shoal.training.artifact_claims import MARKER, Claim
+from shoal.training import safe_files
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.model_dir import Destination, upload
+from shoal.training.safe_files import MARKER, Claim
 
 MINE = Claim("job", "me", 1)
 STRANGER, OTHER_NODE = 65534, 65533
@@ -92,7 +92,7 @@ def test_a_fifo_is_neither_waited_for_nor_written_to(shared: Path, file: str):
     folder.mkdir(parents=True)
     os.mkfifo(folder / file)
 
-    assert artifact_claims.read(str(folder)) is None
+    assert safe_files.read(str(folder)) is None
     artifacts.discard_unfinished(str(folder), MINE)
     with pytest.raises(FileNotFoundError, match="No regular file"):
         storage.read(str(folder / file))

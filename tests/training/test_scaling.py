@@ -5,7 +5,7 @@ import re
 import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.scaling import GangSize, XGBScalingConfig, resolve_size, wider_workers
 
 

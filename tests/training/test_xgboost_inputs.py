@@ -15,7 +15,7 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.data.checks import check_bounds
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec
@@ -24,9 +24,8 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.model import as_sklearn, predict_booster
 from shoal.training.xgboost.params import ignored_weights
-from shoal.training.xgboost.prediction import predict_booster
-from shoal.training.xgboost.sklearn import as_sklearn
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 

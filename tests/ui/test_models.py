@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.ports import free_port
 from shoal.errors import ModelNotFoundError
-from shoal.examples.ports import free_port
 from shoal.ui.models import Models
 from tests.support.model_registry import Shelf, add_promotion
 from tests.support.waiting import wait_until

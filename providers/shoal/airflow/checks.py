@@ -18,7 +18,7 @@ from shoal.data.spec import is_relative
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.training.locations import SQLITE
-from shoal.training.pytorch.train_func import is_name
+from shoal.training.pytorch.program import is_name
 
 UNKNOWN = object()
 """Placeholder for an argument of a mapped task that gets its value only when the task runs."""

@@ -103,7 +103,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         :param gpus: Total number of GPUs of all workers.
         :param gpu_type: Type of GPU that the workers need.
         """
-        from shoal.training.pytorch.scaling import spread
+        from shoal.training.pytorch.request import spread
 
         return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
 
@@ -129,7 +129,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(self._values(result))
 
     def _values(self, result: JobResult) -> list[Any]:
-        from shoal.distributors.call_values import Response
+        from shoal.distributors.submitted_call import Response
         from shoal.jobs import load_results
 
         assert isinstance(self.spec, Mapping)
@@ -174,7 +174,7 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         :param gpus: Total number of GPUs of all Ray tasks and actors.
         :param gpu_type: Type of GPU that the Ray tasks and actors need.
         """
-        from shoal.training.pytorch.scaling import launched, spread
+        from shoal.training.pytorch.request import launched, spread
 
         return {
             "scaling_config": launched().model_dump(),

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 
 from shoal.airflow._run_holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
-from shoal.airflow.base.waiting import is_deferrable
+from shoal.airflow.base.pool import is_deferrable
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.retries import no_retry_of_permanent_errors

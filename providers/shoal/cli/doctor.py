@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -10,9 +10,6 @@ from rich.text import Text
 from shoal.cli.exit_codes import ExitCode
 from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shoal.pool.backends.ray.preflight import Finding
 
 _SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("BROKEN", "bold red")}
 
@@ -28,16 +25,14 @@ def doctor(
 ) -> None:
     """Check this machine, or the nodes of a ray:// pool, and print how to fix each problem. The exit code is 1 if local
     pools, or jobs on the ray:// pool, cannot work."""
-    from shoal.cli.doctor_checks import Check, all_checks
+    from shoal.cli.doctor_checks import all_checks
     from shoal.pool.api import ComputePool
 
     if pool is None and artifact_location is not None:
         raise InvalidArgumentError(
             "--artifact-location is checked only on the nodes of a pool: add --pool, or remove --artifact-location"
         )
-    checks: list[Check] | list[Finding] = (
-        list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
-    )
+    checks = list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
     what = "local pools" if pool is None else f"jobs on pool {pool}"
     broken = [check for check in checks if check.status == "broken"]
     if as_json:

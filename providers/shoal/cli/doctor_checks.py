@@ -14,12 +14,12 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, StoreError
+from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.versions import untested_ray
 
 if TYPE_CHECKING:
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 _MB = 1024**2
 _GB = 1024**3
 
-_DISK_NEEDED = 500 * _MB
-"""Smallest number of free bytes on a disk, for a node's logs and the store. With fewer free bytes, Ray fails at once,
-so the check fails."""
-_DISK_WANTED = 5 * _GB
-"""Number of free bytes that a small training needs for its local copy of the data, its checkpoints, and the objects
-that Ray moves from memory to disk. With fewer free bytes, the check gives a note."""
 _RAY_DISK_LIMIT = 0.95
 """Used share of a disk (0 to 1) above which Ray considers the disk full. Ray does not move objects from memory to a
 full disk, so a training may run out of memory."""
@@ -59,24 +53,7 @@ _PACKAGES = (
 extra installs, the PyPI names of the package whose version is shown, and the part of shoal that needs the extra."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """Result of one check of `shoal doctor`.
-
-    Attributes:
-        name: Name of the check.
-        status: ``ok``; ``note`` if shoal works in spite of the finding; ``broken`` if local pools cannot work.
-        found: Description of what the check found, for the user.
-        advice: Text about how to fix the problem. None if there is no problem.
-    """
-
-    name: str
-    status: Literal["ok", "note", "broken"]
-    found: str
-    advice: str | None = None
-
-
-def all_checks() -> Iterator[Check]:
+def all_checks() -> Iterator[Finding]:
     """Run all checks of `shoal doctor`, and yield their results."""
     yield _python()
     yield _ray()
@@ -94,28 +71,28 @@ def leftovers(store: Store) -> list[str]:
     return [node_id for _, node_id in left_over(store)]
 
 
-def _python() -> Check:
+def _python() -> Finding:
     # This check always succeeds, because pip installs shoal only for supported versions of Python.
-    return Check("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
+    return Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 
-def _ray() -> Check:
+def _ray() -> Finding:
     install = 'pip install "shoal[ray]"'
     found = _version("ray")
     if found is None or find_spec("ray") is None:
-        return Check("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
+        return Finding("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
-        return Check("ray", "broken", f"{found}, without the packages of ray[default], which nodes need", install)
+        return Finding("ray", "broken", f"{found}, without the packages of ray[default], which nodes need", install)
     if (warning := untested_ray()) is not None:
-        return Check("ray", "note", found, warning)
-    return Check("ray", "ok", found)
+        return Finding("ray", "note", found, warning)
+    return Finding("ray", "ok", found)
 
 
-def _package(extra: str, modules: tuple[str, ...], distributions: tuple[str, ...], purpose: str) -> Check:
+def _package(extra: str, modules: tuple[str, ...], distributions: tuple[str, ...], purpose: str) -> Finding:
     found = next((version for name in distributions if (version := _version(name))), None)
     if found is None or any(find_spec(module) is None for module in modules):
-        return Check(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
-    return Check(extra, "ok", found)
+        return Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
+    return Finding(extra, "ok", found)
 
 
 def _version(distribution: str) -> str | None:
@@ -125,13 +102,13 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _proc() -> Check:
+def _proc() -> Finding:
     if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
-        return Check("/proc", "ok", "available")
-    return Check("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
+        return Finding("/proc", "ok", "available")
+    return Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
 
 
-def _loopback() -> Check:
+def _loopback() -> Finding:
     try:
         with socket.socket() as server, socket.socket() as client:
             server.bind(("127.0.0.1", 0))
@@ -139,71 +116,71 @@ def _loopback() -> Check:
             client.settimeout(5)
             client.connect(server.getsockname())
     except OSError as error:
-        return Check(
+        return Finding(
             "loopback",
             "broken",
             f"127.0.0.1 does not work: {error}",
             "start the network interface lo: `ip link set lo up`",
         )
-    return Check("loopback", "ok", "127.0.0.1 listens and answers")
+    return Finding("loopback", "ok", "127.0.0.1 listens and answers")
 
 
-def _open_files() -> Check:
+def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     found = f"{soft}, can be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
     advice = f"raise the hard limit: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= in a systemd service"
     if limit < _FILES_NEEDED:
-        return Check("open files", "broken", found, advice)
-    return Check(
+        return Finding("open files", "broken", found, advice)
+    return Finding(
         "open files", "ok" if limit >= _FILES_WANTED else "note", found, None if limit >= _FILES_WANTED else advice
     )
 
 
-def _home() -> Iterator[Check]:
+def _home() -> Iterator[Finding]:
     from shoal.state.home import home
 
     try:
         folder = home()
     except StoreError as error:
-        yield Check("SHOAL_HOME", "broken", str(error), "set SHOAL_HOME to a writable folder")
+        yield Finding("SHOAL_HOME", "broken", str(error), "set SHOAL_HOME to a writable folder")
         return
-    yield Check("SHOAL_HOME", "ok", f"{folder} is writable")
+    yield Finding("SHOAL_HOME", "ok", f"{folder} is writable")
     yield _disk("disk of SHOAL_HOME", folder)
     yield _temp(Path(tempfile.gettempdir()))
     yield _runtime_root()
     yield from _store()
 
 
-def _disk(name: str, folder: Path) -> Check:
+def _disk(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / _GB:.1f} GB free in {folder}"
     advice = "free some space, or use another disk: set SHOAL_HOME for shoal's files, TMPDIR for those of running nodes"
-    if usage.free < _DISK_NEEDED:
-        return Check(name, "broken", found, advice)
-    if usage.free < _DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
-        return Check(name, "note", found, advice)
-    return Check(name, "ok", found)
+    if usage.free < DISK_NEEDED:
+        return Finding(name, "broken", found, advice)
+    if usage.free < DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
+        return Finding(name, "note", found, advice)
+    return Finding(name, "ok", found)
 
 
-def _temp(folder: Path) -> Check:
+def _temp(folder: Path) -> Finding:
     name = "disk of temporary files"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check(name, "broken", f"{folder} is not writable", "set TMPDIR to a short, writable path")
+        return Finding(name, "broken", f"{folder} is not writable", "set TMPDIR to a short, writable path")
     return _disk(name, folder)
 
 
-def _runtime_root() -> Check:
+def _runtime_root() -> Finding:
     from shoal.state.temp_folder import runtime_root
 
     name = "folder of running nodes"
     try:
-        return Check(name, "ok", f"{runtime_root()}, not accessible to other users")
+        return Finding(name, "ok", f"{runtime_root()}, not accessible to other users")
     except StoreError as error:
-        return Check(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
+        return Finding(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
 
 
-def _store() -> Iterator[Check]:
+def _store() -> Iterator[Finding]:
     from shoal.pool.api import list_pools
     from shoal.state import Store
 
@@ -212,25 +189,25 @@ def _store() -> Iterator[Check]:
         store = Store()
         pools = list_pools(store)
     except (ShoalError, ImportError) as error:
-        yield Check("state store", "broken", str(error), "fix the problem that this message names")
+        yield Finding("state store", "broken", str(error), "fix the problem that this message names")
         return
     found = f"can be opened; pools: {len(pools)}"
     if before is None:
-        yield Check("state store", "ok", found)
+        yield Finding("state store", "ok", found)
     elif before & 0o077:
         advice = "if other users could enter its folder, they could read the specs and errors of jobs"
-        yield Check("state store", "note", f"{found}; had mode {before:04o}, now 0600", advice)
+        yield Finding("state store", "note", f"{found}; had mode {before:04o}, now 0600", advice)
     else:
-        yield Check("state store", "ok", f"{found}; only you can read it (mode {before:04o})")
+        yield Finding("state store", "ok", f"{found}; only you can read it (mode {before:04o})")
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
     yield _chosen_pool(pools)
     yield reconciler(pools)
     left = leftovers(store)
     if left:
-        yield Check("left-over nodes", "note", ", ".join(left), "end them with `shoal sweep`")
+        yield Finding("left-over nodes", "note", ", ".join(left), "end them with `shoal sweep`")
     else:
-        yield Check("left-over nodes", "ok", "none")
+        yield Finding("left-over nodes", "ok", "none")
 
 
 def _store_mode() -> int | None:
@@ -245,7 +222,7 @@ def _store_mode() -> int | None:
         return None
 
 
-def _shared_memory(pools: list[PoolStatus]) -> Check:
+def _shared_memory(pools: list[PoolStatus]) -> Finding:
     from shoal.pool.spec import PoolSpec
 
     name = "/dev/shm"
@@ -256,46 +233,46 @@ def _shared_memory(pools: list[PoolStatus]) -> Check:
     try:
         free = shutil.disk_usage(name).free
     except OSError:
-        return Check(
+        return Finding(
             name, "note", "does not exist: object stores are on disk, which is slow", "mount a tmpfs at /dev/shm"
         )
     found = f"{free / _MB:.0f} MB free; object stores may use {wanted / _MB:.0f} MB"
     if free < wanted:
-        return Check(
+        return Finding(
             name, "note", found, "enlarge /dev/shm (Docker: --shm-size), or reduce object_store_mb or max_nodes"
         )
-    return Check(name, "ok", found)
+    return Finding(name, "ok", found)
 
 
-def _pool(pool: PoolStatus) -> Check:
+def _pool(pool: PoolStatus) -> Finding:
     from shoal.cli.progress import describe_counts
 
     name = f"pool {pool.name}"
     counts = describe_counts(pool)
     found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
     if not pool.is_here:
-        return Check(name, "note", f"{found}; bound to host {pool.host}", f"use the pool on host {pool.host}")
+        return Finding(name, "note", f"{found}; bound to host {pool.host}", f"use the pool on host {pool.host}")
     there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
     if pool.failed or len(pool.active) != there or there != pool.target:
-        return Check(name, "note", found, f"see `shoal pool describe {pool.name}`; repair with `shoal sweep`")
-    return Check(name, "ok", found)
+        return Finding(name, "note", found, f"see `shoal pool describe {pool.name}`; repair with `shoal sweep`")
+    return Finding(name, "ok", found)
 
 
-def _chosen_pool(pools: list[PoolStatus]) -> Check:
+def _chosen_pool(pools: list[PoolStatus]) -> Finding:
     from shoal.pool.selection import POOL_VARIABLE
 
     chosen = os.environ.get(POOL_VARIABLE)
     if chosen and chosen not in [pool.name for pool in pools]:
-        return Check(
+        return Finding(
             POOL_VARIABLE,
             "note",
             f"{chosen}, which does not exist",
             f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`",
         )
-    return Check(POOL_VARIABLE, "ok", chosen or "not set")
+    return Finding(POOL_VARIABLE, "ok", chosen or "not set")
 
 
-def reconciler(pools: list[PoolStatus]) -> Check:
+def reconciler(pools: list[PoolStatus]) -> Finding:
     """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
 
     Reconcilers of other `$SHOAL_HOME` folders are ignored.
@@ -304,16 +281,16 @@ def reconciler(pools: list[PoolStatus]) -> Check:
     if found is not None:
         pid, stopped = found
         if stopped:
-            return Check(
+            return Finding(
                 "reconciler",
                 "note",
                 f"is suspended (SIGSTOP), pid {pid}: dead nodes are not replaced, and leases do not expire",
                 f"resume it with `kill -CONT {pid}`, or have it replaced with `kill -KILL {pid}`",
             )
-        return Check("reconciler", "ok", f"runs, pid {pid}")
+        return Finding("reconciler", "ok", f"runs, pid {pid}")
     if any(pool.state != "down" and pool.is_here for pool in pools):
-        return Check("reconciler", "note", "does not run although a pool is up", "start it with `shoal sweep`")
-    return Check("reconciler", "ok", "does not run: no pool is up")
+        return Finding("reconciler", "note", "does not run although a pool is up", "start it with `shoal sweep`")
+    return Finding("reconciler", "ok", "does not run: no pool is up")
 
 
 def _reconciler_process() -> tuple[int, bool] | None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.durations import duration
-from shoal.cli.output import Json, print_json, show, table, when
+from shoal.cli.output import Json, duration, print_json, show, table, when
 
 
 def history(

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.durations import duration
-from shoal.cli.interrupts import on_interrupt
-from shoal.cli.output import Json, fields, print_json, say, show, table, when
+from shoal.cli.exit_codes import on_interrupt
+from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay
 

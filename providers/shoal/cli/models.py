@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.durations import duration
 from shoal.cli.exit_codes import ExitCode
-from shoal.cli.output import Json, fields, print_json, say, show, table, when
+from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
 
 if TYPE_CHECKING:
     from shoal.jobs import HistoryEntry, VersionStatus

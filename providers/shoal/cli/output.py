@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.exit_codes import InterruptedCommandError, exit_code
-from shoal.errors import ScaleError
+from shoal.errors import InvalidArgumentError, ScaleError, shown
 from shoal.redaction import redact
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
@@ -97,3 +98,21 @@ def _cell(value: Any) -> Text:
     if isinstance(value, float):
         value = f"{value:.6g}"
     return Text("-" if value is None or value == "" else str(value), overflow="fold")
+
+
+_DURATION = re.compile(r"(\d{1,6})\s*([hdw])")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+def duration(text: str) -> timedelta:
+    """Parse a whole number of hours, days or weeks: `36h`, `90d`, `4w`.
+
+    Raises:
+        InvalidArgumentError: The text is not a duration of this form.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgumentError(
+            f"{shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
+        )
+    return timedelta(hours=int(found[1]) * _HOURS[found[2]])

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.categories import category_type
-from shoal.data.column_names import check_present
-from shoal.data.filter_syntax import describe_filters
-from shoal.data.parquet.schema import distinct
-from shoal.data.parquet.types import common_type, largest_integer, lossy
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.parquet.schema import common_type, distinct, largest_integer, lossy
+from shoal.data.planning import RowRange
+from shoal.data.syntax import check_present, describe_filters
 from shoal.data.tensor_columns import OBJECTS, dtype_of, list_shape
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
-    from shoal.data.planning.row_groups import RowGroup
+    from shoal.data.planning import RowGroup
 
 
 def validate_columns(
@@ -436,7 +434,7 @@ def _check_common_type(footer: Footer, name: str, files: Sequence[Footer]) -> No
 def _check_values_fit(source: ParquetSource, footer: Footer, name: str, wide: pa.DataType) -> None:
     """Check with a file's statistics that no integer is lost in the common type of all files.
 
-    Without statistics, :func:`shoal.data.parquet.types.to_schema` finds such an integer when the rows are read.
+    Without statistics, :func:`shoal.data.parquet.schema.to_schema` finds such an integer when the rows are read.
     """
     type_ = footer.schema.field(name).type
     largest = largest_integer(type_, wide)

@@ -6,20 +6,15 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.column_names import check_present
-from shoal.data.filter_syntax import columns_of, parse_filters
 from shoal.data.gang_position import current_position
 from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning.contiguous import plan_shards
-from shoal.data.planning.dealing import deal_rows
-from shoal.data.planning.group_assignment import plan_groups
-from shoal.data.planning.row_groups import Shard
-from shoal.data.planning.splits import Split
+from shoal.data.planning import Shard, Split, deal_rows, plan_groups, plan_shards
 from shoal.data.shard import DataShard
 from shoal.data.spec import DatasetSpec, SplitSpec
+from shoal.data.syntax import check_present, columns_of, parse_filters
 from shoal.data.time_range import TimeRange, time_column
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -171,7 +166,7 @@ class DataConnector:
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data.staging.arrow_datasets import source_in_place, stage_arrow_dataset
+        from shoal.data.staging.data_frames import source_in_place, stage_arrow_dataset
 
         source = source_in_place(dataset)
         if source is not None:
@@ -197,7 +192,7 @@ class DataConnector:
             staging_location: Directory or URI that all nodes can reach. The default ``$SHOAL_HOME/staging`` is allowed
                 only if all nodes are on one host.
         """
-        from shoal.data.staging.ray_datasets import stage_ray_dataset
+        from shoal.data.staging.data_frames import stage_ray_dataset
 
         return cls._of_staged(stage_ray_dataset(ds, staging_location), ingestor_class)
 
@@ -266,7 +261,7 @@ class DataConnector:
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
-        from shoal.data.staging.staged_copy import StagedCopy
+        from shoal.data.staging.staged_data import StagedCopy
 
         source = ParquetSource(directory)
         source.staged_copy = StagedCopy(directory)
@@ -400,13 +395,13 @@ class DataConnector:
     def plan(self, num_workers: int, seed: int, group_col: str | None = None) -> tuple[Shard, ...]:
         """Assign the rows to the workers of a boosting training: compute one shard (list of row ranges) per worker.
 
-        Each worker gets a fair sample of the dataset in its order; see :func:`shoal.data.planning.dealing.deal_rows`.
+        Each worker gets a fair sample of the dataset in its order; see :func:`shoal.data.planning.deal_rows`.
 
         Args:
             num_workers: Number of shards.
             seed: Seed of the random orders.
             group_col: Column with the group of each row; a group is never split between workers. The whole column is
-                read for the plan; see :mod:`shoal.data.planning.group_assignment`.
+                read for the plan; see :mod:`shoal.data.planning`.
 
         Returns:
             One shard per worker, by rank.
@@ -503,7 +498,7 @@ class DataConnector:
         Raises:
             InvalidArgumentError: If this process is not connected to Ray.
         """
-        from shoal.data.ray_data import ranges_dataset
+        from shoal.data.ingest import ranges_dataset
 
         # Ray's tasks read the staged files later, when this connector may no longer exist, and Ray's dataset does not
         # refer to the connector. Therefore the staged copy is kept until this process exits.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from shoal.data.planning.row_groups import Shard
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning import RowRange, Shard
+from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,12 +94,136 @@ class RayDataIngester:
             DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
                 names the file.
         """
-        from shoal.data import ray_data
 
-        return ray_data.iter_ranges(self.source, shard.ranges, columns)
+        return iter_ranges(self.source, shard.ranges, columns)
 
 
 INGESTERS: dict[str, type[ArrowIngester] | type[RayDataIngester]] = {
     ArrowIngester.name: ArrowIngester,
     RayDataIngester.name: RayDataIngester,
 }
+
+
+# Number of CPUs that a read task requests. A worker with one CPU requests half of this CPU for itself
+# (`RayDataIngester.worker_cpu_fraction`), so a read task that requested a whole CPU would wait forever.
+READ_TASK_CPUS = 0.5
+
+# Number of read tasks that each worker runs at the same time. With two tasks, the next table is read while the worker
+# uses the current table. More tasks would only fill Ray's object store.
+READ_TASKS = 2
+
+# Name of the column in which a read task returns the message of a DataError, instead of raising the error.
+_ERROR = "__shoal_data_error__"
+
+
+def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """Read row ranges (rows of one row group) in Ray Data tasks, and yield one table per range.
+
+    Raises:
+        InvalidArgumentError: If this process is not connected to Ray.
+        DataError: If :meth:`ParquetSource.read` raises a DataError in a task, or Ray Data returns more or fewer rows
+            than were requested.
+    """
+    import pyarrow as pa
+
+    dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
+    blocks = _blocks(dataset)
+    # Ray Data splits a large table into several smaller ones (blocks). The blocks are concatenated again, so that the
+    # tables, and therefore the model, are the same as with the ArrowIngester.
+    spare: list[pa.Table] = []
+    have = 0
+    for part in ranges:
+        while have < part.rows:
+            block = next(blocks, None)
+            if block is None:
+                raise DataError(
+                    f"Ray Data returned fewer rows than were requested from {part.path}, row group "
+                    f"{part.row_group}: use ingestor_class=ArrowIngester"
+                )
+            spare.append(block)
+            have += block.num_rows
+        joined = pa.concat_tables(spare)
+        yield joined.slice(0, part.rows)
+        have -= part.rows
+        spare = [joined.slice(part.rows)] if have else []
+        del joined
+    if have or any(block.num_rows for block in blocks):
+        raise DataError(
+            f"Ray Data returned more rows than were requested from {source.paths[0]}: use ingestor_class=ArrowIngester"
+        )
+
+
+def ranges_dataset(
+    source: ParquetSource,
+    ranges: Sequence[RowRange],
+    columns: Sequence[str] | None,
+    *,
+    concurrency: int | None = None,
+    errors_as_rows: bool = False,
+) -> Any:
+    """Return a lazy Ray Dataset that reads row ranges in the given order.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray.
+        DataError: If `ranges` is empty.
+    """
+    ray = connected_ray()
+    import pyarrow as pa
+
+    if not ranges:
+        raise DataError(
+            f"the dataset has no rows: {source.paths[0]}; check the paths, and the program that writes the files"
+        )
+    source.footers()  # The footers are read now, so that the pickled source contains them and no task reads them again.
+    wanted = list(ranges)
+
+    def read(batch: Any) -> Any:
+        try:
+            return pa.concat_tables(source.read([wanted[i.as_py()] for i in batch.column("range")], columns))
+        except DataError as exc:
+            if not errors_as_rows:
+                raise
+            return pa.table({_ERROR: [str(exc)]})
+
+    context = ray.data.DataContext.get_current().copy()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    with ray.data.DataContext.current(context):
+        dataset = ray.data.from_items([{"range": i} for i in range(len(wanted))], override_num_blocks=len(wanted))
+        return dataset.map_batches(
+            read,
+            batch_size=1,
+            batch_format="pyarrow",
+            num_cpus=READ_TASK_CPUS,
+            compute=ray.data.TaskPoolStrategy(size=concurrency),
+        )
+
+
+def connected_ray() -> Any:
+    """Import Ray Data, check that this process is connected to a Ray cluster, and return the module ``ray``.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected. Without this check, Ray would connect to any cluster
+            that runs on this host.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as exc:
+        raise MissingExtraError("ray", "ray") from exc
+    if not ray.is_initialized():
+        raise InvalidArgumentError(
+            "this process is not connected to Ray: run this code in a job on a pool, or call ray.init(address=...) "
+            'first (address="local" starts a new Ray cluster)'
+        )
+    return ray
+
+
+def _blocks(dataset: Any) -> Iterator[pa.Table]:
+    for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        if block.column_names == [_ERROR]:
+            raise DataError(block.column(_ERROR)[0].as_py())
+        yield block

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.gang_position import GangPosition
-from shoal.data.planning.row_groups import Shard
+from shoal.data.planning import Shard
 from shoal.errors import MissingExtraError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from shoal.data.filter_syntax import Filters, parse_filters
-from shoal.data.query_syntax import check_connection_name, check_query
-from shoal.data.staging.staged_copy import StagedCopy
+from shoal.data.staging.staged_data import StagedCopy
+from shoal.data.syntax import Filters, check_connection_name, check_query, parse_filters
 from shoal.option_validation import Settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

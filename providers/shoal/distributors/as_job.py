@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shoal.distributors import call_values
+from shoal.distributors import submitted_call
 from shoal.distributors.call_pool import pool_for_job
-from shoal.distributors.call_values import Returns
-from shoal.distributors.submitted_call import SubmittedCall
+from shoal.distributors.submitted_call import Returns, SubmittedCall
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -145,7 +144,7 @@ def function(
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.function import FunctionJobSpec
-    from shoal.training.pytorch.train_func import FRAMEWORK
+    from shoal.training.pytorch.program import FRAMEWORK
 
     config = request.run_config
     location = config.artifact_location
@@ -155,13 +154,13 @@ def function(
         stored = code_store.store(program)
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
-    read = partial(call_values.function_value, location=location, returns=returns)
+    read = partial(submitted_call.function_value, location=location, returns=returns)
     return JobCall(config, FRAMEWORK, spec, read, pool or partial(pool_for_job, request))
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
     """Return the `JobCall` object that predicts the rows of a dataset as a job."""
-    read = partial(call_values.prediction, output_path=spec.output_path)
+    read = partial(submitted_call.prediction, output_path=spec.output_path)
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
 
 

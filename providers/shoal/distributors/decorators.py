@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import dispatch
 from shoal.errors import InvalidArgumentError
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.pytorch.program import Program, name_of
-from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.scaling import (
+from shoal.training.pytorch.request import (
     AnyScaling,
+    FunctionRequest,
     SpreadScalingConfig,
     launched,
     nodes_needed,
@@ -28,9 +28,8 @@ from shoal.training.pytorch.scaling import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.call_values import Returns
     from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
     from shoal.pool.status import PoolStatus
 
 P = ParamSpec("P")

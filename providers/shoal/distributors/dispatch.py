@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 from shoal.errors import InvalidArgumentError
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
-from shoal.training.artifact_claims import Claim
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
 from shoal.training.host.hidden_output import SECRETS
+from shoal.training.pytorch.program import FRAMEWORK
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.train_func import FRAMEWORK
 from shoal.training.run_config import RunConfig
+from shoal.training.safe_files import Claim
 
 if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf
-    from shoal.distributors.call_values import Returns
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
 __all__ = ["Call", "check_submit", "function", "is_connected", "prediction", "training", "worker_environment"]
@@ -108,7 +107,7 @@ def function(
         return as_job.function(request, program, pool=pool, returns=returns)
 
     def run_here() -> Any:
-        from shoal.distributors.call_values import Response
+        from shoal.distributors.submitted_call import Response
         from shoal.jobs.files import storage
         from shoal.training.pytorch.engine import run
 

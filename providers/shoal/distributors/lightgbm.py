@@ -72,7 +72,7 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
             A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, depending on the objective. If the
             objective is a function: an ``LGBMRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.lightgbm.sklearn import as_sklearn
+        from shoal.training.lightgbm.model import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
 
@@ -86,6 +86,6 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
         input_cols: Sequence[str],
         base_margin_cols: Sequence[str],
     ) -> np.ndarray:
-        from shoal.training.lightgbm.prediction import predict_booster
+        from shoal.training.lightgbm.model import predict_booster
 
         return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

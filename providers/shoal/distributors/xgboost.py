@@ -10,8 +10,7 @@ from shoal.distributors.estimator import BoostingEstimator, checked_rounds
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from shoal.training.xgboost.gpu import device_of
-from shoal.training.xgboost.params import merge_params
+from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +74,7 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
             A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, depending on the objective. If the objective
             is a function: an ``XGBRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.xgboost.sklearn import as_sklearn
+        from shoal.training.xgboost.model import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
 
@@ -89,6 +88,6 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
         input_cols: Sequence[str],
         base_margin_cols: Sequence[str],
     ) -> np.ndarray:
-        from shoal.training.xgboost.prediction import predict_booster
+        from shoal.training.xgboost.model import predict_booster
 
         return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

@@ -25,8 +25,7 @@ from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 from shoal.pool.api import ComputePool
 from shoal.pool.status import PoolStatus
-from shoal.state.home import home, subfolder
-from shoal.state.locks import open_locked
+from shoal.state.home import home, open_locked, subfolder
 from shoal.state.process import ProcessId
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import argparse
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError
-from shoal.examples.atomic_folder import complete
 from shoal.state.home import subfolder
 
 if TYPE_CHECKING:
@@ -210,3 +210,20 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@contextmanager
+def complete(folder: Path) -> Iterator[Path]:
+    """Create a temporary folder, and rename it to `folder` when the ``with`` block ends without an exception."""
+    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            # If the folder exists, another process has already created it with the same files, so the error is ignored.
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

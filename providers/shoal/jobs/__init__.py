@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from shoal.jobs.cleanup import CleanupReport, clean_up, retain, sweep
@@ -13,8 +14,15 @@ if TYPE_CHECKING:
     from shoal.jobs.journal.tasks import TaskTry
     from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
     from shoal.jobs.many.for_each import for_each
-    from shoal.jobs.many.message import Message, summary_message
-    from shoal.jobs.many.summary import ModelLine, NoResult, summary, summary_headline, summary_table
+    from shoal.jobs.many.summary import (
+        Message,
+        ModelLine,
+        NoResult,
+        summary,
+        summary_headline,
+        summary_message,
+        summary_table,
+    )
     from shoal.jobs.mlflow.models import (
         HistoryEntry,
         ModelDetails,
@@ -35,42 +43,6 @@ if TYPE_CHECKING:
     from shoal.jobs.submission import attach, cancel, list_jobs, submit
     from shoal.jobs.task_spec import check_spec, skipping_if_unchanged, spec_of
     from shoal.training.mlflow.options import Tracking
-
-_NAMES = {
-    "shoal.jobs.cleanup": ("CleanupReport", "clean_up", "retain", "sweep"),
-    "shoal.jobs.files.artifacts": ("load_results", "load_training"),
-    "shoal.jobs.files.retention": ("DeletedAttempt", "prune_jobs"),
-    "shoal.jobs.handle": ("JobHandle", "JobTimeoutError"),
-    "shoal.jobs.journal.tasks": ("TaskTry",),
-    "shoal.jobs.many.alerts": ("StaleModel", "WaitingJob", "stale_models", "waiting_jobs"),
-    "shoal.jobs.many.for_each": ("for_each",),
-    "shoal.jobs.many.message": ("Message", "summary_message"),
-    "shoal.jobs.many.summary": ("ModelLine", "NoResult", "summary", "summary_headline", "summary_table"),
-    "shoal.jobs.mlflow.models": (
-        "HistoryEntry",
-        "ModelDetails",
-        "ModelStatus",
-        "SliceStatus",
-        "VersionStatus",
-        "describe_model",
-        "list_models",
-        "model_history",
-    ),
-    "shoal.jobs.mlflow.retention": ("DeletedVersion", "ModelPruning", "prune_models"),
-    "shoal.jobs.results": ("ChampionResult", "JobResult", "RecentVersion"),
-    "shoal.jobs.specs.function": ("AnyJobSpec", "FunctionJobSpec", "FunctionRegister", "parse_spec"),
-    "shoal.jobs.specs.prediction": ("PredictJobSpec", "PredictResult"),
-    "shoal.jobs.specs.register": ("Register",),
-    "shoal.jobs.specs.training": ("JobSpec",),
-    "shoal.jobs.status": ("JobStatus",),
-    "shoal.jobs.submission": ("attach", "cancel", "list_jobs", "submit"),
-    "shoal.jobs.task_spec": ("check_spec", "skipping_if_unchanged", "spec_of"),
-    "shoal.training.mlflow.options": ("Tracking",),
-}
-"""Public names of this package, by the module that defines them. A module is imported only when a program first uses
-one of its names, because Airflow loads DAG files often, and a DAG file needs only few of the modules."""
-
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AnyJobSpec",
@@ -129,8 +101,4 @@ __all__ = [
     "waiting_jobs",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__)

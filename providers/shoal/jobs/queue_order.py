@@ -2,7 +2,7 @@
 
 The functions only compute, and do not read or write the store.
 
-A pool runs as many jobs at a time as it has room for (`shoal.jobs.capacity`). The first waiting job always starts if no
+A pool runs as many jobs at a time as it has room for. The first waiting job always starts if no
 other job runs, even if the job needs more than the pool has. No job overtakes the first waiting job, so that small jobs
 cannot keep a large one waiting for ever.
 
@@ -13,12 +13,20 @@ fewest running jobs comes first, and among the jobs of one holder the oldest job
 from __future__ import annotations
 
 import heapq
+import warnings
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any, NamedTuple, Self
 
-from shoal.jobs.capacity import Gang, Room, total_size
+from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.jobs.specs.function import AnyJobSpec
+from shoal.pool.spec import PoolSpec
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.cluster import Node
+from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, lay_out
+from shoal.training.scaling import gpu_wish, resolve_size
 
 
 @dataclass(frozen=True)
@@ -119,3 +127,156 @@ def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]
         running[holder] += 1
         if lines[holder]:
             heapq.heappush(turns, turn(holder))
+
+
+DRIVER_BYTES = 400 * 2**20
+"""Bytes of the head's memory that are reserved for one driver."""
+
+_DRIVERS_SHARE = 4
+"""Divisor that gives the memory for drivers: all drivers together may use the head's memory divided by this number. The
+rest of the head's memory is for the workers on the head, the object store and Ray."""
+
+
+class NodeSize(NamedTuple):
+    """CPUs and GPUs of one ready node."""
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Gang:
+    """Group of workers that a job asks for. The number of workers is fixed, or depends on the pool's nodes or GPUs.
+
+    Attributes:
+        workers: Number of workers; a negative number -n means n workers on each node.
+        cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
+        gpus: GPUs of each worker; -1: one GPU if every node has a GPU, otherwise none.
+        per_gpu: Whether a negative `workers` means one worker per GPU if the workers use GPUs.
+    """
+
+    workers: int = -1
+    cpus: int = -1
+    gpus: int = 0
+    per_gpu: bool = False
+
+    @classmethod
+    def of(cls, spec: AnyJobSpec | TrainRequest | FunctionRequest) -> Self:
+        """Return the group of workers for a job's spec, or for the request that an estimator or distributor creates."""
+        if isinstance(spec, FunctionRequest):
+            return cls._of_function(spec)
+        # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
+        # only if its options ask for them.
+        uses_gpu: bool | None = False
+        if isinstance(spec, TrainRequest):
+            device = spec.params.get("device")
+            uses_gpu = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
+            if uses_gpu is None and spec.framework == "lightgbm":
+                uses_gpu = False
+        gpus = -1 if uses_gpu is None else int(uses_gpu)
+        return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
+
+    @classmethod
+    def _of_function(cls, spec: FunctionRequest) -> Self:
+        # If the function starts further workers itself, the spec's `room_for` gives their number and size. In that case
+        # only the further workers are counted, because the workers that call the function only wait for them and need
+        # almost no resources.
+        config = spec.room_for or spec.scaling_config
+        each = config.resource_requirements_per_worker
+        if not isinstance(config, PyTorchScalingConfig):
+            return cls(config.num_workers, each.num_cpus, each.num_gpus)
+        per_node = config.num_workers_per_node
+        if per_node == -1:
+            return cls(-1, each.num_cpus, each.num_gpus, per_gpu=True)
+        workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
+        return cls(workers, each.num_cpus, each.num_gpus)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a group of workers from the result of :meth:`to_json`."""
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the group of workers as plain data, which the job's row stores."""
+        return asdict(self)
+
+    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
+        """Return how many CPUs and GPUs the workers need in total, but at most as many as the given nodes have."""
+        total = total_size(nodes)
+        gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
+        workers = self.workers
+        if workers < 0:
+            workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
+        cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
+        return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+
+def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
+    """Return whether a job can run only on a pool with Ray.
+
+    A training function needs Ray because it may call Ray itself. Any other job needs Ray if it has its own packages or
+    code, if it uses GPUs, or if it reads rows with Ray Data.
+    """
+    if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
+        return True
+    evaluated = spec.eval_set.values() if isinstance(spec, TrainRequest) else ()
+    return Gang.of(spec).gpus > 0 or any(each.ingester == "ray" for each in (spec.dataset, *evaluated))
+
+
+def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Refuse a job that needs Ray on a pool without Ray.
+
+    Raises:
+        InvalidArgumentError: The pool runs without Ray, and the job needs it.
+    """
+    if not pool.ray and needs_ray(spec):
+        raise InvalidArgumentError(
+            f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. A pool '
+            "without Ray accepts only batch predictions, and trainings with XGBoost or LightGBM. The options "
+            "run_config.packages and run_config.code, GPUs and Ray Data need Ray, too"
+        )
+
+
+def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
+    """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
+    nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _fit(spec, nodes, clamp=spec.run_config.clamp)
+    except CapacityError:
+        return False
+    return True
+
+
+def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
+    """Raise CapacityError if a job's workers do not fit on the given nodes."""
+    if isinstance(spec, FunctionRequest):
+        for config in (spec.scaling_config, spec.room_for):
+            if config is not None:
+                lay_out(config, nodes, clamp=clamp)
+        return
+    use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
+    resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Limits on the jobs that run at the same time on one pool.
+
+    Attributes:
+        drivers: Largest number of drivers that may run at the same time; None: not limited.
+        nodes: The ready nodes; if there are none, CPUs and GPUs do not limit the number of jobs.
+    """
+
+    drivers: int | None
+    nodes: tuple[NodeSize, ...]
+
+
+def drivers_in(memory_bytes: int) -> int:
+    """Return how many drivers may run at the same time on a head with the given memory; at least 1."""
+    return max(1, memory_bytes // _DRIVERS_SHARE // DRIVER_BYTES)
+
+
+def total_size(sizes: Iterable[NodeSize]) -> NodeSize:
+    """Add up several sizes, and return the total number of CPUs and the total number of GPUs."""
+    return NodeSize(*map(sum, zip(*sizes, strict=True))) if (sizes := list(sizes)) else NodeSize(0, 0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from shoal.data.spec import DatasetSpec
 from shoal.errors import (
     BudgetError,
     DataAccessError,
@@ -20,24 +21,24 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.jobs import credentials, earlier_tries, ids
-from shoal.jobs.capacity import Gang, refuse_without_ray
+from shoal.jobs import credentials, ids
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
 from shoal.jobs.files import staged_data_claims
-from shoal.jobs.fingerprint import fingerprint
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
+from shoal.jobs.journal.tasks import TaskTry, jobs_of
+from shoal.jobs.queue_order import Gang, refuse_without_ray
 from shoal.jobs.reconcile import ending, rounds, sending
 from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.look import address
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
-from shoal.jobs.remote import frames, package, reachability, shared_folders
+from shoal.jobs.remote import frames, package, reachability
 from shoal.jobs.remote.package import Package
+from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
@@ -137,7 +138,7 @@ def submit(
         clock,
     )
     if task is not None:
-        found = earlier_tries.take_over(
+        found = take_over(
             store,
             holder,
             task,
@@ -210,7 +211,7 @@ def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
 
 def _prepared(sent: frames.Sent, pool: PoolSpec) -> _Prepared:
     document, uris = credentials.hide(sent.spec.document())
-    if not shared_folders.is_remote(pool):
+    if not frames.is_remote(pool):
         return _Prepared(sent.spec, document, uris, None)
     document, along = package.taken_along(document, sent.packaged)
     return _Prepared(sent.spec, document, uris, along)
@@ -238,7 +239,7 @@ def _attempt(call: _Call, prepared: _Prepared) -> JobHandle | None:
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
-        needs_credentials=shared_folders.is_remote(call.pool) and secrets is not None and secrets.given,
+        needs_credentials=frames.is_remote(call.pool) and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)
     target = call.target(Key(job.id, job.attempt))
@@ -382,3 +383,104 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     keys = [Key(job.id, job.attempt) for job in found]
     used = attempts.node_seconds(store, keys, time.time())
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
+
+
+def take_over(
+    store: Store,
+    holder: str,
+    task: TaskTry,
+    fingerprint: str | None,
+    target_of: Callable[[Key], Target],
+    secrets_of: Callable[[], Secrets],
+    *,
+    detach: bool,
+) -> JobHandle | None:
+    """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
+
+    Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
+
+    Raises:
+        JobError: A newer try of the task has an unfinished job.
+    """
+    found: JobHandle | None = None
+    for job in jobs_of(store, holder, task):
+        target = target_of(Key(job.id, job.attempt))
+        if job.state not in JOB_ENDED and task.is_older_than(job):
+            raise task.superseded_by(job)
+        if found is not None or not task.takes_over(job):
+            _leave(target, job, task)
+        elif stage_of(job) is Stage.UNQUEUED:
+            _leave_unqueued(target, job, fingerprint)
+        else:
+            found = _joined(target, job, task, secrets_of, detach=detach)
+    return found
+
+
+def _leave(target: Target, job: Job, task: TaskTry) -> None:
+    """End a job that this try does not take over, or mark its result as returned, so that no later submission gets
+    it."""
+    if job.state in JOB_ENDED:
+        attempts.collect(target.store, target.key, target.clock())
+    else:
+        ending.cancel(target, job, f"try {task.number} of the task does not use the job of an earlier try")
+
+
+def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
+    """End a job that its submitter has not put into the queue yet, unless its spec is the spec of this try.
+
+    This try does not take over such a job, because only the submitter has the job's credentials.
+    """
+    why = "another try of the task submits the task's job with another spec"
+    is_other = job.spec["fingerprint"] != fingerprint
+    if is_other and not ending.record(target, job, End(JobState.CANCELLED, why)):
+        ending.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
+
+
+def _joined(
+    target: Target, job: Job, task: TaskTry, secrets_of: Callable[[], Secrets], *, detach: bool
+) -> JobHandle | None:
+    """Attach this try to the job; return None if the job has failed or was cancelled."""
+    is_ended = job.state in JOB_ENDED
+    joined = job if is_ended else attempts.join(target.store, target.key, target.clock(), task, detach=detach)
+    if joined is None:
+        # The job has ended since its row was read. If the job has succeeded, its result is in the row.
+        joined = attempts.load(target.store, target.key)
+    supplies = Supplies()
+    if joined.state not in JOB_ENDED:
+        is_needed = joined.state is JobState.PENDING and joined.needs_credentials
+        supplies = Supplies(secrets_of() if is_needed else None)
+        joined = rounds.Waiter(target, supplies).round()
+    return None if joined.state in (JobState.FAILED, JobState.CANCELLED) else JobHandle(target, joined, supplies)
+
+
+def fingerprint(spec: AnySpec) -> str:
+    """Compute the digest of a spec. If a job is submitted again, the equal digest shows that it is the same job.
+
+    The digest depends on the content of staged data, but not on their folder. A task that runs again writes its
+    DataFrame into another folder, and must still find its job.
+
+    Raises:
+        DataError: Staged data do not exist any more, because a job that used them has ended and removed them.
+    """
+    document = spec.comparable(_by_content).document()
+    # `priority` is left out, because two submissions that differ only in `priority` count as the same job.
+    document["run_config"].pop("priority", None)
+    # Only the names of code archives are kept, because their folders may differ between hosts. An archive's name is the
+    # digest of the archive's content.
+    if archives := document["run_config"].get("code"):
+        document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
+    # These options are left out, because they do not change what the job computes. Tasks of earlier versions of shoal
+    # did not set `skip_if_unchanged`. If shoal was updated since then, a retry of such a task must still find its job.
+    for name in ("parent_run_id", "system_metrics"):
+        (document.get("tracking") or {}).pop(name, None)
+    (document.get("register") or {}).pop("skip_if_unchanged", None)
+    return ids.digest(credentials.hide(document)[0])
+
+
+def _by_content(dataset: DatasetSpec) -> DatasetSpec:
+    if dataset.staging is None:
+        return dataset
+    from shoal.data.connector import DataConnector
+
+    digest = DataConnector.from_spec(dataset).digest()
+    return dataset.model_copy(update={"paths": (digest,), "staging": None})

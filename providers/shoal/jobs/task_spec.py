@@ -11,7 +11,7 @@ from shoal.jobs.files import code_store
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of, parse_spec
 from shoal.jobs.specs.training import JobSpec
-from shoal.training.pytorch.train_func import FRAMEWORK, TrainFunc, check_train_func, is_name
+from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
 

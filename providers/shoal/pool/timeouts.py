@@ -94,7 +94,7 @@ after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `sho
 
 TURN_PATIENCE = 1.0
 """If several processes of a host wait for the same pool, only one of them reconciles it (see
-`shoal.pool.reconcile.election`). If this process has not reconciled the pool for this time, because it was killed or
+`shoal.pool.waiting`). If this process has not reconciled the pool for this time, because it was killed or
 paused or is slow, another process takes over."""
 
 CLUSTER_PATIENCE = 5.0

@@ -16,9 +16,8 @@ Example:
 from __future__ import annotations
 
 from shoal.prefect.blocks import ComputePool
+from shoal.prefect.clean_up import clean_up_ended_runs, clean_up_run
 from shoal.prefect.events import emit_alerts
-from shoal.prefect.hooks import clean_up_run
-from shoal.prefect.janitor import clean_up_ended_runs
 from shoal.prefect.lease import pool_lease
 from shoal.prefect.tasks import (
     abatch_predict,

@@ -16,12 +16,11 @@ from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchang
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import current_holder
-from shoal.prefect._threads import in_thread
+from shoal.prefect._run_holder import current_holder, in_thread
 from shoal.prefect._training import Training, TrainingTask, artifact, task_value
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
-from shoal.training.pytorch.train_func import TrainFunc
+from shoal.training.pytorch.program import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"
 

@@ -5,15 +5,18 @@ A home folder that any user may write to is refused.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError
 from shoal.state.engines import parsed, sqlite_file
-from shoal.state.host import host_id
+from shoal.state.process import host_id
 
 log = logging.getLogger("shoal.home")
 
@@ -114,3 +117,41 @@ def store_tag() -> str:
         [parts.query.get(name) for name in ("host", "port", "dbname", "service")],
     )
     return f"-{sha256(repr(address).encode()).hexdigest()[:6]}"
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Wait for an exclusive lock on a file, and hold the lock inside the ``with`` block.
+
+    If the process dies inside the block, the kernel releases the lock.
+    """
+    with open_locked(path, wait=True) as _:
+        yield
+
+
+@contextmanager
+def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file, and yield True. If `wait` is False and another process holds the lock, yield False instead.
+
+    The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
+    lock.
+
+    Raises:
+        StoreError: The file cannot be created or opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be locked: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from shoal.state.host import boot_id
+from shoal.state.process import boot_id
 
 _ONE_INSTANT_S = 0.1
 """Largest time in seconds between two clock readings that count as simultaneous. Normally some microseconds pass

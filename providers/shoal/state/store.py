@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,7 +18,6 @@ from shoal.state import engines, migrate
 from shoal.state.database_errors import explain
 from shoal.state.home import home
 from shoal.state.private_folders import keep_file_private, make_file
-from shoal.state.signals import uninterrupted
 
 
 def default_url() -> str:
@@ -126,3 +128,40 @@ def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+_RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+"""Signals whose handlers may raise an exception: SIGINT (Ctrl-C), SIGTERM (a request to end), and SIGALRM, which
+workflow engines use for the timeout of a task."""
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay signals during a short ``with`` block. The handlers of these signals are called when the block has ended.
+
+    Without this delay, a signal handler could raise an exception while a transaction is being opened. The transaction
+    would then stay open as long as the exception's traceback exists. If the code that handles the exception needs the
+    database, it would wait forever for a lock that its own process holds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        # Python runs signal handlers only in the main thread, so in other threads there is nothing to delay.
+        yield
+        return
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    try:
+        for number in _RAISING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, note)
+        yield
+    finally:
+        for restored, handler in handlers.items():
+            signal.signal(restored, handler)
+        for waiting in came:
+            handlers[waiting](waiting, None)

@@ -19,8 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError
-from shoal.state.home import home, lock_file, per_host, store_tag
-from shoal.state.locks import file_lock
+from shoal.state.home import file_lock, home, lock_file, per_host, store_tag
 from shoal.state.private_folders import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.training.capacity import Node, limited, listed, resources, workers_on
+from shoal.training.cluster import Node, limited, listed, resources, workers_on
 
 _FEW_ROWS = 200_000
 """Number of rows per worker below which one worker per node, with more threads, trains faster than several, because the

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal import jobs
 from shoal.errors import (
     InvalidArgumentError,
     JobNotFoundError,
@@ -25,9 +27,10 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
+from shoal.history import acting_as
+from shoal.pool.api import ComputePool
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.ui import actions
 from shoal.ui.access import Access, Viewer, require_action
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
@@ -172,11 +175,11 @@ async def _events(reader: StoreReader) -> AsyncIterator[str]:
 def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str, Any]) -> dict[str, str]:
     """Carry out an action that the user has requested on the page: `release`, `sweep`, `cancel` or `alter`."""
     require_action(request, viewer)
-    if name not in actions.NAMES:
-        raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(actions.NAMES))}")
+    if name not in NAMES:
+        raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(NAMES))}")
     reader: StoreReader = request.app.state.reader
     try:
-        done = actions.perform(reader.store, viewer.name, name, arguments)
+        done = perform(reader.store, viewer.name, name, arguments)
     finally:
         reader.read_again()
     return {"done": done}
@@ -229,3 +232,67 @@ def _error(request: Request, status: int, message: str, headers: dict[str, str])
         pages: Pages = request.app.state.pages
         return HTMLResponse(pages.error(status, message), status, headers)
     return JSONResponse({"error": message}, status, headers)
+
+
+def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
+    """Release a lease of a pool, and return a sentence about the result.
+
+    Raises:
+        InvalidArgumentError: The lease was already released, or has expired.
+    """
+    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
+    if lease_id not in held:
+        raise InvalidArgumentError(
+            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
+        )
+    holder = held[lease_id].holder
+    with acting_as(actor):
+        released = ComputePool(pool, holder=holder, store=store).release()
+    return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
+
+
+def sweep(store: Store, actor: str) -> str:
+    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions."""
+    with acting_as(actor):
+        did = jobs.sweep(store)
+    return "; ".join(did) or "nothing to sweep"
+
+
+def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
+    """Cancel an attempt of a job, and return a sentence about the result."""
+    with acting_as(actor):
+        handle = jobs.attach(job_id, attempt, store=store)
+        cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
+    done = f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended"
+    return f"{done}; {handle.left}" if handle.left else done
+
+
+def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
+    """Change a pool's minimum and maximum number of nodes, and return a sentence about the result."""
+    with acting_as(actor):
+        ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
+    return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
+
+
+def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
+    """Carry out the action that a request of the web page names.
+
+    Raises:
+        InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
+        ShoalError: The action failed.
+    """
+    action = _ACTIONS[name]
+    parameters = signature(action, eval_str=True).parameters.values()
+    wanted = {each.name: each.annotation for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+    given = {key: type(value) for key, value in arguments.items()}
+    if given != wanted:
+        needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
+        raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
+    return action(store, actor, **arguments)
+
+
+_ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
+"""The function for each action, by the name of the action. The keyword-only arguments of the function come from the
+request."""
+
+NAMES = frozenset(_ACTIONS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from shoal.pool.backends import BACKENDS, Seen
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.lease_queue import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import check_nodes
 from shoal.ui.formats import utc

@@ -9,12 +9,12 @@ from typing import Any
 
 import cloudpickle
 from airflow.sdk import dag, task
-from tests.support import remote_trainings
-from tests.support.remote_trainings import PLACE, ROUNDS, Settings
 
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.jobs import AnyJobSpec
+from tests.support import remote_trainings
+from tests.support.remote_trainings import PLACE, ROUNDS, Settings
 
 cloudpickle.register_pickle_by_value(remote_trainings)  # the nodes do not have this module
 

@@ -24,7 +24,7 @@ from shoal.pool.backends.local.drivers import ForkServer, Process
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.ray_http import RayJob
 from shoal.pool.endpoint import driver_arguments, driver_command
-from shoal.state.locks import open_locked
+from shoal.state.home import open_locked
 from tests.support.waiting import wait_until
 
 TOKEN = "let-me-in"
@@ -129,7 +129,7 @@ HEAD = """
 import sys
 from pathlib import Path
 from shoal.pool.backends.local.job_server import JobServer
-from shoal.state.locks import open_locked
+from shoal.state.home import open_locked
 
 with open_locked(Path("lock"), wait=False) as is_mine:
     assert is_mine

@@ -27,7 +27,7 @@ from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostErro
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
 from shoal.training import cluster
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.context import gang_context
 from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
@@ -36,7 +36,7 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import Failure
-from shoal.training.host.cgroup import OomKills
+from shoal.training.host.memory import OomKills
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 

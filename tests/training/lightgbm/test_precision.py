@@ -18,10 +18,10 @@ from shoal.training.boosting import rows as boosting_rows
 from shoal.training.boosting.checkpoints import Checkpoint, Segment
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part
-from shoal.training.lightgbm import prediction, worker
+from shoal.training.lightgbm import model, worker
 from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.lightgbm.model import predict_booster
 from shoal.training.lightgbm.params import merge_params, worker_params
-from shoal.training.lightgbm.prediction import predict_booster
 
 FEATURES = ["epoch_s", "epoch_ms", "id", "close", "small"]
 ROUNDS = 8
@@ -82,8 +82,8 @@ def test_bins_training_and_predictions_are_those_of_plain_lightgbm(
 ) -> None:
     frame = write(tmp_path)
     monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: budget)
-    monkeypatch.setattr(prediction, "_SLICE_VALUES", 100)
-    monkeypatch.setattr(prediction, "_SLICE_ROWS", 100)
+    monkeypatch.setattr(model, "_SLICE_VALUES", 100)
+    monkeypatch.setattr(model, "_SLICE_ROWS", 100)
     connector = DataConnector.from_parquet(tmp_path)
     booster, plain = train(connector, Columns((feature,), "y")), alone(frame, [feature])
     expected = plain.predict(frame[[feature]])
@@ -117,9 +117,9 @@ def test_rows_in_memory_are_counted_in_the_types_of_the_files(tmp_path: Path) ->
 
 
 def test_slices_are_of_about_equal_size() -> None:
-    assert prediction.slice_rows(50_000, 28) == 16_667
-    assert prediction.slice_rows(1_400, 1_000) == 700
-    assert prediction.slice_rows(0, 3) == 1
+    assert model.slice_rows(50_000, 28) == 16_667
+    assert model.slice_rows(1_400, 1_000) == 700
+    assert model.slice_rows(0, 3) == 1
 
 
 def test_margins_per_class_train_and_predict_as_in_lightgbm(tmp_path: Path) -> None:

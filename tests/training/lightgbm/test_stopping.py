@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from shoal.training.lightgbm.early_stopping import Stopping
+from shoal.training.lightgbm.segments import Stopping
 
 
 def test_it_stops_after_so_many_rounds_without_improvement() -> None:

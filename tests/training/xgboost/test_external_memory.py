@@ -11,7 +11,7 @@ from shoal.data import DataConnector
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.host import memory
-from shoal.training.xgboost.external_memory import page_folder
+from shoal.training.xgboost.worker import page_folder
 from tests.support.two_node_cluster import COLUMNS
 
 

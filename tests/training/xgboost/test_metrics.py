@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.xgboost.metrics import joined
+from shoal.training.xgboost.params import joined
 
 
 def test_the_values_of_all() -> None:

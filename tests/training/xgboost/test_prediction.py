@@ -8,8 +8,7 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.training.xgboost.prediction import predict_booster
-from shoal.training.xgboost.sklearn import as_sklearn
+from shoal.training.xgboost.model import as_sklearn, predict_booster
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 

@@ -11,10 +11,10 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.data.planning.row_groups import Shard
+from shoal.data.planning import Shard
 from shoal.errors import DataError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
-from shoal.training.xgboost.prediction import predict_booster
+from shoal.training.xgboost.model import predict_booster
 from shoal.training.xgboost.worker import ShardIter
 from tests.support.two_node_cluster import COLUMNS, ROWS
 

@@ -17,7 +17,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import task_key
-from shoal.airflow.base.waiting import WaitingOperator, WorkerLostError, end_if_worker_is_lost
+from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links

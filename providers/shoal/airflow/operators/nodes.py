@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import team_of
-from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.base.waiting import WaitingOperator, deadline_of_operation
+from shoal.airflow.base.pool import PoolOperator, WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors

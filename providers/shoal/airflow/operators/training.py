@@ -17,7 +17,7 @@ from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.jobs.specs.text import SUFFIXES, fields_of
-from shoal.training.pytorch.train_func import TrainFunc, check_train_func
+from shoal.training.pytorch.program import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

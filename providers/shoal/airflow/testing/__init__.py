@@ -7,7 +7,6 @@ Airflow nor anything else that takes long.
 from __future__ import annotations
 
 from shoal.airflow.testing.check import check_dags
-from shoal.airflow.testing.report import DagReport, Finding
-from shoal.airflow.testing.rules import Rule
+from shoal.airflow.testing.report import DagReport, Finding, Rule
 
 __all__ = ["DagReport", "Finding", "Rule", "check_dags"]

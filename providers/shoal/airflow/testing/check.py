@@ -11,8 +11,7 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.airflow.testing.report import DagReport, Finding
-from shoal.airflow.testing.rules import IMPORT_BUDGET_S, Rule
+from shoal.airflow.testing.report import IMPORT_BUDGET_S, DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
 
 _MOST_LOGGED = 2000

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.airflow.testing.check import check_dags
-from shoal.airflow.testing.rules import IMPORT_BUDGET_S, Rule
+from shoal.airflow.testing.report import IMPORT_BUDGET_S, Rule
 
 
 class _Format(StrEnum):

@@ -25,7 +25,7 @@ from shoal.airflow.operators import (
 from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
 from shoal.airflow.operators.jobs import JobOperator, missing_lease
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.airflow.testing.rules import Rule
+from shoal.airflow.testing.report import Rule
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator

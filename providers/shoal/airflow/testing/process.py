@@ -7,6 +7,7 @@ from stdin, and writes its answer to stdout.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,13 +15,12 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shoal.airflow.testing.connections import wrong_connection
-from shoal.airflow.testing.line_numbers import LineNumbers
-from shoal.airflow.testing.rules import HEAVY_MODULES, Rule
+from shoal.airflow.testing.report import HEAVY_MODULES, Rule
 from shoal.exit_status import how_ended
 
 _IMPORTED_BEFORE = (
@@ -197,3 +197,71 @@ def _import_error(file: str, text: str) -> _Facts:
 
 if __name__ == "__main__":
     main()
+
+
+class LineNumbers:
+    """Line numbers in a Python file, which are looked up by the names of DAGs, tasks and modules."""
+
+    def __init__(self, file: str) -> None:
+        self._nodes: list[ast.AST] = []
+        with suppress(SyntaxError, UnicodeDecodeError, OSError):
+            self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
+
+    def of_name(self, name: str) -> int | None:
+        """Return the number of the first line that contains the name of a DAG or task, as a string or as the name of a
+        function. If the name begins with task groups, as in ``group.task``, only ``task`` is looked up."""
+        plain = name.rpartition(".")[2]
+        for node in self._nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:
+                return node.lineno
+            if isinstance(node, ast.Constant) and node.value == plain:
+                return node.lineno
+        return None
+
+    def of_import(self, module: str) -> int | None:
+        """Return the line of the first import of a module or of its submodules; None if the file itself has no such
+        import."""
+        for node in self._nodes:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            if any(name.partition(".")[0] == module for name in names):
+                return node.lineno
+        return None
+
+
+def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
+    """Return a text about what is wrong with a connection: it does not exist or, if `of_pool` is True, it does not
+    define a pool. None if nothing is wrong."""
+    from shoal.airflow.connections import spec_of
+    from shoal.errors import InvalidArgumentError
+
+    connection = _connection(conn_id)
+    if connection is None:
+        return (
+            f'uses the connection "{conn_id}", which Airflow does not find here: define it as '
+            f"AIRFLOW_CONN_{conn_id.upper()}, or name it with --connection (connections=) if it exists "
+            "where the DAG runs"
+        )
+    if of_pool:
+        try:
+            spec_of(connection, keep=False)
+        except InvalidArgumentError as error:
+            return f"has a wrong connection: {error}"
+    return None
+
+
+def _connection(conn_id: str) -> Any:
+    """Return an Airflow connection, or None if neither Airflow's secrets backends nor its database have it."""
+    from airflow.secrets.metastore import MetastoreBackend
+
+    from shoal.airflow.hooks import ComputePoolHook
+
+    with suppress(Exception):  # The connection does not exist, or the secrets backend cannot be reached.
+        return ComputePoolHook.get_connection(conn_id)
+    with suppress(Exception):  # In a test environment, Airflow may have no database.
+        return MetastoreBackend().get_connection(conn_id)
+    return None

@@ -13,7 +13,7 @@ from shoal.airflow.triggers.poller import Update, Wait, isolated
 from shoal.errors import PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.lease_queue import Snapshot
 from shoal.pool.status import PoolStatus, status_of
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationState

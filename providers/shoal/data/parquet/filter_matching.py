@@ -18,9 +18,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.column_names import check_present
-from shoal.data.filter_syntax import Filters, Scalar, Term, describe_term
 from shoal.data.parquet.footers import Footer, open_planned, wrap_read_errors
+from shoal.data.syntax import Filters, Scalar, Term, check_present, describe_term
 from shoal.errors import DataError, shown
 
 if TYPE_CHECKING:

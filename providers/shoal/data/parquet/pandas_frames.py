@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.types import EXACT_INTEGER
+from shoal.data.parquet.schema import EXACT_INTEGER
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher
 from shoal.data.parquet.footers import Footer, changed, open_planned, wrap_read_errors
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

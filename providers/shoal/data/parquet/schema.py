@@ -1,6 +1,4 @@
-"""Determine the columns of a dataset of several Parquet files, with their types. The columns come from the first file
-that has rows, and from the names of the partition directories (``month=1/``). If files store a column in different
-types, the column gets the type that holds the values of all files."""
+"""Columns and types of a dataset, and how types are compared and converted."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.parquet.digest import kind_of
 from shoal.data.parquet.footers import Footer
-from shoal.data.parquet.types import common_type
+from shoal.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,3 +79,165 @@ def _widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
 
 def _first_with_rows(footers: Sequence[Footer]) -> Footer:
     return next((footer for footer in footers if footer.rows), footers[0])
+
+
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
+"""Width of an integer in bits -> largest number of its decimal digits."""
+EXACT_INTEGER = 2**53
+"""Largest integer up to which float64 represents every integer."""
+_EXACT_DIGITS = 15
+"""Number of decimal digits that every float64 keeps."""
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the Arrow type to which the values of two types can be converted without a loss.
+
+    The conversion of an integer to float64 loses values above 2**53, and the conversion of a uint64 to int64 is not
+    possible above 2**63. :func:`to_schema` finds such values.
+
+    Returns:
+        The common type; None if there is none, such as for text and numbers, or for timestamps of different units.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if one == other:
+        return one
+    if types.is_null(one) or types.is_null(other):
+        return other if types.is_null(one) else one
+    if types.is_dictionary(one) or types.is_dictionary(other):
+        return _common_dictionary(one, other)
+    if _is_number(one) and _is_number(other):
+        return _common_number(one, other)
+    for kinds, wide in ((_texts(), pa.large_string()), (_bytes(), pa.large_binary())):
+        if str(one) in kinds and str(other) in kinds:
+            return wide
+    if types.is_date(one) and types.is_date(other):
+        return pa.date32()
+    return _common_nested(one, other)
+
+
+def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
+    """Return the largest integer of a type that can be converted to a wider type without a loss.
+
+    Returns:
+        The integer; None if every value of the type can be converted.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_float64(wide) and (types.is_int64(type_) or types.is_uint64(type_)):
+        return EXACT_INTEGER
+    return 2**63 - 1 if types.is_int64(wide) and types.is_uint64(type_) else None
+
+
+def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
+    """Convert the columns of a file's table to the common types of a dataset. A column of the right type is not copied.
+
+    Raises:
+        DataError: If a value would be lost. The message names the file, the column and both types.
+    """
+    import pyarrow as pa
+
+    schema = table.schema
+    wanted = pa.schema([fields.get(field.name, field) for field in schema])
+    if schema == wanted:
+        return table
+    columns = []
+    for i, (field, values) in enumerate(zip(wanted, table.columns, strict=True)):
+        type_ = values.type
+        if common_type(type_, field.type) is None:
+            wanted = wanted.set(i, schema.field(i))
+        elif type_ != field.type:
+            try:
+                values = values.cast(field.type)
+            except pa.ArrowInvalid as exc:
+                raise lossy(path, field.name, type_, field.type, str(exc)) from None
+        columns.append(values)
+    return pa.table(columns, schema=wanted)
+
+
+def lossy(path: str, column: str, type_: pa.DataType, wide: pa.DataType, reason: str) -> DataError:
+    """Return the error for a column whose values cannot be converted to the common type of all files."""
+    return DataError(
+        f'{path}: column "{column}" is of type {type_}, but other files make it {wide}, in which values of this file '
+        f"would be lost ({reason}): write the column in the same type in all files"
+    )
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
+
+
+def _texts() -> tuple[str, ...]:
+    return "string", "large_string", "string_view"
+
+
+def _bytes() -> tuple[str, ...]:
+    return "binary", "large_binary", "binary_view"
+
+
+def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_integer(one) and types.is_integer(other):
+        wide = max(one, other, key=lambda type_: type_.bit_width)
+        if types.is_signed_integer(one) == types.is_signed_integer(other):
+            return wide
+        # A signed type holds all values of an unsigned type only if it is wider. int64 is the widest signed type.
+        return wide if types.is_signed_integer(wide) and one.bit_width != other.bit_width else pa.int64()
+    if types.is_floating(one) and types.is_floating(other):
+        return max(one, other, key=lambda type_: type_.bit_width)
+    decimals = [type_ for type_ in (one, other) if types.is_decimal(type_)]
+    if any(types.is_floating(type_) for type_ in (one, other)):
+        return pa.float64() if all(type_.precision <= _EXACT_DIGITS for type_ in decimals) else None
+    scale = max(type_.scale for type_ in decimals)
+    digits = max(
+        type_.precision - type_.scale if types.is_decimal(type_) else _DIGITS[type_.bit_width] for type_ in (one, other)
+    )
+    if digits + scale > 76:
+        return None
+    return pa.decimal128(digits + scale, scale) if digits + scale <= 38 else pa.decimal256(digits + scale, scale)
+
+
+def _common_dictionary(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    import pyarrow as pa
+
+    both = pa.types.is_dictionary(one) and pa.types.is_dictionary(other)
+    values = common_type(*(type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in (one, other)))
+    if values is None or not both:
+        return values
+    index = _common_number(one.index_type, other.index_type)
+    return pa.dictionary(index, values, ordered=one.ordered and other.ordered)
+
+
+def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the common type of two list or struct types, whose parts may differ in type and nullability."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(one) and types.is_struct(other):
+        if [field.name for field in one] != [field.name for field in other]:
+            return None
+        fields = [_common_field(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
+        return None if any(field is None for field in fields) else pa.struct(fields)
+    fixed = types.is_fixed_size_list(one) and types.is_fixed_size_list(other) and one.list_size == other.list_size
+    if not fixed and not all(types.is_list(type_) or types.is_large_list(type_) for type_ in (one, other)):
+        return None
+    value = _common_field(one.value_field, other.value_field)
+    if value is None:
+        return None
+    if fixed:
+        return pa.list_(value, one.list_size)
+    return pa.list_(value) if types.is_list(one) and types.is_list(other) else pa.large_list(value)
+
+
+def _common_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
+    import pyarrow as pa
+
+    type_ = common_type(one.type, other.type)
+    return None if type_ is None else pa.field(one.name, type_, one.nullable or other.nullable)

@@ -8,17 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.filter_syntax import Filters, columns_of
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
-from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer
-from shoal.data.parquet.types import to_schema
-from shoal.data.planning.row_groups import RowGroup, RowRange
-from shoal.data.planning.splits import GroupSelection, Split, select
+from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer, to_schema
+from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
+from shoal.data.syntax import Filters, columns_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact
 
@@ -44,7 +42,7 @@ class ParquetSource:
         by_value: Whether :meth:`digest` is computed from the values of the rows even if there are no filters.
 
     Attributes:
-        staged_copy: The :class:`shoal.data.staging.staged_copy.StagedCopy` that prevents the removal of staged files
+        staged_copy: The :class:`shoal.data.staging.staged_data.StagedCopy` that prevents the removal of staged files
             while this source exists; None if this process does not hold staged files.
         staged: Whether shoal itself wrote the files, from a DataFrame, a query or another dataset.
     """

@@ -7,14 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.ingest import connected_ray
 from shoal.data.libraries import need
-from shoal.data.parquet.paths import join
-from shoal.data.staging.location import staged
-from shoal.data.staging.table_writer import TableWriter, group_rows
+from shoal.data.parquet.footers import wrap_read_errors
+from shoal.data.parquet.listing import check_parents
+from shoal.data.parquet.paths import is_local, join, resolve
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.staging.staged_data import TableWriter, group_rows, staged, write_batches
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset
 
 _TO_ARROW = ("to_arrow", "toArrow")
 """Names of the methods that convert a DataFrame to a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
@@ -171,3 +175,87 @@ def _converting(column: str | None = None) -> Iterator[None]:
         # argument: "Conversion failed for column x with type object".
         reason = "; ".join(map(str, exc.args))
         raise DataError(f"{what} cannot be written as Parquet: {reason}; convert the values to one type first") from exc
+
+
+def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
+    """Return a source that reads the files of an Arrow dataset directly, or None if the rows have to be copied.
+
+    Returns:
+        A source for the files; None if the files have other rows or columns than the dataset, or are not local Parquet
+        files.
+
+    Raises:
+        InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
+        DataError: If the files belong to a Delta, Iceberg or Hudi table, and were not listed by the table's library.
+    """
+    import pyarrow.dataset as pads
+    from pyarrow.fs import LocalFileSystem
+
+    if not isinstance(dataset, pads.Dataset):
+        raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
+    if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
+        return None
+    _refuse_tables(dataset)
+    # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
+    # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
+    if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
+        return None
+    if not dataset.files:
+        return None
+    source = ParquetSource(dataset.files)
+    try:
+        # A dataset may contain only some row groups of a file, so the row groups are compared. The numbers of rows
+        # cannot be compared, because `count_rows()` counts all rows of the file.
+        groups = sum(fragment.num_row_groups for fragment in dataset.get_fragments())
+        same = groups == len(source.row_groups()) and source.schema() == dataset.schema.remove_metadata()
+    except DataError:
+        return None
+    return source if same else None
+
+
+def _refuse_tables(dataset: pyarrow.dataset.Dataset) -> None:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    filesystem = dataset.filesystem
+    # The library of a table brings its own filesystem, and its dataset contains only the files that belong to the
+    # table. A dataset that Arrow itself has made of the table's folder also contains deleted files.
+    if isinstance(filesystem, PyFileSystem) and not isinstance(filesystem.handler, FSSpecHandler):
+        return
+    check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
+
+
+def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
+    """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all rows into
+    memory.
+
+    Raises:
+        DataError: If a file cannot be read, or the location is not writable.
+    """
+    # Reading ahead is limited to one batch. By default Arrow accumulates batches and takes up to ten times the memory
+    # of a reader that does not read ahead (arrow#39808).
+    with staged(staging_location) as directory, wrap_read_errors("the dataset"):
+        batches = dataset.to_batches(batch_readahead=1, fragment_readahead=1)
+        write_batches(batches, dataset.schema, join(directory, "part-00000.parquet"))
+    return directory
+
+
+def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
+    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InvalidArgumentError: If this process is not connected to Ray, or if no location was given and the nodes are on
+            several hosts.
+        DataError: If the location is not writable.
+    """
+    with staged(staging_location) as directory:
+        ray = connected_ray()
+        hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+        if is_local(directory) and len(hosts) > 1 and staging_location is None:
+            raise InvalidArgumentError(
+                f"the pool's nodes are on {len(hosts)} hosts, which do not share the directory "
+                f"{os.path.dirname(directory)}: pass staging_location= with a directory or URI that all hosts can reach"
+            )
+        filesystem, inner = resolve(directory)
+        dataset.write_parquet(inner, filesystem=filesystem, try_create_dir=False, compression="zstd")
+    return directory

@@ -8,13 +8,10 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.column_names import check_present
-from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
-from shoal.data.parquet.paths import join
-from shoal.data.query_syntax import as_table, without_end
-from shoal.data.staging.location import staged
-from shoal.data.staging.table_writer import TableWriter
+from shoal.data.parquet.paths import join, resolve
+from shoal.data.staging.staged_data import TableWriter, staged
+from shoal.data.syntax import as_table, check_present, without_end
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.redaction import redact_value
 

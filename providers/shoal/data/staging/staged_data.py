@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from shoal.data.parquet.filesystems import resolve
-from shoal.data.parquet.paths import normalise
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.data.libraries import need
+from shoal.data.parquet.paths import is_local, join, normalise, resolve
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow.fs import FileSystem
 
     from shoal.state.process import ProcessId
@@ -157,3 +164,204 @@ def discard(location: str) -> bool:
             filesystem.delete_file(found.path)
     filesystem.delete_dir(inner)
     return True
+
+
+_GLOB = "*?[]"
+"""Characters that fsspec interprets as a pattern when it removes a directory. URIs that contain these characters are
+refused."""
+
+
+def default_location() -> str:
+    """Return the default staging location: ``$SHOAL_HOME/staging``, or ``~/.shoal/staging`` without ``SHOAL_HOME``."""
+    home = os.environ.get("SHOAL_HOME") or "~/.shoal"
+    return str(Path(home).expanduser().absolute() / "staging")
+
+
+@contextlib.contextmanager
+def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
+    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
+
+    Raises:
+        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
+            data.
+        DataError: If the location is not writable.
+        MissingExtraError: If the libraries of the extra ``data`` are not installed.
+    """
+    need("pyarrow", "numpy")
+    import pyarrow as pa
+
+    base = default_location() if staging_location is None else normalise(staging_location)
+    if not is_local(base) and any(character in base for character in _GLOB):
+        raise InvalidArgumentError(
+            f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"
+        )
+    directory = join(base, name or uuid.uuid4().hex)
+    try:
+        if is_local(directory):
+            # With mode 700, other users of this host cannot read the staged rows.
+            Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
+            Path(directory).mkdir(mode=0o700)
+        filesystem, inner = resolve(directory)
+        filesystem.create_dir(inner, recursive=True)
+        hold(directory)
+    except DataError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as exc:
+        # ValueError is also caught, because Python raises it for a path that contains a NUL character.
+        raise DataAccessError(
+            f"data cannot be staged in {base}: {exc}; pass staging_location= with a writable directory or URI"
+        ) from None
+    try:
+        yield directory
+    except BaseException:
+        with contextlib.suppress(OSError, DataError):
+            discard(directory)
+        raise
+
+
+log = logging.getLogger(__name__)
+
+_kept: list[StagedCopy] = []
+
+_WRITTEN, _SUBMITTED = "written as JSON", "submitted"
+
+
+class StagedCopy:
+    """Reference of this process to a staged copy of data: Parquet files that shoal wrote for the workers.
+
+    The sources of connectors and the specs of datasets refer to this object. The copy is removed when the last of these
+    sources and specs is deleted, or when the process exits. If a job still uses the copy, the copy is removed when the
+    job ends. If a spec was written as JSON but not submitted, another process may submit the spec later. The copy is
+    then kept until a job has used it.
+
+    Args:
+        location: Directory or URI of the copy.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._uses: set[str] = set()
+        self._release = weakref.finalize(self, _release, location, os.getpid(), self._uses)
+
+    def __eq__(self, other: object) -> bool:
+        # pydantic compares two specs with this method, too. Specs with equal fields must be equal, even if only one of
+        # them refers to a staged copy.
+        return other is None or isinstance(other, StagedCopy)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A pickled connector or spec contains None instead of this object, so that another process does not remove the
+        # data.
+        return type(None), ()
+
+    def discard(self) -> bool:
+        """Remove the staged copy of the data now; return False if the copy no longer existed."""
+        self._release.detach()
+        return discard(self.location)
+
+    def written(self) -> None:
+        """Record that a spec with this staged copy was written as JSON. The copy is then kept for the process that
+        submits the spec."""
+        self._uses.add(_WRITTEN)
+
+    def submitted(self) -> None:
+        """Record that this process has submitted a job with this staged copy. The copy is then removed when the job no
+        longer uses it."""
+        self._uses.add(_SUBMITTED)
+
+    def keep(self) -> None:
+        """Keep the staged copy of the data until this process exits."""
+        _kept.append(self)
+
+
+def _release(location: str, pid: int, uses: set[str]) -> None:
+    # A forked child process also runs this finalizer, but only the process that created the StagedCopy may release the
+    # data.
+    if os.getpid() != pid:
+        return
+    try:
+        if uses == {_WRITTEN}:
+            hand_over(location)
+        else:
+            release(location)
+    except Exception as error:
+        log.warning("the staged data in %s could not be removed: %s", location, error)
+
+
+# These numbers determine the size of a row group, the unit in which rows are assigned to workers. With 64 row groups,
+# each of 16 workers gets four row groups. A row group has at least 8 Ki rows, because smaller row groups compress badly
+# and make the footer large. A row group has at most 32 MiB after decoding, which limits the memory that a worker needs
+# while it reads.
+_GROUPS = 64
+_MIN_GROUP_ROWS = 8_192
+_MAX_GROUP_BYTES = 32 * 2**20
+
+
+def group_rows(rows: int, bytes_per_row: float) -> int:
+    """Compute the number of rows per row group, from the dataset's number of rows and the size of a row."""
+    most = max(1, int(_MAX_GROUP_BYTES / max(bytes_per_row, 1.0)))
+    return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
+
+
+class TableWriter:
+    """Writer that appends tables with the same schema to one Parquet file.
+
+    The writer is a context manager, which closes the file.
+
+    Args:
+        path: File to write.
+        schema: Columns of the file.
+
+    Raises:
+        DataError: If several columns have the same name.
+    """
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        names = schema.names
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(f'the data has several columns named "{name}": rename all but one')
+        filesystem, inner = resolve(path)
+        self._stack = contextlib.ExitStack()
+        stream = self._stack.enter_context(filesystem.open_output_stream(inner))
+        self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
+
+    def write(self, table: pa.Table, row_group_rows: int) -> None:
+        """Append a table to the file, divided into row groups of `row_group_rows` rows."""
+        self._writer.write_table(table, row_group_size=row_group_rows)
+
+    def close(self) -> None:
+        """Write the Parquet footer and close the file."""
+        self._stack.close()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
+    """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time."""
+    import pyarrow as pa
+
+    kept: list[pa.RecordBatch] = []
+    rows = size = 0
+    with TableWriter(path, schema) as writer:
+        for batch in batches:
+            kept.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            # The total number of rows is unknown, so group_rows() cannot be used. Instead, row groups get a size that
+            # suits a dataset of medium size.
+            if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
+                writer.write(pa.Table.from_batches(kept, schema), rows)
+                kept, rows, size = [], 0, 0
+        if rows:
+            writer.write(pa.Table.from_batches(kept, schema), rows)

@@ -22,7 +22,7 @@ from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.registry import HOLDER_TAG
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
-from shoal.jobs.prediction.model import pinned
+from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.inputs import check_features
@@ -272,7 +272,7 @@ def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
 
 def _output(spec: JobSpec, user_code: UserCode) -> Output:
     """Return the form of the predictions of the model that the job will train."""
-    library = importlib.import_module(f"shoal.training.{spec.framework}.prediction")
+    library = importlib.import_module(f"shoal.training.{spec.framework}.model")
     output: Output = library.output_of(spec.params, custom_objective=user_code.objective is not None)
     return output
 

@@ -28,9 +28,9 @@ import psutil
 
 from shoal.jobs.driver import main as driver
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
-from shoal.training.host.cgroup import OomKills
 from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
+from shoal.training.host.memory import OomKills
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

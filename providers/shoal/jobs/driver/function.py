@@ -19,9 +19,8 @@ from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow.set_experiment import MOVED_NOTE
-from shoal.training.pytorch.program import Program
-from shoal.training.pytorch.train_func import call_imported, imported
+from shoal.training.mlflow.user_calls import MOVED_NOTE
+from shoal.training.pytorch.program import Program, call_imported, imported
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow.job_run import Run

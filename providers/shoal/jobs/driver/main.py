@@ -26,7 +26,6 @@ from typing import Any, NoReturn
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials
-from shoal.jobs.capacity import NodeSize, could_fit
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext, before_work
@@ -46,6 +45,7 @@ from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
+from shoal.jobs.queue_order import NodeSize, could_fit
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
@@ -62,13 +62,13 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.capacity import Node
+from shoal.training.cluster import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.host import interpreter_end
 from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
-from shoal.training.mlflow.set_experiment import ARTIFACTS
+from shoal.training.mlflow.user_calls import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.parquet import packaged
-from shoal.data.parquet.filesystems import resolve
 from shoal.data.parquet.listing import list_files
+from shoal.data.parquet.paths import resolve
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts

@@ -7,20 +7,24 @@ the plugin first copies the node's whole virtual environment (measured: 84 s and
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import JobError
 from shoal.jobs import ids
-from shoal.jobs.environment import code, packages
-from shoal.state.home import lock_file, subfolder
-from shoal.state.locks import file_lock
+from shoal.jobs.environment import code
+from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.context import say
-from shoal.training.host import shipped_modules
+from shoal.training.host import imports
 from shoal.training.run_config import RunConfig
 
 
@@ -33,22 +37,22 @@ def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
     shipped: list[str] = []
     if config.packages:
         key = ["packages", sys.executable, sys.version, sorted(config.packages)]
-        folder = _cached_folder(pool, gcs, key, shipped_modules.PACKAGES, lambda folder: _install(config, folder))
+        folder = _cached_folder(pool, gcs, key, imports.PACKAGES, lambda folder: _install(config, folder))
         shipped += [folder] if any(Path(folder).iterdir()) else []
     if config.code:
         key = ["code", sorted(path.rpartition("/")[2] for path in config.code)]
-        folder = _cached_folder(pool, gcs, key, shipped_modules.CODE, lambda folder: code.unpack(config.code, folder))
+        folder = _cached_folder(pool, gcs, key, imports.CODE, lambda folder: code.unpack(config.code, folder))
         shipped.append(folder)
     # The driver unpickles callbacks of boosting trainings and return values of functions. So the driver also has to
     # import the packages and the code. The job's packages and code come last in `sys.path`, so that they cannot replace
     # the node's own packages. The code comes before the packages, as in the workers.
     sys.path.extend(reversed(shipped))
-    return {"py_modules": shipped, "worker_process_setup_hook": shipped_modules.HOOK} if shipped else {}
+    return {"py_modules": shipped, "worker_process_setup_hook": imports.HOOK} if shipped else {}
 
 
 def _install(config: RunConfig, folder: Path) -> None:
     began = time.monotonic()
-    installed = packages.install(config.packages, folder, config.env)
+    installed = install(config.packages, folder, config.env)
     what = ", ".join(installed) or "nothing, because the nodes have the packages already"
     say(f"packages for the workers: installed {what} ({time.monotonic() - began:.1f} s)")
 
@@ -75,3 +79,56 @@ def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callabl
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
     return str(folder)
+
+
+_CHANGE = re.compile(r"^ [+~] (?P<requirement>(?P<name>[A-Za-z0-9._-]+).*)$", re.MULTILINE)
+"""Pattern of the lines in which uv lists a package that it would install."""
+
+_OF_THE_NODES = frozenset({"ray", "shoal"})
+"""Packages that must be the same in the workers and in the driver."""
+
+
+def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Install packages into a folder, together with the dependencies that the Python of this process lacks.
+
+    uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
+
+    Raises:
+        JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
+    """
+    pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
+    # This dry run of uv finds the packages that are missing. The installation below uses --no-deps. Without --no-deps,
+    # `uv pip install --target` would install all dependencies again, even installed ones such as PyTorch.
+    would = _run([*pip, "--dry-run", "--break-system-packages", *packages], variables, packages)
+    missing = {change["name"].lower(): change["requirement"] for change in _CHANGE.finditer(would)}
+    if replaced := sorted(_OF_THE_NODES & missing.keys()):
+        raise JobError(
+            f"run_config.packages would install {', '.join(missing[name] for name in replaced)} for the workers, but "
+            "all processes of a pool must have the same versions of Ray and shoal: leave out the packages that need "
+            "other versions of Ray or shoal"
+        )
+    if missing:
+        _run([*pip, "--no-deps", "--target", str(folder), *missing.values()], variables, packages)
+    return tuple(missing.values())
+
+
+def _uv() -> list[str]:
+    if importlib.util.find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv"]
+    if found := shutil.which("uv"):
+        return [found]
+    raise JobError(
+        f"run_config.packages needs uv on the pool's nodes, but {sys.executable} has no package uv and PATH has no "
+        "command uv: run `pip install uv` on the nodes"
+    )
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], packages: Sequence[str]) -> str:
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    if done.returncode:
+        reason = " ".join(done.stderr.split()).rstrip(".")
+        raise JobError(
+            f"run_config.packages ({', '.join(packages)}) cannot be installed: {reason}. Check the packages' names and "
+            "versions, and that the nodes can reach the package index"
+        )
+    return done.stderr

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from shoal.data.query_syntax import connection_variable
 from shoal.data.spec import DatasetSpec
+from shoal.data.syntax import connection_variable
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
@@ -22,7 +22,7 @@ def locations(spec: AnySpec, key: Key) -> dict[str, str]:
     directories after the driver was killed.
     """
     from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.location import default_location
+    from shoal.data.staging.staged_data import default_location
 
     queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
     if not queries:
@@ -40,8 +40,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     Raises:
         DataError: A query failed, or there is no URL for a connection.
     """
-    from shoal.data.staging.location import staged as staged_in
     from shoal.data.staging.sql import stage_select
+    from shoal.data.staging.staged_data import staged as staged_in
 
     done: set[str] = set()
     where = locations(spec, key)

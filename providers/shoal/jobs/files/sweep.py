@@ -11,7 +11,7 @@ from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
 from shoal.data.staging import staged_data
-from shoal.data.staging.location import default_location
+from shoal.data.staging.staged_data import default_location
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_data_claims, storage, working_folder

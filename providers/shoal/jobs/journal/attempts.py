@@ -32,8 +32,7 @@ from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
-from shoal.pool.journal.ended_jobs import end_job
-from shoal.pool.journal.lease_limits import SPENT_ADVICE
+from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -54,7 +53,7 @@ class Order:
     orphan_after: float | None
     priority: int = 0
     gang: dict[str, Any] = field(default_factory=dict)
-    """The group of workers that the job asks for, as plain data; see `shoal.jobs.capacity.Gang`."""
+    """The group of workers that the job asks for, as plain data; see `shoal.jobs.queue_order.Gang`."""
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
     needs_credentials: bool = False

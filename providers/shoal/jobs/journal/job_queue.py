@@ -17,11 +17,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from shoal.jobs import queue_order
-from shoal.jobs.capacity import Gang, NodeSize, Room, drivers_in
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.queue_order import Entry, Place
+from shoal.jobs.queue_order import Entry, Gang, NodeSize, Place, Room, drivers_in
 from shoal.pool.journal import usage
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -59,7 +58,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     """Put an attempt into its pool's queue unless it is already in the queue, and admit the attempt if it may start
     now.
 
-    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.capacity`).
+    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.queue_order`).
 
     Raises:
         JobError: There is no such attempt.

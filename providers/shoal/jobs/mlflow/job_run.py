@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
-from shoal.state.home import subfolder
-from shoal.state.locks import file_lock
+from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import absolute_database
-from shoal.training.mlflow.experiments import experiment_id
-from shoal.training.mlflow.options import Caller, Tracking
-from shoal.training.mlflow.set_experiment import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow.options import Caller, Tracking, experiment_id
+from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,7 +216,7 @@ class Run:
         library = importlib.import_module(framework)
         flavour = importlib.import_module(f"mlflow.{framework}")
         head = sample.head(_SIGNATURE_ROWS)
-        categories = importlib.import_module(f"shoal.training.{framework}.categories").categories_of(booster)
+        categories = importlib.import_module(f"shoal.training.{framework}.model").categories_of(booster)
         features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
         predict = booster.inplace_predict if framework == "xgboost" else booster.predict
         with warnings.catch_warnings():

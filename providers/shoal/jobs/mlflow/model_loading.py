@@ -119,7 +119,7 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     library = type(model).__module__.partition(".")[0]
     if library not in get_args(Framework):
         return pyfunc.PyfuncPredictor(model, input_cols)
-    module = importlib.import_module(f"shoal.training.{library}.prediction")
+    module = importlib.import_module(f"shoal.training.{library}.model")
     names, number = module.features_of(model) or list(input_cols), module.num_features(model)
     if len(names) != number:
         raise DataError(

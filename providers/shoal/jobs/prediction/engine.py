@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 
 from shoal.data.connector import DataConnector
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
-from shoal.jobs.prediction import model, worker
-from shoal.jobs.prediction.output_columns import kept_columns
-from shoal.jobs.prediction.output_files import Output, predictions_key
-from shoal.jobs.prediction.planning import plan_files
+from shoal.jobs.prediction import worker
+from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key
+from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
-from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
+from shoal.training.safe_files import Claim
 from shoal.training.scaling import resolve_size
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
@@ -52,9 +52,9 @@ def run(
     connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
         raise DataError("the dataset has no rows to predict: check its paths and its filters")
-    uri = model.pinned(spec.model)
+    uri = pinned(spec.model)
     output = Output(spec.output_path, claim, may_publish, has_ended)
-    key = predictions_key(spec, model.identity(uri), connector.digest())
+    key = predictions_key(spec, identity(uri), connector.digest())
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
@@ -128,3 +128,47 @@ class _Run:
 
     def _resume_point(self) -> str:
         return "the files that are complete"
+
+
+_ALIAS = re.compile(r"models:/(?P<name>[^/@]+)@(?P<alias>[^/@]+)")
+
+
+def identity(uri: str) -> str:
+    """Return a text that identifies a model: the URI of a version or run, or the path and the id of a model folder.
+
+    Raises:
+        JobError: There is no model at this URI.
+    """
+    if uri.startswith(("models:/", "runs:/")):
+        return uri
+    import mlflow
+
+    try:
+        return f"{uri} {mlflow.models.get_model_info(uri).model_uuid}"
+    except (mlflow.MlflowException, OSError) as error:
+        raise JobError(
+            f"there is no MLflow model at {uri} ({error}): name the folder or URI of a model that MLflow has saved"
+        ) from error
+
+
+def pinned(uri: str) -> str:
+    """Replace the alias in a model's URI with the version number, so that all workers load the same model.
+
+    Any other URI is returned unchanged.
+
+    Raises:
+        JobError: There is no such model or alias.
+    """
+    named = _ALIAS.fullmatch(uri)
+    if named is None:
+        return uri
+    import mlflow
+
+    try:
+        version = mlflow.MlflowClient().get_model_version_by_alias(named["name"], named["alias"]).version
+    except mlflow.MlflowException as error:
+        raise JobError(
+            f"the model {uri} does not exist in the registry ({error.message}): `shoal models list` shows the models "
+            "that shoal has registered"
+        ) from error
+    return f"models:/{named['name']}/{version}"

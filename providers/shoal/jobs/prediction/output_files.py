@@ -11,15 +11,23 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.data.checks import check_same_schema
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.redaction import redacted_errors
-from shoal.training import artifact_claims
-from shoal.training.artifact_claims import Claim
+from shoal.training import safe_files
 from shoal.training.locations import filesystem, local_path
+from shoal.training.safe_files import Claim
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from shoal.data.connector import DataConnector
+    from shoal.jobs.specs.prediction import PredictJobSpec
 
 MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
@@ -137,7 +145,7 @@ class Output:
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
-            claim = artifact_claims.read(folder)
+            claim = safe_files.read(folder)
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
@@ -169,7 +177,7 @@ class Output:
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
-            for stray in set(_list(self.staging)) - expected - {artifact_claims.MARKER}:
+            for stray in set(_list(self.staging)) - expected - {safe_files.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -258,7 +266,7 @@ class Output:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MARKER, artifact_claims.MARKER) or _PART.fullmatch(name) is not None
+    return name in (MARKER, safe_files.MARKER) or _PART.fullmatch(name) is not None
 
 
 def _remove(folder: Path) -> None:
@@ -275,3 +283,43 @@ def _list(folder: str) -> list[str]:
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False))
         except FileNotFoundError:
             return []
+
+
+def kept_columns(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
+    """Return the columns of the dataset that are copied to the output: `keep_cols` of the spec, or all columns.
+
+    Raises:
+        DataError: The dataset does not have a column of `keep_cols`, or its files have different types for a column.
+        InvalidArgumentError: The column of the predictions would have the name of one of these columns.
+    """
+    names = connector.schema().names
+    if spec.keep_cols is None:
+        keep = tuple(names)
+    elif missing := sorted(set(spec.keep_cols) - set(names)):
+        raise DataError(
+            f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
+            "names"
+        )
+    else:
+        keep = spec.keep_cols
+    if spec.prediction_col in keep:
+        raise InvalidArgumentError(
+            f'the dataset has a column "{spec.prediction_col}", and prediction_col has the same name: choose another '
+            "prediction_col, or leave the column out of keep_cols"
+        )
+    check_same_schema(connector.source, keep)
+    return keep
+
+
+def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
+    """Append predictions to a table, as one column, or several if the model returns several values per row."""
+    import pyarrow as pa
+
+    flat = predicted.reshape(len(predicted), -1)
+    names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
+    if clash := sorted(set(names) & set(table.column_names)):
+        raise DataError(f'the dataset already has a column "{clash[0]}": choose another prediction_col')
+    for name, values in zip(names, flat.T, strict=True):
+        array = pa.array(values)
+        table = table.append_column(name, array) if table.num_columns else pa.table({name: array})
+    return table

@@ -7,6 +7,7 @@ Small data are sent together with the job's code (`shoal.jobs.remote.package`). 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs.files import storage
-from shoal.jobs.remote import shared_folders
 from shoal.jobs.specs.function import AnyJobSpec
+from shoal.pool.backends import BACKENDS
 from shoal.pool.spec import PoolSpec
+from shoal.training.locations import local_path
 
 MAX_FRAME_BYTES = 8 * 2**20
 """Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
@@ -56,10 +58,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     Raises:
         DataError: The data cannot be read, or a copy cannot be written.
     """
-    local = {
-        each.staging for each in spec.datasets() if each.staging and not shared_folders.is_reachable(each.staging, pool)
-    }
-    if not shared_folders.is_remote(pool) or not local:
+    local = {each.staging for each in spec.datasets() if each.staging and not is_reachable(each.staging, pool)}
+    if not is_remote(pool) or not local:
         yield Sent(spec)
         return
     if sum(file.stat().st_size for directory in local for file in _files(directory)) <= MAX_FRAME_BYTES:
@@ -69,12 +69,11 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     base = spec.run_config.artifact_location
     # The spec names no location that the nodes can reach, so there is no place to copy the data to.
     # `reachability.check` refuses the job later.
-    if base is None or base == storage.IN_STORE or not shared_folders.is_reachable(base, pool):
+    if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
         yield Sent(spec)
         return
     from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.location import staged
-    from shoal.data.staging.staged_data import release
+    from shoal.data.staging.staged_data import release, staged
 
     copies: dict[str, str] = {}
     try:
@@ -89,8 +88,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.filesystems import resolve
-    from shoal.data.parquet.paths import normalise
+    from shoal.data.parquet.paths import normalise, resolve
 
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):
@@ -129,3 +127,20 @@ def _moved(copies: Mapping[str, str], dataset: DatasetSpec) -> DatasetSpec:
         return dataset
     paths = tuple(copy + path.removeprefix(dataset.staging) for path in dataset.paths)
     return dataset.model_copy(update={"paths": paths, "staging": copy})
+
+
+def is_remote(spec: PoolSpec) -> bool:
+    """Return whether the pool's nodes may be on hosts that share only the network with this process."""
+    return not BACKENDS[spec.backend]().bound_to_host
+
+
+def is_reachable(location: str, pool: PoolSpec) -> bool:
+    """Return whether a location is a URI, or in a folder that the pool's nodes share with this machine."""
+    path = path_here(location)
+    return path is None or any(Path(path).is_relative_to(folder) for folder in pool.shared())
+
+
+def path_here(location: str) -> str | None:
+    """Return the path of a location on this machine; None if the location is a URI."""
+    path = local_path(location)
+    return None if "://" in path else os.path.normpath(Path(path).expanduser().absolute())

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.files import storage
 from shoal.jobs.remote import frames
-from shoal.jobs.remote.shared_folders import is_reachable, is_remote, path_here
+from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
 from shoal.jobs.specs.training import JobSpec, is_stored

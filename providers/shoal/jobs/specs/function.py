@@ -16,8 +16,8 @@ from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 from shoal.training.boosting.request import Framework
+from shoal.training.pytorch.program import FRAMEWORK, is_name
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.pytorch.train_func import FRAMEWORK, is_name
 
 
 class FunctionRegister(Register):

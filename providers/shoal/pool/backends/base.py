@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
@@ -167,3 +167,33 @@ class Backend(Protocol):
 
     def log(self, node: NodeRef) -> str:
         """Return the location of a node's log, or an empty string if shoal has no log of the node."""
+
+
+DISK_NEEDED = 500 * 1024**2
+"""Smallest number of free bytes on a node's disk, for its logs and the store. With fewer free bytes, Ray fails at
+once."""
+DISK_WANTED = 5 * 1024**3
+"""Number of free bytes that a small training needs for its local copy of the data, its checkpoints, and the objects
+that Ray moves from memory to disk."""
+
+Status = Literal["ok", "note", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check of this machine (`shoal doctor`) or of a Ray cluster's nodes.
+
+    Attributes:
+        name: Subject of the check, after the node if there are several, such as ``head: Python``.
+        status: ``ok``; ``note`` for a problem with which jobs may still work; ``broken`` if pools or jobs cannot work.
+        found: Text about what was found, such as a version.
+        advice: Text about how to solve the problem; None if there is no problem.
+    """
+
+    name: str
+    status: Status
+    found: str
+    advice: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}" + (f" -> {self.advice}" if self.advice else "")

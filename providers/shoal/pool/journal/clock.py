@@ -12,7 +12,7 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shoal.pool.bound_host import is_here
+from shoal.pool.holder import is_here
 from shoal.state import stamps
 from shoal.state.schema import Node, Operation, OperationState, Pool
 

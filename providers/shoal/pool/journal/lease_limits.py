@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session, defer
 from shoal.errors import BudgetError
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
-from shoal.pool.journal.ended_jobs import end_job
 from shoal.pool.journal.usage import USAGE_DAYS
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.lease_queue import Snapshot
 from shoal.pool.spec import LeaseOptions
 from shoal.state import stamps
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage
@@ -139,3 +138,20 @@ def _reason(session: Session, lease: Lease, now: float) -> str | None:
 
 def _spent(holder: str, pool: str, used: float, budget: float) -> str:
     return f'{holder} has used {used:.4g} node-hours on pool "{pool}", so budget_node_hours={budget:g} is used up'
+
+
+def end_job(
+    session: Session,
+    job: Job,
+    state: JobState,
+    now: float,
+    *,
+    error: str | None = None,
+    error_is_permanent: bool | None = None,
+) -> None:
+    """Record the end of a job's attempt, and that the attempt no longer uses nodes. Delete the attempt's encrypted
+    credentials.
+    """
+    job.state, job.error, job.error_is_permanent, job.ended_at = state, error, error_is_permanent, now
+    job.driver_key = job.sealed_credentials = None
+    usage.end_job(session, job, now)

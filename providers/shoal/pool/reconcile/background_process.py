@@ -23,13 +23,12 @@ from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
-from shoal.pool.bound_host import is_here
+from shoal.pool.holder import is_here
 from shoal.pool.journal.retention import RETENTION_PERIOD, retain
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE
 from shoal.state import Store
-from shoal.state.home import lock_file, subfolder
-from shoal.state.locks import open_locked
+from shoal.state.home import lock_file, open_locked, subfolder
 from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")

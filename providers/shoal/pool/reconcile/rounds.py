@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
-from shoal.pool.bound_host import is_here
+from shoal.pool.holder import is_here, job_of
 from shoal.pool.journal import commands, lease_limits, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
-from shoal.pool.reconcile.abandoned_pools import is_abandoned
+from shoal.pool.lease_queue import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -119,3 +119,14 @@ def _clean_up(store: Store, backend: Backend, name: str) -> None:
         backend.discard(name, everything=forgotten)
         if forgotten:
             session.delete(pool)
+
+
+def is_abandoned(snapshot: Snapshot) -> bool:
+    """Return whether a pool is up although nobody needs it any more: it is an embedded pool, the process that it
+    belongs to has ended, and no job has a lease on it."""
+    owner = snapshot.pool.owner
+    if snapshot.pool.state is not PoolState.UP or owner is None:
+        return False
+    if any(job_of(lease.holder) is not None for lease in snapshot.leases):
+        return False
+    return ProcessId.from_json(owner).known_dead()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.checks import check_categories, check_group, check_no_nulls, check_weight, validate_columns
 from shoal.data.connector import DataConnector
-from shoal.data.planning.row_groups import Shard
+from shoal.data.planning import Shard
 from shoal.errors import DataError
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.boosting.rows import Part

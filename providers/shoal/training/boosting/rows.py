@@ -14,7 +14,7 @@ from shoal.data.ingest import ArrowIngester
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.groups import group_starts
 from shoal.data.parquet.paths import is_local
-from shoal.data.planning.row_groups import RowRange, Shard
+from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
 from shoal.training.host import memory
 

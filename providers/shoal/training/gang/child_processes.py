@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.exit_status import how_ended
 from shoal.redaction import hide_known
-from shoal.training.capacity import Node, listed, workers_on
+from shoal.training.cluster import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
 from shoal.training.gang.placement import GangShape, Seat

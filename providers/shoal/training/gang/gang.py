@@ -33,7 +33,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
 from shoal.training.host import interpreter_end
-from shoal.training.host.cgroup import OomKills
+from shoal.training.host.memory import OomKills
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,

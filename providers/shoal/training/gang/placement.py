@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.training import cluster
-from shoal.training.capacity import resources
+from shoal.training.cluster import resources
 from shoal.training.context import say
 from shoal.training.timeouts import FIRST_WAIT_MESSAGE_S, WAIT_MESSAGE_PERIOD_S
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 NOT_NEEDED = ("sklearn",)
 """Packages that XGBoost and LightGBM import if installed, for their scikit-learn estimators.
@@ -105,3 +106,24 @@ def before_forks() -> Iterator[None]:
 def thread_count() -> int:
     """Return the number of threads of this process, including those of C libraries."""
     return len(os.listdir("/proc/self/task"))
+
+
+CODE = "shoal_code"
+"""Name of the folder with the job's own code."""
+
+PACKAGES = "shoal_packages"
+"""Name of the folder with the packages that were installed for the job."""
+
+HOOK = f"{__name__}.add_to_path"
+"""Full name of :func:`add_to_path`, for Ray's option ``worker_process_setup_hook``."""
+
+
+def add_to_path() -> None:
+    """Put the job's folders in front of `sys.path`; Ray calls this function when a worker of the job starts.
+
+    Ray unpacks each of these folders inside another folder, and adds only the outer folder to `sys.path`. PYTHONPATH is
+    set, too, so that programs that the worker starts find the modules.
+    """
+    found = [str(Path(outer, name)) for name in (CODE, PACKAGES) for outer in sys.path if Path(outer, name).is_dir()]
+    sys.path[:0] = found
+    os.environ["PYTHONPATH"] = os.pathsep.join([*found, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -13,8 +13,8 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
-from shoal.training.lightgbm.bin_sample import shares
-from shoal.training.lightgbm.messages import Agreed, Offer, Opening
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening, shares
+from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
     RANKING,
     check_params,
@@ -27,7 +27,6 @@ from shoal.training.lightgbm.params import (
     seed_of,
     worker_params,
 )
-from shoal.training.lightgbm.prediction import objective_line
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:

@@ -1,16 +1,20 @@
-"""Define the messages between the driver and the workers during the preparation of a LightGBM training."""
+"""What LightGBM's driver and workers send each other, among it the sample of rows from which all workers make the same
+bins.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shoal.training.boosting.messages import Task
+from shoal.training.boosting.rows import ShardRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from shoal.training.lightgbm.bin_sample import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,71 @@ class Agreed:
     """Last message from the driver to all workers: LightGBM's bins, and all workers' addresses.
 
     Args:
-        bins: The :class:`shoal.training.lightgbm.binning.Bins`, from `cluster.share`.
+        bins: The :class:`shoal.training.lightgbm.dataset.Bins`, from `cluster.share`.
         machines: Address and port of each worker, by rank.
     """
 
     bins: Any
     machines: tuple[str, ...]
+
+
+_SAMPLE_ROWS = 200_000
+"""Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Position of a worker's rows among all rows. The position determines how many rows this worker adds to the sample.
+
+    Args:
+        rank: Rank of the worker.
+        before: Number of rows of all lower ranks.
+        rows: Number of rows of this worker.
+        total: Number of rows of all workers.
+    """
+
+    rank: int
+    before: int
+    rows: int
+    total: int
+
+    def chosen(self, wanted: int, seed: int) -> np.ndarray:
+        """Choose this worker's rows for the sample from which LightGBM finds its bins (intervals of feature values).
+
+        The same share, sample size and seed always give the same rows.
+        """
+        wanted = min(wanted, self.total)
+        count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
+        if count == self.rows:
+            return np.arange(self.rows)
+        return np.sort(np.random.default_rng([seed, self.rank]).choice(self.rows, count, replace=False))
+
+
+def shares(rows: Sequence[int]) -> list[Share]:
+    """Compute each worker's `Share`: the position of its rows among the rows of all workers."""
+    ends = np.cumsum(rows)
+    return [
+        Share(rank, int(end) - count, count, int(ends[-1]))
+        for rank, (count, end) in enumerate(zip(rows, ends, strict=True))
+    ]
+
+
+def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> pa.Table:
+    """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
+
+    The function reads the worker's rows once.
+    """
+    import pyarrow as pa
+
+    chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
+    parts: list[pa.Table] = []
+    start = 0
+    for batch in rows:
+        stop = start + len(batch.data)
+        first, last = np.searchsorted(chosen, (start, stop))
+        numbers = chosen[first:last] - start
+        # `pa.array` would import pandas, which is slow.
+        indices = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+        parts.append(batch.data.take(indices))
+        start = stop
+    return pa.concat_tables(parts).combine_chunks()

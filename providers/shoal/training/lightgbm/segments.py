@@ -5,8 +5,9 @@ A training that was interrupted and resumed from a checkpoint gives the same mod
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightgbm
@@ -15,13 +16,12 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
 from shoal.training.boosting.messages import Boosted, Task
+from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
-from shoal.training.boosting.stopping_metric import check_best_score, check_stopping_metric
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext
 from shoal.training.host import memory
 from shoal.training.lightgbm.dataset import Binned
-from shoal.training.lightgbm.early_stopping import Stopping
 from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
 
 
@@ -220,3 +220,36 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None, before: i
 def _copy(history: History) -> History:
     """Copy a checkpoint's history of metrics, so that the rounds of this segment do not change the checkpoint."""
     return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}
+
+
+class Stopping:
+    """Record the values of one metric, find the best round, and decide when the training stops early.
+
+    Args:
+        patience: Number of rounds without improvement after which training stops.
+        higher_is_better: Whether higher values of the metric are better.
+        seen: Values of the metric in the previous rounds.
+    """
+
+    def __init__(self, patience: int, higher_is_better: bool, seen: Iterable[float] = ()) -> None:
+        self.best_round: int | None = None
+        self.best_value = math.nan
+        self._patience = patience
+        self._higher = higher_is_better
+        self._rounds = 0
+        for value in seen:
+            self.see(value)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the metric has not improved for `patience` rounds. A metric that was always NaN counts as not
+        improved."""
+        best = -1 if self.best_round is None else self.best_round
+        return self._rounds - 1 - best >= self._patience
+
+    def see(self, value: float) -> None:
+        """Record the metric's value of the next round, and update the best round."""
+        better = value > self.best_value if self._higher else value < self.best_value
+        if better or (self.best_round is None and not math.isnan(value)):
+            self.best_round, self.best_value = self._rounds, value
+        self._rounds += 1

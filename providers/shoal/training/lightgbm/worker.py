@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lightgbm.basic import LightGBMError
 
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training import cluster
 from shoal.training.boosting.checkpoints import Segment
@@ -26,10 +26,8 @@ from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budg
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.lightgbm.bin_sample import sample
-from shoal.training.lightgbm.binning import Bins, find_bins
-from shoal.training.lightgbm.dataset import Binned, refuse_if_too_large
-from shoal.training.lightgbm.messages import Agreed, Offer, Opening
+from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
+from shoal.training.lightgbm.messages import Agreed, Offer, Opening, sample
 from shoal.training.lightgbm.network import Port
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,20 +18,18 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
-from shoal.training.artifact_claims import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.node_metrics import NodeMetrics
-from shoal.training.progress import MetricSink, OnProgress
+from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
-from shoal.training.pytorch.logged_metrics import Metrics
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
-from shoal.training.pytorch.scaling import lay_out
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats, lay_out
 from shoal.training.restarts import Restarts
+from shoal.training.safe_files import Claim
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
 
@@ -277,3 +276,40 @@ def _check_data(request: FunctionRequest, workers: int) -> None:
                 f'dataset "{name}" has {rows} rows, but the run has {workers} workers: a dataset must not be empty, '
                 "and a sharded dataset needs at least one row per worker"
             )
+
+
+class Metrics(ProgressDisplay):
+    """Context manager that receives and displays the metrics of a run's ranks, and removes the display at the end.
+
+    Args:
+        sink: Receiver of the metrics of all ranks, or None.
+        on_progress: Function to call with the step and the last metrics of rank 0, or None.
+
+    Attributes:
+        last: Last value of each metric of rank 0.
+    """
+
+    def __init__(self, sink: MetricSink | None = None, on_progress: OnProgress | None = None) -> None:
+        super().__init__(first_line_s=0.0)
+        self.last: dict[str, float] = {}
+        self._sink = sink
+        self._on_progress = on_progress
+        self._steps: Counter[int] = Counter()
+
+    def note(self, rank: int, note: dict[str, Any]) -> None:
+        """Pass on a worker's metrics; record and display the metrics of rank 0."""
+        values: dict[str, float] = note["metrics"]
+        step = self._steps[rank] if note["step"] is None else int(note["step"])
+        self._steps[rank] = step + 1
+        if self._sink:
+            self._sink.log(rank, values, step)
+        if rank == 0:
+            self.last.update(values)
+            self.show(Progress(step, None, "steps", values))
+            if self._on_progress:
+                self._on_progress(Progress(step, None, "steps", dict(self.last)))
+
+    def continued(self) -> None:
+        """Note that the function is called again, and may continue from its last checkpoint."""
+        if self._sink:
+            self._sink.continued()

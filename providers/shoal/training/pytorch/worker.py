@@ -28,12 +28,10 @@ from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import interpreter_end, memory
 from shoal.training.host.usage import USAGE_NOTE, measured
-from shoal.training.mlflow.logged_models import adopt_model
-from shoal.training.mlflow.set_experiment import let_user_choose_experiment
+from shoal.training.mlflow.user_calls import adopt_model, let_user_choose_experiment
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
-from shoal.training.pytorch.console import tagged_output
-from shoal.training.pytorch.context import Context, set_context
+from shoal.training.pytorch.context import Context, set_context, tagged_output
 from shoal.training.pytorch.environment import Machine
 from shoal.training.pytorch.program import SCRIPT_FOLDER, name_of
 from shoal.training.pytorch.request import MissingValue

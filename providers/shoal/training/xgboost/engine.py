@@ -17,10 +17,13 @@ from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
-from shoal.training.xgboost.gpu import WITHOUT_CUDA, device_of, gpu_problem, has_cuda
-from shoal.training.xgboost.metrics import approximate
 from shoal.training.xgboost.params import (
+    WITHOUT_CUDA,
+    approximate,
     check_params,
+    device_of,
+    gpu_problem,
+    has_cuda,
     ignored_weights,
     merge_params,
     outputs_per_label,

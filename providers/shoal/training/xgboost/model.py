@@ -1,21 +1,34 @@
-"""Load a trained XGBoost model from its bytes, and name its file; read a model from which a training continues."""
+"""A trained XGBoost model: its file, its categories and missing value, its predictions, its scikit-learn estimator, and
+the model from which a training continues.
+
+XGBoost itself can store categories, but only for training data in DataFrames, which would need a copy of every batch.
+In addition, XGBoost 3.2 confuses categories whose names are not ASCII. shoal therefore trains on category codes and
+stores the categories in an attribute of the model.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InvalidArgumentError
+from shoal.data.categories import Categories, from_lists, to_lists
+from shoal.data.matrix import to_matrix
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.init_model import InitModel
-from shoal.training.xgboost.categories import ATTRIBUTE, categories_of, columns_of_codes, note
-from shoal.training.xgboost.missing import missing_of
-from shoal.training.xgboost.params import native, own_message
+from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
+from shoal.training.xgboost.params import native, outputs_per_label, own_message
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
     import xgboost
 
+    from shoal.data.connector import DataConnector
+    from shoal.training.boosting.checkpoints import History
     from shoal.training.boosting.request import TrainResult
+    from shoal.training.boosting.rows import Columns
 
 FILE_NAME = "model.ubj"
 """Name of the file of a trained model. XGBoost chooses the file's format by the ending of the name."""
@@ -42,7 +55,7 @@ def serialised(model: Any) -> bytes:
     """
     import xgboost
 
-    booster = model.get_booster() if hasattr(model, "get_booster") else model
+    booster = _booster(model)
     if not isinstance(booster, xgboost.Booster):
         raise InvalidArgumentError(
             f"XGBoost cannot continue from a {type(model).__module__}.{type(model).__name__}: pass an xgboost.Booster, "
@@ -62,7 +75,7 @@ def init_model(content: bytes) -> InitModel:
             f"XGBoost cannot load init_model: {own_message(error)}. Use a model that XGBoost has written"
         ) from error
     categories = categories_of(booster)
-    if categories and booster.attr(ATTRIBUTE) is None:
+    if categories and booster.attr(CATEGORIES_ATTRIBUTE) is None:
         booster = _without_own_categories(booster)
         note(booster, categories)
     # The best round belongs to the training that has ended. As in `xgboost.train`, all rounds are continued.
@@ -96,3 +109,215 @@ def _without_own_categories(booster: xgboost.Booster) -> xgboost.Booster:
     trees = gradient_booster.get("gbtree", gradient_booster)["model"]
     trees["cats"] = {"enc": [], "feature_segments": [], "sorted_idx": []}
     return xgboost.Booster(model_file=bytearray(json.dumps(document).encode()))
+
+
+_CLASSES = ("multi:softmax", "binary:hinge")
+"""Objectives whose predictions are numbers of classes and not probabilities."""
+
+_UNBOUNDED = ("rank:", "count:", "survival:", "binary:logitraw", "reg:gamma", "reg:tweedie")
+"""Beginnings of the objectives whose predictions are raw scores, counts or times."""
+
+
+def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
+    """Return the form of the predictions of a model that will be trained with these parameters."""
+    objective = "a function" if custom_objective else str(params.get("objective", "reg:squarederror"))
+    gives_classes = not custom_objective and objective in _CLASSES
+    return Output(
+        objective,
+        values=1 if gives_classes else outputs_per_label(params),
+        classes=max(2, int(params.get("num_class") or 1)),
+        gives_classes=gives_classes,
+        is_unbounded=custom_objective or objective.startswith(_UNBOUNDED),
+    )
+
+
+def predict_booster(
+    booster: xgboost.Booster,
+    connector: DataConnector,
+    input_cols: Sequence[str],
+    *,
+    base_margin_cols: Sequence[str] = (),
+) -> np.ndarray:
+    """Predict every row of a dataset with an XGBoost model.
+
+    Raises:
+        DataError: A column is missing, or is neither numeric nor categorical.
+    """
+    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
+
+
+def predictor(
+    model: xgboost.Booster | xgboost.XGBModel, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
+) -> BoosterPredictor:
+    """Return an object that predicts the rows of tables with a booster or with an estimator such as ``XGBClassifier``.
+
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other
+    arguments are those of :func:`predict_booster`.
+
+    Raises:
+        DataError: The model's categories are not known.
+    """
+    booster = _booster(model)
+    is_classifier = hasattr(model, "predict_proba")
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    return BoosterPredictor(
+        _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
+        tuple(input_cols),
+        categories_of(booster),
+        tuple(base_margin_cols),
+        code_cols=columns_of_codes(booster, input_cols),
+        classes=tuple(model.classes_.tolist()) if is_classifier else None,
+        # XGBClassifier computes probabilities with multi:softmax, too.
+        gives_classes=objective in _CLASSES and not (is_classifier and objective == "multi:softmax"),
+    )
+
+
+def features_of(model: xgboost.Booster | xgboost.XGBModel) -> list[str]:
+    """Return the names of a model's feature columns, in the model's order; empty if the model has no names."""
+    return list(_booster(model).feature_names or [])
+
+
+def num_features(model: xgboost.Booster | xgboost.XGBModel) -> int:
+    """Return the number of a model's feature columns."""
+    return int(_booster(model).num_features())
+
+
+def _booster(model: Any) -> Any:
+    return model.get_booster() if hasattr(model, "get_booster") else model
+
+
+def _predict_of_booster(booster: xgboost.Booster) -> Predict:
+    best = booster.attr("best_iteration")
+    rounds = (0, 0) if best is None else (0, int(best) + 1)
+    missing = missing_of(booster)
+
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
+        matrix = to_matrix(features, features.column_names)
+        predicted: np.ndarray = booster.inplace_predict(
+            matrix, iteration_range=rounds, missing=missing, base_margin=margin
+        )
+        return predicted
+
+    return predict
+
+
+def _predict_of_estimator(model: Any) -> Predict:
+    # The estimator itself predicts, because it has more settings than its booster, such as `missing`.
+    def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
+        matrix = to_matrix(features, features.column_names)
+        if hasattr(model, "predict_proba"):
+            return class_probabilities(model.predict_proba(matrix, base_margin=margin))
+        predicted: np.ndarray = model.predict(matrix, base_margin=margin)
+        return predicted
+
+    return predict
+
+
+CATEGORIES_ATTRIBUTE = "shoal.categories"
+"""Name of the model attribute that contains the categories as JSON: column -> list of its categories. The code of a
+category is its index in this list."""
+
+
+def stored_types(columns: Columns) -> list[str]:
+    """Return the type of each column that XGBoost stores in a model that is trained on a table with these columns."""
+    types = (columns.types.get(name, "") for name in columns.features)
+    numbers = ("int" if "int" in type_ else "i" if type_ == "bool" else "float" for type_ in types)
+    return [
+        "c" if name in columns.categories else number for name, number in zip(columns.features, numbers, strict=True)
+    ]
+
+
+def note(booster: xgboost.Booster, categories: Categories) -> None:
+    """Store the categories of categorical columns in an attribute of a model, so that the saved model contains the
+    categories."""
+    if categories:
+        booster.set_attr(**{CATEGORIES_ATTRIBUTE: json.dumps(to_lists(categories))})
+
+
+def categories_of(booster: xgboost.Booster) -> dict[str, pa.Array]:
+    """Read the categories of each categorical column from a model; the result is empty if the model has none.
+
+    A model that shoal did not train has the categories that XGBoost itself has stored, in XGBoost's order.
+
+    Raises:
+        DataError: XGBoost has stored the categories wrongly, or with a type that shoal does not support.
+    """
+    noted = booster.attr(CATEGORIES_ATTRIBUTE)
+    return _stored(booster) if noted is None else from_lists(json.loads(noted))
+
+
+def columns_of_codes(booster: xgboost.Booster, features: Sequence[str]) -> tuple[str, ...]:
+    """Return the categorical columns whose categories a model does not contain, as it was trained on integer codes."""
+    known = categories_of(booster)
+    types = booster.feature_types or []
+    return tuple(name for name, type_ in zip(features, types, strict=False) if type_ == "c" and name not in known)
+
+
+def _stored(booster: xgboost.Booster) -> dict[str, pa.Array]:
+    """Read the categories that XGBoost itself has stored in a model that was trained on a DataFrame."""
+    if "c" not in (booster.feature_types or []):
+        return {}
+    found = booster.get_categories(export_to_arrow=True)
+    lists = {}
+    for name, values in [] if found is None else found.to_arrow():
+        if values is None:
+            continue
+        # XGBoost 3.2 cuts texts that are not ASCII: it stores the first two of the four bytes of "öö".
+        if any(byte >= 0x80 for byte in _text_bytes(values)):
+            raise DataError(
+                f'the model\'s categories of column "{name}" are not ASCII. XGBoost stores such categories wrongly, '
+                "so that they are not known: train the model with shoal (categorical_cols), or on categories of "
+                "ASCII characters"
+            )
+        lists[str(name)] = values.to_pylist()
+    return from_lists(lists)
+
+
+def _text_bytes(values: pa.Array) -> bytes:
+    import pyarrow as pa
+
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    data = values.buffers()[-1] if is_text else None
+    return b"" if data is None else data.to_pybytes()
+
+
+def as_sklearn(
+    booster: xgboost.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
+) -> xgboost.XGBModel:
+    """Wrap a booster in a fitted scikit-learn estimator."""
+    import xgboost
+
+    objective = str(params.get("objective", "reg:squarederror"))
+    kinds = {"binary": xgboost.XGBClassifier, "multi": xgboost.XGBClassifier, "rank": xgboost.XGBRanker}
+    kind = kinds.get(objective.split(":")[0], xgboost.XGBRegressor)
+    settings: dict[str, Any] = {"n_estimators": n_estimators, "objective": objective}
+    if not math.isnan(missing := missing_of(booster)):
+        settings["missing"] = missing
+    model = kind(**{**native(params), **settings})
+    # XGBoost has no function that creates an estimator from a booster. `load_model` would lose the booster's
+    # parameters, so this code sets the attributes that `fit` would set. The copy keeps `set_params` of the estimator
+    # from changing `booster`.
+    model._Booster = booster.copy()
+    if eval_results:
+        model.evals_result_ = eval_results
+    if "c" in (booster.feature_types or ()):
+        model.enable_categorical = True
+    if kind is xgboost.XGBClassifier:
+        model.n_classes_ = max(2, int(params.get("num_class", 0)))
+    return model
+
+
+MISSING_ATTRIBUTE = "shoal.missing"
+"""Name of the model attribute that contains the value of the features that counts as missing, besides NaN."""
+
+
+def note_missing(booster: xgboost.Booster, missing: float | None) -> None:
+    """Store the value that counts as missing in an attribute of a model, so that predictions use it."""
+    if missing is not None:
+        booster.set_attr(**{MISSING_ATTRIBUTE: repr(missing)})
+
+
+def missing_of(booster: xgboost.Booster) -> float:
+    """Return the value of the features that counts as missing, besides NaN; NaN if a model has no such value."""
+    noted = booster.attr(MISSING_ATTRIBUTE)
+    return math.nan if noted is None else float(noted)

@@ -1,4 +1,7 @@
-"""Check the user's XGBoost parameters and build the parameters of the workers."""
+"""Parameters of XGBoost: conversions and checks, the metrics, and the device.
+
+XGBoost does not combine all metrics of workers exactly, and it accepts only one custom metric function.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
 from shoal.training.boosting.unsupported import refuse_unsupported
-from shoal.training.boosting.user_code import Objective
-from shoal.training.xgboost.categories import feature_types
+from shoal.training.boosting.user_code import Metric, Objective
 
 _NAMES = Names(
     "XGBoost",
@@ -222,3 +224,103 @@ def _names(config: Any) -> Iterator[str]:
     elif isinstance(config, list):
         for value in config:
             yield from _names(value)
+
+
+_WITHIN_GROUPS = frozenset({"auc", "aucpr", "map", "ndcg", "pre"})
+"""Metrics that compare rows with each other. If the rows have groups, XGBoost compares only rows of the same group, and
+its mean over the groups of all workers is exact. Otherwise each worker compares only its own rows."""
+
+
+def approximate(eval_metric: Any, grouped: bool, custom: Sequence[Metric]) -> list[str]:
+    """Return the names of the metrics for which XGBoost combines the workers' values only approximately."""
+    names = [eval_metric] if isinstance(eval_metric, str) else list(eval_metric or [])
+    # A name may have a suffix such as "@5" (ndcg@5) or "-" (map-).
+    found = [] if grouped else [name for name in names if re.split("[@-]", str(name))[0] in _WITHIN_GROUPS]
+    return [*found, *(f"custom_metric {getattr(one, '__name__', type(one).__name__)}" for one in custom)]
+
+
+def joined(metrics: Sequence[Metric]) -> Metric | None:
+    """Combine several metric functions into one function that returns the values of all metrics.
+
+    Returns:
+        A function that returns the values of all metrics; None if there are no metrics.
+    """
+    if not metrics:
+        return None
+
+    def evaluate(predictions: Any, matrix: Any) -> list[tuple[str, float]]:
+        given = [metric(predictions, matrix) for metric in metrics]
+        return [_checked(one) for each in given for one in (each if isinstance(each, list) else [each])]
+
+    return evaluate
+
+
+def _checked(one: Any) -> tuple[str, float]:
+    """Check the result of the user's metric function, and return the metric's name and value."""
+    try:
+        name, value = one
+        value = float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"a custom_metric for XGBoost must return (name, value), not {one!r}") from None
+    if not isinstance(name, str) or not name or re.search(r"[\s:]", name):
+        raise InvalidArgumentError(
+            f'the name of a custom_metric must be a non-empty str without spaces or ":", not {name!r}'
+        )
+    return name, value
+
+
+WITHOUT_CUDA = (
+    "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
+    'and then `pip install "shoal[xgboost-gpu]"` on each node'
+)
+"""Message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
+
+
+def device_of(params: Mapping[str, Any]) -> str | None:
+    """Return the parameter `device`, or None if `params` do not contain it.
+
+    Raises:
+        InvalidArgumentError: The device contains the number of a GPU. This is not allowed, because Ray assigns the GPUs
+            to the workers.
+    """
+    device = params.get("device")
+    if device is None:
+        return None
+    if ":" in str(device):
+        raise InvalidArgumentError(
+            f'device="{device}" selects one GPU by number, but Ray assigns a GPU to each worker: use device="cuda"'
+        )
+    return str(device)
+
+
+def has_cuda() -> bool:
+    """Return whether the installed XGBoost was built with CUDA."""
+    import xgboost
+
+    return bool(xgboost.build_info().get("USE_CUDA"))
+
+
+def gpu_problem() -> str | None:
+    """Return the reason why XGBoost cannot train on a GPU in this process, with advice for the user; None if GPUs
+    work."""
+    import numpy as np
+    import xgboost
+
+    if not has_cuda():
+        return f"{WITHOUT_CUDA}; to train on CPUs, set use_gpu=False"
+    # If XGBoost finds no GPU, it raises no error: it prints a warning and sets the device in its configuration to
+    # "cpu".
+    rows = xgboost.DMatrix(np.zeros((2, 1), np.float32), label=[0, 1], nthread=1)
+    config = json.loads(xgboost.Booster({"device": "cuda", "verbosity": 0}, [rows]).save_config())
+    if config["learner"]["generic_param"]["device"] != "cpu":
+        return None
+    return (
+        "XGBoost finds no NVIDIA GPU that it can use: check that the driver version in the output of `nvidia-smi` "
+        "supports XGBoost's CUDA version, and that CUDA_VISIBLE_DEVICES names GPUs of the node. To train on CPUs, set "
+        "use_gpu=False"
+    )
+
+
+def feature_types(features: Sequence[str], categorical: Collection[str]) -> list[str]:
+    """Return XGBoost's feature type of each column: "c" for category codes, "q" for numbers."""
+    return ["c" if name in categorical else "q" for name in features]

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,23 +25,20 @@ import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
 from xgboost.core import XGBoostError
 
-from shoal.data.planning.row_groups import RowRange
+from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
 from shoal.training.boosting.messages import Boosted, Prepared, Task
+from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
-from shoal.training.boosting.stopping_metric import check_best_score, check_stopping_metric
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
-from shoal.training.xgboost.categories import feature_types, note, stored_types
-from shoal.training.xgboost.external_memory import page_folder
-from shoal.training.xgboost.metrics import joined
-from shoal.training.xgboost.missing import note_missing
-from shoal.training.xgboost.params import is_stochastic, own_message
+from shoal.training.xgboost.model import note, note_missing, stored_types
+from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
 
 # Number of times that XGBoost reads all rows to build a quantised matrix.
 _READS = 4
@@ -399,3 +401,49 @@ def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
                 "reproducible: start the training again, and report this error if it happens again"
             )
         yield
+
+
+# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If the quantised rows
+# need more, they are kept on disk. The share is below one half, because XGBoost needs about as much memory again while
+# it builds the matrices and trains.
+_MATRIX_FRACTION = 0.4
+# Bytes of memory per row for the label, two gradients and the prediction, 4 bytes each. The bins of the row are counted
+# separately.
+_BYTES_PER_ROW = 4 * 4
+# Prefix of the folder names. The process id of the worker follows.
+_PREFIX = "shoal-pages-"
+
+
+@contextmanager
+def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
+    """Agree with all workers whether the matrices are kept on disk; if so, create a folder for the matrix files.
+
+    If one worker needs the disk, all workers use their disks. The folder is removed at the end of the context.
+    """
+    on_disk = task.external_memory
+    if on_disk is None:
+        room = memory.available_bytes() * _MATRIX_FRACTION / local_world_size
+        parts = {id(part): part for part in (task.train, *task.eval_sets.values())}.values()
+        on_disk = sum(_quantised_bytes(part, task) for part in parts) > room
+    if not xgboost.collective.allreduce(np.array([int(on_disk)]), xgboost.collective.Op.MAX)[0]:
+        yield None
+        return
+    _remove_folders_of_dead_workers()
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+def _remove_folders_of_dead_workers() -> None:
+    """Remove the matrix folders of killed workers from the node's temporary folder."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        if not Path("/proc", folder.name.removeprefix(_PREFIX).split("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quantised_bytes(part: Part, task: Task) -> int:
+    """Return the size in bytes that a worker's rows have in memory after they were converted to bins."""
+    # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
+    # category of a categorical column is a bin, so a column with many categories increases the size.
+    bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
+    each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
+    return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)

@@ -10,17 +10,22 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import CapacityError
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import token_path
+from shoal.pool.backends.local.job_server import JobServer
+from shoal.pool.endpoint import NO_GCS
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import GPU_PATIENCE, SUPERVISOR_PERIOD
-from shoal.state.locks import open_locked
+from shoal.state.home import open_locked
 from shoal.state.schema import Node
 from shoal.state.temp_folder import turn_lock
+
+if TYPE_CHECKING:
+    from shoal.pool.backends.local.raylet import Raylet
 
 log = logging.getLogger("shoal.supervisor")
 
@@ -63,7 +68,6 @@ concurrent starts is limited (`STARTS_AT_ONCE`)."""
 
 def load_node(spec: PoolSpec) -> Start:
     """Import the modules that a pool's nodes need, such as Ray, and return a function that starts a node."""
-    from shoal.pool.backends.local.heads import HeadWithoutRay, RayHead
     from shoal.pool.backends.local.job_server import JobServer
 
     def job_server(spec: PoolSpec, folder: Path) -> JobServer:
@@ -134,3 +138,55 @@ def log_failure(node: str, error: Exception) -> str:
     log.error("%s failed", node, exc_info=error)
     untested = versions.untested_ray()
     return f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else "")
+
+
+class RayHead:
+    """The head node of a pool with Ray. The head runs a `JobServer` instead of Ray's dashboard.
+
+    Args:
+        raylet: The running Ray node.
+        jobs: Server that runs the drivers of jobs.
+    """
+
+    def __init__(self, raylet: Raylet, jobs: JobServer) -> None:
+        self._raylet = raylet
+        self._jobs = jobs
+        self.dead = raylet.dead
+        self.busy = raylet.busy
+        self.drain = raylet.drain
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Return the node's addresses, including the URL of the Job API (``api``)."""
+        return {**self._raylet.endpoint, "api": self._jobs.url}
+
+    def stop(self) -> None:
+        """End the node's processes."""
+        self._jobs.close()
+        self._raylet.stop()
+
+
+class HeadWithoutRay:
+    """The only node of a pool without Ray. The drivers of jobs start their workers as plain processes.
+
+    Args:
+        jobs: Server that runs the drivers of jobs.
+    """
+
+    def __init__(self, jobs: JobServer) -> None:
+        self._jobs = jobs
+        self.busy = jobs.busy
+        self.stop = jobs.close
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Return the URL of the Job API (``api``). The entries for Ray's address and Ray's node id are empty, because
+        the pool runs without Ray."""
+        return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
+
+    def dead(self) -> str | None:
+        """Return None. This node is a part of its supervisor process, so it cannot die while the supervisor runs."""
+        return None
+
+    def drain(self, seconds: float, reason: str) -> None:
+        """Do nothing, because a pool never drains its only node."""

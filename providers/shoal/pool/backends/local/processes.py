@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shoal.state.host import boot_id, host_id
-from shoal.state.process import ProcessId, process_stat
+from shoal.state.process import ProcessId, boot_id, host_id, process_stat
 
 NODE_TAG = "SHOAL_NODE_ID"
 """Environment variable that every process of a node inherits, even if it starts its own session."""

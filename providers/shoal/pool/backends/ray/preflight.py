@@ -7,11 +7,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import versions
+from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
@@ -21,11 +21,6 @@ log = logging.getLogger(__name__)
 
 _MB = 1024**2
 _GB = 1024**3
-
-_DISK_NEEDED = 500 * _MB
-_DISK_WANTED = 5 * _GB
-"""Smallest and recommended number of free bytes on a node's disk. `shoal doctor` uses the same limits for this
-machine."""
 
 _SHM_WANTED = 256 * _MB
 """Recommended number of free bytes of shared memory on a node. Ray keeps objects in shared memory, and a container has
@@ -40,26 +35,6 @@ _TOOLS = ("s3fs", "psycopg")
 
 _SAME = ("python", "ray", "shoal")
 """Software that has to have the same version on all nodes."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of a check of a Ray cluster's nodes.
-
-    Attributes:
-        name: Node and subject of the check, such as ``head: Python``.
-        status: ``ok``; ``note`` for a problem with which jobs may still work; ``broken`` if jobs cannot work.
-        found: Text about what was found, such as a version.
-        advice: Text about how to solve the problem; None if there is no problem.
-    """
-
-    name: str
-    status: Literal["ok", "note", "broken"]
-    found: str
-    advice: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found}" + (f" -> {self.advice}" if self.advice else "")
 
 
 def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Finding]:
@@ -167,9 +142,7 @@ def _of_host(
     shm = f"{facts['shm_bytes'] / _MB:.0f} MB free"
     yield Finding(f"{where}: /dev/shm", "note" if little else "ok", shm, advice if little else None)
     disk = facts["disk_bytes"]
-    status: Literal["ok", "note", "broken"] = (
-        "broken" if disk < _DISK_NEEDED else "note" if disk < _DISK_WANTED else "ok"
-    )
+    status: Status = "broken" if disk < DISK_NEEDED else "note" if disk < DISK_WANTED else "ok"
     advice = f"free some space on {facts['host']}"
     yield Finding(f"{where}: disk", status, f"{disk / _GB:.1f} GB free", None if status == "ok" else advice)
 

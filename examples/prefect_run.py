@@ -1,4 +1,4 @@
-"""Run the flight retraining example as a Prefect flow: ``python -m shoal.examples.prefect_run``, `make run-prefect`.
+"""Run the flight retraining example as a Prefect flow: ``python -m examples.prefect_run``, `make run-prefect`.
 
 The program starts a Prefect server on loopback, runs ``flows/scheduled_retraining_flow.py`` against this server in
 another process, and prints the number of nodes while the flow runs. At the end the program stops everything that it has
@@ -20,14 +20,14 @@ from typing import IO
 
 import httpx
 
+from examples.ports import free_port
 from shoal.errors import PoolNotFoundError, ShoalError
 from shoal.examples.flights import POOL, Timeline, check_model_loads, check_month, command_line, run_alone, summary
-from shoal.examples.ports import free_port
 from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
 
-FLOW = Path(__file__).parents[3] / "flows" / "scheduled_retraining_flow.py"
+FLOW = Path(__file__).parents[1] / "flows" / "scheduled_retraining_flow.py"
 
 _SERVER_PATIENCE_S = 120.0
 """Maximum time in seconds for the start of the server. The first start migrates a database, which takes 10 s on an idle
@@ -89,7 +89,7 @@ def run(month: int, rounds: int) -> JobResult:
         raise ShoalError("the flow failed: see the end of the flow's log above for the cause")
     result = JobResult.model_validate(json.loads(outcome.read_text()))
     check_model_loads(result)
-    summary(timeline, month, result, "shoal.examples.prefect_run")
+    summary(timeline, month, result, "examples.prefect_run")
     return result
 
 

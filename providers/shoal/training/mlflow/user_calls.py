@@ -1,29 +1,78 @@
-"""Let user code in the workers choose the experiment of the job's MLflow run, with ``mlflow.set_experiment``.
-
-An MLflow run cannot change its experiment. In the workers, the environment variable MLFLOW_RUN_ID contains the id of
-the run that the driver has begun. After a call of ``set_experiment`` with another experiment, MLflow refuses to use the
-run in this variable. Therefore shoal replaces ``set_experiment``: rank 0 creates another run for the job in the chosen
-experiment, and stores the id of the new run in a tag of the first run, where the other ranks find it. From then on the
-driver uses the new run, and removes the first run when the job ends.
-"""
+"""MLflow calls of user code in workers: they go to the job's run, whose experiment they may choose."""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shoal.training.context import GangContext
-from shoal.training.mlflow.experiments import experiment_id
-from shoal.training.mlflow.import_hook import after_import
+from shoal.training.mlflow.options import experiment_id
 from shoal.training.timeouts import SET_EXPERIMENT_WAIT_S
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
     from mlflow.entities import Run as MlflowRun
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Call a function as soon as a module is imported, or at once if the module is already imported."""
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, act))
+
+
+class _Finder(MetaPathFinder):
+    """Entry of ``sys.meta_path`` for one module. Python's other finders find the module, and this finder makes sure
+    that `act` is called after the import."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._act = act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module, with a loader that calls `act`; return None for all other modules."""
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._act)
+                return spec
+        return None
+
+
+class _Loader(Loader):
+    """Loader that loads a module with the module's own loader, and then calls `act`."""
+
+    def __init__(self, loader: Any, act: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module that the module's own loader creates."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module with the module's own loader, and then call `act` with the module."""
+        assert module.__spec__ is not None
+        # The module's own loader is restored, because other code uses this loader, for example to read the module's
+        # data files.
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._act(module)
+
 
 ARTIFACTS = "SHOAL_MLFLOW_ARTIFACTS"
 """Environment variable with the URI of the folder for artifacts of new experiments; not set if MLflow's server decides
@@ -119,3 +168,21 @@ class _JobRun:
                 break
             time.sleep(_POLL_SECONDS)
         return client.get_run(chosen)
+
+
+def adopt_model(log: Callable[[str], None]) -> None:
+    """Assign the worker's last logged model to the job's MLflow run, if user code logged the model without a run.
+
+    The id of the job's run is in the environment variable MLFLOW_RUN_ID, but MLflow's `log_model` does not use this
+    variable. A model that is logged without an active run therefore belongs to no run.
+    """
+    mlflow, run_id = sys.modules.get("mlflow"), os.environ.get("MLFLOW_RUN_ID")
+    if mlflow is None or not run_id:
+        return
+    try:
+        model = mlflow.last_logged_model()
+        if model is not None and not model.source_run_id:
+            output = mlflow.entities.LoggedModelOutput(model.model_id, step=0)
+            mlflow.MlflowClient().log_outputs(run_id, models=[output])
+    except Exception as error:
+        log(f"the logged MLflow model could not be assigned to the job's run {run_id}: {error}")

@@ -1,7 +1,7 @@
 """Provide `LocalAirflow`, which runs Airflow on loopback. Airflow ends when `LocalAirflow.stop` is called, or when the
 process that has started Airflow ends.
 
-``python -m shoal.examples.local_airflow`` is the keeper, a process between Airflow and the process that uses
+Run as a program, this file is the keeper, a process between Airflow and the process that uses
 `LocalAirflow`. The keeper starts scheduler, DAG processor, triggerer and API server in a session of its own, and starts
 them again if they are killed. When the keeper's standard input closes, the keeper ends all processes in this session.
 The standard input closes when `LocalAirflow.stop` is called, or when the process that started the keeper is killed.
@@ -28,7 +28,6 @@ import psutil
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from shoal.errors import ShoalError
-from shoal.examples.ports import free_port
 
 USER = "admin"
 _COMPONENTS = (
@@ -70,6 +69,8 @@ class LocalAirflow:
         *,
         python: str | Path = sys.executable,
     ) -> None:
+        from examples.ports import free_port  # here, because the keeper runs without the repository on its path
+
         self.home = home
         self.url = f"http://127.0.0.1:{free_port()}"
         self.environment = {**os.environ, **self._settings(dags), **(environment or {})}
@@ -190,7 +191,7 @@ class LocalAirflow:
         self._migrate()
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [self._python, "-P", "-m", "shoal.examples.local_airflow"],
+                [self._python, "-P", __file__],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

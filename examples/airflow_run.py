@@ -1,4 +1,4 @@
-"""Run the flight retraining example as an Airflow DAG: ``python -m shoal.examples.airflow_run`` (`make run`).
+"""Run the flight retraining example as an Airflow DAG: ``python -m examples.airflow_run`` (`make run`).
 
 The program starts an Airflow on loopback, triggers ``dags/scheduled_retraining.py`` for a month, and prints the
 progress. At the end the program stops everything that it has started, even after an error. With ``--up`` (`make up`),
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from examples.local_airflow import USER, LocalAirflow
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.examples.flights import (
     INTERRUPTED,
@@ -24,13 +25,12 @@ from shoal.examples.flights import (
     run_alone,
     summary,
 )
-from shoal.examples.local_airflow import USER, LocalAirflow
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
 from shoal.state.process import ProcessId
 
-DAGS = Path(__file__).parents[3] / "dags"
+DAGS = Path(__file__).parents[1] / "dags"
 DAG_ID = "scheduled_retraining"
 RUN_POOL = "local://airflow-run?max_nodes=4"
 UP_POOL = "local://retrain?max_nodes=4&idle_timeout=1800"
@@ -66,7 +66,7 @@ def run(month: int, rounds: int) -> JobResult:
             pool.down()
     _look(pool, timeline)
     check_model_loads(result)
-    summary(timeline, month, result, "shoal.examples.airflow_run")
+    summary(timeline, month, result, "examples.airflow_run")
     console.print("      `make up` starts Airflow with its UI, `make run-prefect` runs the same with Prefect")
     return result
 

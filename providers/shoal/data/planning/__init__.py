@@ -1,1 +1,0 @@
-"""Assign the rows of a dataset to workers, using only the row counts from the Parquet footers."""
