@@ -499,11 +499,13 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
     def everywhere(number, run_id=None):
         return number
 
-    monkeypatch.setattr("shoal.jobs.load_results", lambda result, artifact_location: SimpleNamespace(results=(1, 2)))
+    monkeypatch.setattr("shoal.jobs.load_results", lambda result, artifact_location: SimpleNamespace(results=values))
+    values = (1, {"loss": [math.nan, (-math.inf, math.inf)]})
     with DAG("a_dag", schedule=None):
         operator = everywhere(5).operator
     driver = meanwhile(ended, JobState.SUCCEEDED)
-    assert operator.execute({**context, "run_id": "a_run"}) == [1, 2]
+    returned = operator.execute({**context, "run_id": "a_run"})
+    assert returned == [1, {"loss": ["NaN", ("-Infinity", "Infinity")]}]
     driver.join()
     each = {"num_cpus": 1, "num_gpus": 2, "gpu_type": "H100"}
     assert asked().scaling_config.model_dump() == {"num_workers": 2, "resource_requirements_per_worker": each}

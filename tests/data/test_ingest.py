@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,11 @@ def test_wrong_paths(tmp_path: Path) -> None:
         DataConnector.from_parquet(tmp_path / "*.parquet").num_rows()
     with pytest.raises(DataError, match="directory without data files"):
         DataConnector.from_parquet(tmp_path).num_rows()
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(DataError, match="is neither a regular file nor a directory, but a named pipe"):
+        DataConnector.from_parquet(tmp_path / "pipe.parquet").num_rows()
+    with pytest.raises(DataError, match="matches no file"):
+        DataConnector.from_parquet(tmp_path / "*.parquet").num_rows()
 
 
 def test_foreign_range_is_refused(write: Write) -> None:

@@ -44,7 +44,7 @@ from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, staged_queries, working_folder
 from shoal.jobs.files import staged_data_claims as jobs_staging
-from shoal.jobs.files.logs import log_path
+from shoal.jobs.files.logs import LogFollower, log_path
 from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
@@ -561,8 +561,35 @@ class TestDriver:
         code, job = drive(store, spec)
 
         assert (code, job.state) == (1, JobState.CANCELLED)
-        assert "SIGTERM" in str(job.error)
+        assert "stopped by SIGTERM, although nobody has cancelled the job with shoal" in str(job.error)
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
+
+    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+    def test_an_exception_that_ends_processes_fails_the_job(self, store, spec, monkeypatch, error):
+        def ends(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", ends)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.state) == (1, JobState.FAILED)
+        assert str(job.error).startswith(f"{type(error).__name__}: {error}, raised in the driver")
+
+    def test_the_log_of_a_failed_training_has_the_traceback_of_each_rank(self, store, spec, monkeypatch):
+        def fails(*_: object, **__: object) -> None:
+            error = TrainingError("rank 1 failed: ZeroDivisionError: on purpose")
+            error.add_note("In rank 1 (node n, pid 7):\nTraceback ...\nZeroDivisionError: on purpose")
+            error.add_note("In rank 0 (node n, pid 6):\nTraceback ...\nValueError: too")
+            raise error
+
+        monkeypatch.setattr("shoal.training.boosting.engine.train", fails)
+
+        code, job = drive(store, spec)
+
+        assert (code, job.error) == (1, "rank 1 failed: ZeroDivisionError: on purpose")
+        found = LogFollower(KEY, log).tracebacks()
+        assert [note.splitlines()[-1] for note in found] == ["ZeroDivisionError: on purpose", "ValueError: too"]
 
     def test_its_row_ends_it(self, store, spec, monkeypatch):
         monkeypatch.setattr(heartbeats, "ROW_CHECK_S", 0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import cloudpickle
@@ -251,7 +252,8 @@ class Skipped:
     job_id, attempt = "skipped", 1
 
     def wait(self, *, on_log, on_progress):
-        return result_of(model_version="3", skipped="skipped: no new rows since version 3")
+        metrics = {"auc": math.nan, "loss": -math.inf}
+        return result_of(model_version="3", skipped="skipped: no new rows since version 3", metrics=metrics)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -281,6 +283,7 @@ def test_a_training_without_new_rows_is_a_skipped_task_run(up, monkeypatch, is_a
         "skipped: no new rows since version 3",
     )
     assert (result["skipped"], result["model_version"]) == (state.message, "3")
+    assert result["metrics"] == {"auc": "NaN", "loss": "-Infinity"}
     assert [spec.register_as.skip_if_unchanged for spec in asked[:2]] == [True, False]
 
 

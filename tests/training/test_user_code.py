@@ -30,6 +30,16 @@ def test_what_it_is_called() -> None:
     }
 
 
+def test_functions_in_a_worker_end_forks_when_they_return() -> None:
+    ends: list[None] = []
+    code = UserCode((1,), loss, (loss, loss)).ending_forks(lambda: ends.append(None))
+    assert code.callbacks == (1,)
+    assert code.objective
+    assert [function() for function in (code.objective, *code.metrics)] == [loss()] * 3
+    assert len(ends) == 3
+    assert UserCode().ending_forks(ends.clear) == UserCode()
+
+
 @pytest.mark.parametrize("metric", ["rmse", ["rmse"], [loss, None], 3])
 def test_a_metric_is_a_function(metric: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="custom_metric must be a function or a list of functions"):

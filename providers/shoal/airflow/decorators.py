@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return Response(load_results(result, location)).get_results()
+        return [_strict(value) for value in Response(load_results(result, location)).get_results()]
 
     def _from_context(self, context: Context) -> Mapping[str, Any]:
         """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""
@@ -188,12 +189,27 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         return self._handle_output(self._values(result)[0])
 
 
+def _strict(value: Any) -> Any:
+    """Replace NaN and infinity in plain data by the texts that `JobResult.to_dict` writes.
+
+    Airflow posts an XCom as strict JSON, so a NaN would fail the task of a job that has succeeded.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if type(value) in (list, tuple):
+        return type(value)(map(_strict, value))
+    if type(value) is dict:
+        return {key: _strict(item) for key, item in value.items()}
+    return value
+
+
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Convert a function to an Airflow task that runs the function in each process of a group of workers
     (``@task.distributed``).
 
     The task returns a list of the function's return values, in the order of the workers' ranks. The values must be of
-    types that an XCom can store. The pool has to be up, so use the task inside a ``with pool_for_run(...)`` block.
+    types that an XCom can store; NaN and infinity become the texts "NaN" and "Infinity". The pool has to be up, so use
+    the task inside a ``with pool_for_run(...)`` block.
 
     :param python_callable: The function.
     :param kwargs: Arguments of :class:`DistributedDecoratedOperator`, such as ``num_workers`` and ``pool_name``, and of

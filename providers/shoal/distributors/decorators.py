@@ -159,7 +159,12 @@ class DistributedFunction(_Decorated[P, T]):
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
             CapacityError: The nodes have no room for the workers.
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
-            TrainingError: A rank raised an exception; the error describes the first one.
+            TrainingError: A rank raised an exception; the error describes the first one, and its notes contain the
+                traceback of each rank that failed.
+            JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
+                TrainingError, too. Its message ends with the cause, and its notes contain the traceback of each rank
+                that failed.
+            JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
         results: list[T] = self._call(args, kwargs).run().get_results()
         return results
@@ -202,7 +207,11 @@ class LaunchedFunction(_Decorated[P, T]):
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
             CapacityError: The nodes have no room for the requested workers.
             ScaleError: The pool could not be started or grow, and was restored to its previous state.
-            TrainingError: The function raised an exception.
+            TrainingError: The function raised an exception; the notes contain its traceback.
+            JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
+                TrainingError, too. Its message ends with the cause, and its notes contain the traceback of the
+                function.
+            JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
         result: T = self._call(args, kwargs).run().get_results()[0]
         return result

@@ -146,7 +146,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 known.
             CapacityError: The active nodes have too few CPUs or GPUs.
             TrainingError: The library refuses a parameter, or the training failed. The message names the rank that
-                failed first.
+                failed first, and the notes contain the traceback of each rank that failed.
+            WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
+            JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
+                TrainingError, too. Its message ends with the cause, and its notes contain the traceback of each rank
+                that failed.
+            JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
         own: list[DataConnector] = []
         self._result = self._booster = None

@@ -100,9 +100,13 @@ class PyTorchDistributor:
                 script cannot be read.
             DataError: A dataset cannot be used.
             CapacityError: The active nodes have no room for the workers.
-            TrainingError: A rank raised an exception; the error describes the first one, with its traceback in the
-                notes.
+            TrainingError: A rank raised an exception; the error describes the first one, and its notes contain the
+                traceback of each rank that failed.
             WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
+            JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
+                TrainingError, too. Its message ends with the cause, and its notes contain the traceback of each rank
+                that failed.
+            JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
         response: Response = self._call(
             args, kwargs, dataset_map, hyper_params, artifact_location, artifact_stage_location
@@ -224,7 +228,12 @@ class TorchDistributor:
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
             CapacityError: The active nodes have no room for the processes.
-            TrainingError: A rank raised an exception; the error describes the first one.
+            TrainingError: A rank raised an exception; the error describes the first one, and its notes contain the
+                traceback of each rank that failed.
+            JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
+                TrainingError, too. Its message ends with the cause, and its notes contain the traceback of each rank
+                that failed.
+            JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
         response: Response = self._call(main, args, kwargs).run()
         return value_of(response.result, 0)

@@ -45,9 +45,9 @@ class PlainResult(_Stored):
     """Base class of results that can be converted to plain data for an XCom."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data for an XCom.
+        """Return the result as plain data for an XCom, or for the result of a Prefect task.
 
-        NaN and infinity become the texts "NaN" and "Infinity", because an XCom is strict JSON. The method
+        NaN and infinity become the texts "NaN" and "Infinity", because JSON has no such numbers. The method
         ``model_validate`` converts these texts back to floats.
         """
         plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))

@@ -125,7 +125,7 @@ def task_value(result: JobResult) -> dict[str, Any]:
     If the job has skipped its training, the function returns the Prefect state ``Skipped``, which contains the dict.
     Prefect has no state type for skipped runs, so ``Skipped`` is a state of the type Completed with its own name.
     """
-    plain: dict[str, Any] = result.model_dump(mode="json")
+    plain = result.to_dict()  # without NaN, which Prefect's JSON serializer would store as null
     if not result.skipped:
         return plain
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)

@@ -267,7 +267,7 @@ def batch_predict(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     batch_predict("models:/delays@champion", DataConnector.from_parquet(today), "/data/predictions/today")
     """
-    return Training(_prediction(model, dataset, output_path, spec), pool_name).run().model_dump(mode="json")
+    return Training(_prediction(model, dataset, output_path, spec), pool_name).run().to_dict()
 
 
 @task(cache_policy=NO_CACHE)
@@ -281,7 +281,7 @@ async def abatch_predict(
 ) -> dict[str, Any]:
     """Predict the rows of a dataset on a pool. This task is the async version of `batch_predict`."""
     training = Training(_prediction(model, dataset, output_path, spec), pool_name)
-    return (await in_thread(training.run, training.cancel)).model_dump(mode="json")
+    return (await in_thread(training.run, training.cancel)).to_dict()
 
 
 def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, Any] | None) -> PredictJobSpec:

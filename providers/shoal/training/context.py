@@ -26,12 +26,15 @@ class GangContext:
         local_world_size: Number of workers on this worker's node.
         log: Function that prints a line in the driver, where the user sees it.
         note: Function that sends JSON data to the driver.
+        end_fork: Function that ends this process if user code has forked it from the worker; called when user code
+            returns.
     """
 
     position: GangPosition = ALONE
     local_world_size: int = 1
     log: Callable[[str], None] = say
     note: Callable[[Mapping[str, Any]], None] = lambda note: None
+    end_fork: Callable[[], None] = lambda: None
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -18,6 +19,11 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobMetrics
 
 KEY = Key("job", 1)
+
+
+@pytest.fixture
+def store(either_store: Path) -> Store:
+    return Store()
 
 
 @pytest.fixture(autouse=True)

@@ -197,12 +197,38 @@ def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     assert process.wait(30) == 0
 
 
-def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LEAVE = """
+import os, subprocess, sys, threading
+from pathlib import Path
+
+def left(start):
+    read, write = os.pipe()
+    if not (first := os.fork()):
+        start()
+        if not os.fork():
+            os.write(write, str(os.getpid()).encode())
+            threading.Event().wait()
+        os._exit(0)
+    os.waitpid(first, 0)
+    return int(os.read(read, 100))
+
+said["left"] = [left(lambda: None), left(os.setsid), subprocess.Popen(["sleep", "600"], start_new_session=True).pid]
+said["left"].append(int(subprocess.check_output("setsid sleep 600 > /dev/null & echo $!", shell=True)))
+said["parents"] = [int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in said["left"]]
+said["server"] = os.getppid()
+"""
+
+
+def test_failed_fork_and_the_end_of_a_driver_end_nothing_of_another_driver(
+    fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main, no_forks = tmp_path / "main.py", tmp_path / "no-forks"
     main.write_text(FORK_SERVER)
     start = lambda requests, answers: subprocess.Popen([sys.executable, main], stdin=requests, stdout=answers)  # noqa: E731
     monkeypatch.setattr(drivers, "_start_fork_server", start)
-    (tmp_path / "wait.py").write_text("open('go').read()")
+    started = "Path('new').write_text(str(said['left']))\nos.rename('new', 'left')"
+    (tmp_path / "wait.py").write_text(f"{LEAVE}\n{started}\nopen('go').read()")
+    (tmp_path / "last.py").write_text("open('go').read()")
     (tmp_path / "end.py").write_text("")
     os.mkfifo(tmp_path / "go")
     server = ForkServer()
@@ -213,6 +239,8 @@ def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.Mo
     try:
         running = run("running", "wait.py")
         assert running.pid
+        wait_until((tmp_path / "left").exists, "what the driver starts")
+        left = json.loads((tmp_path / "left").read_text())
         no_forks.touch()
         refused = run("refused", "end.py")
         wait_until(lambda: refused.poll() is not None, "the refusal")
@@ -223,16 +251,43 @@ def test_failed_fork_ends_no_other_driver(tmp_path: Path, monkeypatch: pytest.Mo
         later = run("later", "end.py")
         assert wait_until(lambda: later.poll() is not None and (later.poll(), later.start_error), "its end") == (0, "")
         assert running.poll() is None
+        assert run("other", "end.py").pid
+        wait_until(lambda: not server._drivers.get("other"), "the end of the other driver")
+        assert all(map(psutil.pid_exists, left))
         assert server.is_current()
         (tmp_path / "go").write_text("")
         assert wait_until(lambda: running.poll() is not None and str(running.poll()), "its end") == "0"
-        last = run("last", "wait.py")
+        wait_until(lambda: not any(map(psutil.pid_exists, left)), "the end of what the driver has left")
+        last = run("last", "last.py")
         assert last.pid
         server.close()
         wait_until(lambda: last.poll() is not None, "its end with the fork server")
         assert last.why_ended == "the process that forks the drivers of the head was killed by SIGKILL"
     finally:
         server.close()
+
+
+DETACH = """
+from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.processes import spawn_detached
+spawn_detached(["/bin/sh", "-c", "echo $$ > detached; exec sleep 600"], env=inherited_environment(), log=Path("d.log"))
+"""
+
+
+def test_what_a_driver_leaves_ends_with_it_but_for_programs_that_shoal_detaches(
+    fresh_home: Path, fork_server: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    said = fork_server(LEAVE + DETACH)
+    assert len(said["left"]) == 4
+    file = tmp_path / "detached"
+    detached = psutil.Process(int(wait_until(lambda: file.exists() and file.read_text(), "its start")))
+    try:
+        wait_until(lambda: not any(map(psutil.pid_exists, said["left"])), "the end of what the driver has left")
+        assert detached.is_running()
+    finally:
+        detached.kill()
+    wait_until(lambda: not detached.is_running(), "the fork server to reap the detached program")
+    assert said["parents"].count(said["server"]) == 3
 
 
 def test_error_before_a_driver_has_begun_is_in_its_log(fork_server: Callable[..., dict[str, Any]]) -> None:

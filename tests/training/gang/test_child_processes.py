@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gzip
 import os
 import signal
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
@@ -101,6 +107,36 @@ def wait_in_a_thread() -> None:
     threading.Thread(target=threading.Event().wait).start()
 
 
+def fork_and_return(folder: str) -> int:
+    """Return in a forked process, too, which cannot report anything before."""
+    if os.fork():
+        os.wait()
+    else:
+        gang_context().log("said by the fork")
+        with contextlib.suppress(TrainingError):
+            gang_context().note({"metrics": {"loss": 0.0}})
+            Path(folder, "noted").touch()
+    return os.getpid()
+
+
+def fork_in_round_2(env: Any) -> None:
+    if env.iteration == 2:
+        os.fork()
+
+
+def fork_and_measure(*_: Any) -> tuple[str, float, bool]:
+    os.fork()
+    return "mine", 0.5, False
+
+
+def fork_and_die(file: str) -> None:
+    """Leave a process that was forked without exec when rank 1 is killed."""
+    if gang_context().rank == 1 and (pid := os.fork()):
+        Path(file).write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
 def raise_in_rank_1(error: BaseException) -> None:
     if gang_context().rank == 1:
         raise error
@@ -143,6 +179,13 @@ def fail_at_a_row() -> None:
 
 def return_an_error() -> RowError:
     return RowError(7, "price")
+
+
+class Exit:
+    """Object that ends the process in which it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
 
 
 SECRET = "s3cret-of-the-user"
@@ -271,6 +314,55 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.Mo
     assert_ended([worker.pid for worker in gang.workers])
 
 
+def test_a_fork_of_a_worker_ends_when_it_returns_from_the_function_and_sends_nothing_in_the_name_of_the_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[Any] = []
+    with shared_gang(TWO) as gang:
+        pids = [worker.pid for worker in gang.workers]
+        assert gang.run(fork_and_return, [(str(tmp_path),)] * 2, on_note=lambda *note: notes.append(note)) == pids
+        assert gang.run(os.getpid, [(), ()]) == pids
+    assert not notes
+    assert not list(tmp_path.iterdir())
+    said = ""
+
+    def printed() -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return all(
+            f"(worker pid={pid}) {text}" in said for pid in pids for text in ("said by the fork", "the process ")
+        )
+
+    wait_until(printed, "the lines of the forks")
+    assert "because it returned from the user's function" in said
+
+
+def test_a_fork_that_returns_from_a_callback_or_metric_does_not_go_on_with_the_training(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).random((400, 2))
+    file = tmp_path / "rows.parquet"
+    pd.DataFrame({"x": numbers[:, 0], "y": numbers.sum(axis=1)}).to_parquet(file, row_group_size=50)
+    rows = DataConnector.from_parquet(file)
+    estimator = LightGBMEstimator(
+        5,
+        callbacks=[fork_in_round_2],
+        custom_metric=fork_and_measure,
+        scaling_config=LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1),
+        run_config=RunConfig(timeout=30),
+    )
+    assert estimator.fit(rows, ["x"], "y", eval_set=rows).num_trees() == 5
+    assert set(estimator.get_eval_results()["eval"]["mine"]) == {0.5}
+
+
+def test_a_fork_does_not_hide_the_end_of_its_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pid"
+    try:
+        with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL"), shared_gang(TWO) as gang:
+            gang.run(fork_and_die, [(str(file),)] * 2)
+    finally:
+        os.kill(int(file.read_text()), signal.SIGKILL)
+    assert "cannot be reached" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
 def test_an_exception_that_ends_processes_is_an_error_of_the_function(error: BaseException) -> None:
     expected = f"rank 1 .* failed: {type(error).__name__}"
@@ -347,6 +439,13 @@ def test_a_worker_whose_thread_never_ends_is_killed_after_the_limit(capsys: pyte
 def test_a_result_that_cannot_be_pickled_or_unpickled(function: Callable[[], Any]) -> None:
     with pytest.raises(TrainingError, match="pickle") as info, shared_gang(TWO) as gang:
         gang.run(function, [(), ()])
+    assert not isinstance(info.value, WorkerLostError)
+
+
+@pytest.mark.parametrize(("function", "args"), [(Exit, ()), (print, (Exit(),))], ids=["result", "argument"])
+def test_an_object_that_ends_processes_when_it_is_unpickled_is_named(function: Any, args: tuple[Any, ...]) -> None:
+    with pytest.raises(TrainingError, match=r"rank 0 .* failed: .*SystemExit: 3") as info, shared_gang(TWO) as gang:
+        gang.run(function, [args, ()], timeout=20)
     assert not isinstance(info.value, WorkerLostError)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import builtins
+import multiprocessing
 import os
 import signal
 import sys
@@ -206,6 +207,13 @@ class TextlessError(Exception):
 
 def fail_without_text() -> None:
     raise TextlessError
+
+
+def spawn_a_function_of_the_script() -> None:
+    def rows() -> None: ...
+
+    rows.__module__, rows.__qualname__ = "__main__", "rows"
+    multiprocessing.get_context("spawn").Process(target=rows).start()
 
 
 def unpicklable() -> Any:

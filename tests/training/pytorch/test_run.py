@@ -306,6 +306,12 @@ def test_an_exception_without_a_text_is_the_cause(driver: TwoNodes, tmp_path: Pa
         distributor(functions.fail_without_text, tmp_path).run()
 
 
+def test_an_error_of_spawn_says_what_to_do(driver: TwoNodes, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"failed: .*PicklingError: .* on __main__ failed") as info:
+        distributor(functions.spawn_a_function_of_the_script, tmp_path).run()
+    assert all("move it into a module, or use DataLoader(" in note for note in info.value.__notes__)
+
+
 def test_torch_distributor_returns_the_first_ones_value(driver: TwoNodes, capsys: pytest.CaptureFixture[str]) -> None:
     assert TorchDistributor(2, local_mode=False, use_gpu=False).run(functions.sum_of_ranks, 10) == 11.0
     printed = capsys.readouterr().out.splitlines()

@@ -117,12 +117,17 @@ def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> l
         matches = _glob(filesystem, inner)
         check(match.path.rpartition("/")[0] if match.type == FileType.File else match.path for match in matches)
         for match in matches:
-            infos += [match] if match.type == FileType.File else _walk(filesystem, match.path)
+            if match.type == FileType.Directory:
+                infos += _walk(filesystem, match.path)
+            elif match.type == FileType.File:
+                infos.append(match)
         if not infos:
             raise DataError(
                 f"{path} matches no file: check the pattern, and that this machine ({socket.gethostname()}) can access "
                 "the files"
             )
+    elif info.type == FileType.Unknown:
+        raise DataError(f"{path} is neither a regular file nor a directory, but a named pipe or a device, for example")
     else:
         raise DataError(
             f"{path} does not exist: check the path, and that this machine ({socket.gethostname()}) can access it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
@@ -23,7 +24,6 @@ from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
-from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
@@ -51,6 +51,30 @@ def begin(spec: JobSpec) -> None:
         forget_lean()
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """What is known of a training when all checks before it have passed.
+
+    Attributes:
+        dataset: Training dataset.
+        data: Its rows, for the job's result.
+        base: URI or path of the model from which the training continues, with a version in place of an alias; None if
+            there is none.
+        init_model: Content of this model.
+        trained_on: Rows that the new model will have seen; None if those of `base` are not known.
+        user_code: The user's functions.
+        fingerprints: What decides whether the next job is skipped; None for jobs that are never skipped.
+    """
+
+    dataset: DataConnector
+    data: DataResult
+    base: str | None
+    init_model: bytes | None
+    trained_on: TrainingRows | None
+    user_code: UserCode
+    fingerprints: Fingerprints | None
+
+
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     """Train, save and log the model of a job, and return the job's result.
 
@@ -60,6 +84,48 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     Raises:
         ShoalError: The job failed; the message states the cause.
     """
+    claim, folder = place.claim(), artifacts.folder(place.key, spec.run_config.artifact_location)
+    checked = _checked(spec, place)
+    artifacts.check(folder, claim, spec.run_config.artifact_location)
+    if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
+        return skipped
+    if place.run and spec.register_as:
+        promotion.try_champion(place.run, spec.register_as)
+    inputs = _logged_inputs(spec, place.run, place, checked) if place.run else None
+    trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
+    if trained is None:
+        trained = _train(spec, place, checked)
+    else:
+        for step, values in enumerate(by_round(trained.eval_results)):
+            place.metrics.log(0, values, step)
+    place.on_trained()
+    path, digest = artifacts.save(folder, claim, trained, inputs)
+    if inputs:
+        saved_training.note(place, digest)
+    print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
+    uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
+    return JobResult(
+        job_id=place.key.job_id,
+        attempt=place.key.attempt,
+        model_path=path,
+        model_digest=hashlib.sha256(trained.model).hexdigest(),
+        model_uri=uri,
+        metrics={**_final_metrics(trained), **(outcome.metrics if outcome else {})},
+        best_iteration=trained.best_iteration,
+        rows=trained.rows,
+        data=checked.data,
+        num_workers=trained.num_workers,
+        seconds=time.monotonic() - place.begun,
+        times=place.times(),
+        restarts=trained.restarts,
+        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        mlflow_run_id=place.run.run_id if place.run else None,
+        **(outcome.result() if outcome else {}),
+    )
+
+
+def _checked(spec: JobSpec, place: AttemptContext) -> _Checked:
+    """Check dataset, holdout, the model to continue from, and the form of the new model's predictions."""
     from shoal.data.connector import DataConnector
 
     dataset = DataConnector.from_spec(spec.dataset)
@@ -82,9 +148,6 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
             trained_on=trained_on,
             check=lambda source: check_features(spec, dataset.schema(), source),
         )
-    run, key = place.run, place.key
-    claim, folder = place.claim(), artifacts.folder(key, spec.run_config.artifact_location)
-    artifacts.check(folder, claim, spec.run_config.artifact_location)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
     if spec.register_as:
@@ -92,92 +155,68 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     fingerprints: Fingerprints | None = None
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
-    if run and spec.register_as and spec.user_code is None:
+    if place.run and spec.register_as and spec.user_code is None:
         settings = spec
         if content is not None:
             # An alias or a file may have another model at the next training.
             settings = spec.model_copy(update={"init_model": hashlib.sha256(content).hexdigest()})
         fingerprints = Fingerprints.of(settings, data.digest, held_out)
-        skipped = _skipped(spec.register_as, run, place, data, fingerprints)
-        if skipped is not None:
-            return skipped
-    if run and spec.register_as:
-        promotion.try_champion(run, spec.register_as)
-    inputs: dict[str, str] | None = None
-    if run:
-        with before_work(run.uri, place.environment):
-            run.log_params({**_params(spec), **({} if base is None else {"init_model": base}), **user_code.names()})
-            run.log_dataset(spec.label_col, data.digest, spec.dataset.origin, context="training")
-        inputs = saved_training.inputs_of(spec, dataset, data.digest, content)
-    trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
-    if trained is None:
-        trained = _train(spec, place, user_code, content)
-    else:
-        for step, values in enumerate(by_round(trained.eval_results)):
-            place.metrics.log(0, values, step)
-    place.on_trained()
-    path, digest = artifacts.save(folder, claim, trained, inputs)
-    if inputs:
-        saved_training.note(place, digest)
-    print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
-    metrics = _final_metrics(trained)
-    outcome: Outcome | None = None
-    uri = path
-    if run:
-        with saved_before(path):
-            place.metrics.flush()
-            run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
-        # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
-        sample = take_rows(dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
-        booster = trained.booster()
-        with saved_before(path):
-            uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
-        if spec.register_as:
-            with place.stopwatch.scoring(), saved_before(path):
-                outcome = promotion.enter(
-                    place.store,
-                    place.key,
-                    run,
-                    spec.register_as,
-                    is_current=place.is_current,
-                    tags={**place.tags, **data.tags()},
-                    model_uri=uri,
-                    model=model_loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
-                    label_col=spec.label_col,
-                    group_col=spec.group_col,
-                    # If the rows of the model that was continued are not known, neither are those of the new model.
-                    trained_on=trained_on if all_known else None,
-                )
-            metrics |= outcome.metrics
-            if fingerprints:
-                skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, fingerprints)
-    return JobResult(
-        job_id=key.job_id,
-        attempt=key.attempt,
-        model_path=path,
-        model_digest=hashlib.sha256(trained.model).hexdigest(),
-        model_uri=uri,
-        metrics=metrics,
-        best_iteration=trained.best_iteration,
-        rows=trained.rows,
-        data=data,
-        num_workers=trained.num_workers,
-        seconds=time.monotonic() - place.begun,
-        times=place.times(),
-        restarts=trained.restarts,
-        peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-        mlflow_run_id=run.run_id if run else None,
-        **(outcome.result() if outcome else {}),
-    )
+    return _Checked(dataset, data, base, content, trained_on if all_known else None, user_code, fingerprints)
 
 
-def _train(spec: JobSpec, place: AttemptContext, user_code: UserCode, init_model: bytes | None) -> TrainResult:
+def _logged_inputs(spec: JobSpec, run: Run, place: AttemptContext, checked: _Checked) -> dict[str, str] | None:
+    """Log what the model is trained from, and return the digests by which a later attempt knows the same training."""
+    base = {} if checked.base is None else {"init_model": checked.base}
+    with before_work(run.uri, place.environment):
+        run.log_params({**_params(spec), **base, **checked.user_code.names()})
+        run.log_dataset(spec.label_col, checked.data.digest, spec.dataset.origin, context="training")
+    return saved_training.inputs_of(spec, checked.dataset, checked.data.digest, checked.init_model)
+
+
+def _published(
+    spec: JobSpec, run: Run, place: AttemptContext, checked: _Checked, trained: TrainResult, path: str
+) -> tuple[str, Outcome | None]:
+    """Log the model to MLflow, and enter it into the comparison with the champion if the job registers it.
+
+    Returns:
+        The model's URI in MLflow, and the outcome of the comparison.
+    """
+    with saved_before(path):
+        place.metrics.flush()
+        run.log_values({"rows": trained.rows, "train_seconds": trained.seconds})
+    # pandas' nullable types are left out, because MLflow would refuse missing values in integer columns.
+    sample = take_rows(checked.dataset.iter_batches(list(spec.input_cols)), 100).to_pandas()
+    booster = trained.booster()
+    with saved_before(path):
+        uri = run.log_model(trained.framework, booster, sample, base_margin_cols=spec.margin_cols)
+    if not spec.register_as:
+        return uri, None
+    with place.stopwatch.scoring(), saved_before(path):
+        outcome = promotion.enter(
+            place.store,
+            place.key,
+            run,
+            spec.register_as,
+            is_current=place.is_current,
+            tags={**place.tags, **checked.data.tags()},
+            model_uri=uri,
+            model=model_loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
+            label_col=spec.label_col,
+            group_col=spec.group_col,
+            trained_on=checked.trained_on,
+        )
+    if checked.fingerprints:
+        skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
+    return uri, outcome
+
+
+def _train(spec: JobSpec, place: AttemptContext, checked: _Checked) -> TrainResult:
     from shoal.training.boosting.engine import train
 
     trained = train(
         spec,
-        user_code=user_code,
-        init_model=init_model,
+        user_code=checked.user_code,
+        init_model=checked.init_model,
         env=place.environment,
         on_progress=place.on_progress,
         metrics=place.metrics,
@@ -190,11 +229,10 @@ def _train(spec: JobSpec, place: AttemptContext, user_code: UserCode, init_model
     return trained
 
 
-def _skipped(
-    register: Register, run: Run, place: AttemptContext, data: DataResult, fingerprints: Fingerprints
-) -> JobResult | None:
+def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprints: Fingerprints) -> JobResult | None:
     """Return the result of a job that skips its training because the newest version has the same rows and settings."""
-    if not register.skip_if_unchanged:
+    run, register = place.run, spec.register_as
+    if run is None or register is None or not register.skip_if_unchanged:
         return None
     holder = place.tags[HOLDER_TAG]
     found = skip_if_unchanged.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)

@@ -3,7 +3,8 @@
 A pool's head starts this process (``python -P -m shoal.jobs.driver.fork_server``) and writes a request for each job to
 its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started or could
 not be started, one when it has ended. The process has one thread and runs no code of a job, and each fork of it serves
-one job. The drivers end with the process that forked them, and that process ends with the head.
+one job. The drivers end with the process that forked them, and that process ends with the head. When a driver has
+ended, the process kills what is left of the driver's job, such as processes that a training function has forked.
 
 The process learns which libraries the jobs of its pool need: each driver reports at its end which of the `PRELOADED`
 modules it has imported. The process then imports these modules too, so that later drivers need no time for them.
@@ -23,12 +24,16 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
+import psutil
+
 from shoal.jobs.driver import main as driver
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
+from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 PRELOADED = (
     "numpy",
@@ -74,6 +79,9 @@ class ForkServer:
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._running: dict[int, tuple[str, OomKills]] = {}
+        self._ended: set[int] = set()
+        # A process whose parent has ended becomes a child of this process, and not of init.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
         """Start drivers, and report their ends, until stdin is closed."""
@@ -126,6 +134,7 @@ class ForkServer:
             self._answer({"id": request["id"], "refused": str(error)})
             return
         self._running[pid] = request["id"], kills
+        self._ended.discard(pid)
         self._answer({"id": request["id"], "pid": pid})
 
     def _become_driver(self, server: int, request: dict[str, Any], log: int) -> NoReturn:
@@ -141,6 +150,7 @@ class ForkServer:
             os.dup2(log, 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.chdir(request["folder"])
+            os.environ[DRIVER_TAG] = str(os.getpid())
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()  # otherwise NumPy would draw the same random numbers in all drivers
@@ -176,13 +186,40 @@ class ForkServer:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "shoal.jobs.driver.fork_server", *sorted(self._excluded)])
 
     def _report_ends(self) -> None:
-        while self._running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            (driver, kills), code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
-            killed = kills.told() if code == -signal.SIGKILL else ""
-            self._answer({"id": driver, "code": code, "why": killed and f"since it started, {killed}"})
+        answers = []
+        with contextlib.suppress(ChildProcessError):  # no child is left
+            while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, code = child[0], os.waitstatus_to_exitcode(child[1])
+                if pid in self._running:
+                    driver, kills = self._running.pop(pid)
+                    self._ended.add(pid)
+                    killed = kills.told() if code == -signal.SIGKILL else ""
+                    answers.append({"id": driver, "code": code, "why": killed and f"since it started, {killed}"})
+        self._kill_left_processes()
+        for answer in answers:
+            self._answer(answer)
+
+    def _kill_left_processes(self) -> None:
+        """Kill the processes that ended drivers have left. When they end, this method is called again for their
+        children."""
+        me = psutil.Process()
+        for child in me.children():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if child.pid not in self._running and self._is_left(child, me.cmdline()):
+                    child.kill()
+        if not self._running:
+            self._ended.clear()
+
+    def _is_left(self, process: psutil.Process, command: Sequence[str]) -> bool:
+        """Return whether a process belongs to a driver that has ended: it is in the session of the driver, or has
+        inherited its tag. A fork in a session of its own shows neither, so it is left until no driver runs.
+
+        Programs that shoal has detached, such as the supervisor of a node, have a session of their own and no tag.
+        """
+        tag = int(process.environ().get(DRIVER_TAG, 0))
+        if {os.getsid(process.pid), tag} & self._ended:
+            return True
+        return not self._running and (tag > 0 or process.cmdline() == command)
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from shoal import telemetry
-from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, UnusableGpuError
+from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
@@ -70,7 +70,11 @@ from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.user_calls import ARTIFACTS
 
-_STOPPED = Reason(JobState.CANCELLED, "the job was stopped through the head's Job API (SIGTERM)")
+_STOPPED = Reason(
+    JobState.CANCELLED,
+    "the driver was stopped by SIGTERM, although nobody has cancelled the job with shoal: an operator, the operating "
+    "system or a client of the head's Job API has sent the signal",
+)
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable in which Ray passes the configuration of a submitted job to its driver, as JSON."""
@@ -209,7 +213,7 @@ class Driver:
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise SystemExit when unpickled
             # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
             # by a SystemError. So `_StopRequested` is raised again here.
             if self._told_to_end:
@@ -217,8 +221,8 @@ class Driver:
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec):
-                # The error's notes contain the traceback of the user's training function, so they are printed.
+            elif isinstance(self._spec, FunctionJobSpec) or isinstance(error, TrainingError):
+                # The error's notes contain the traceback of each rank that failed, often in the user's code.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
             return _End(
@@ -248,7 +252,7 @@ class Driver:
         found = patiently(self._store, lambda: attempts.node_seconds(self._store, [self._key], time.time()))
         return found.get(self._key)
 
-    def _is_permanent(self, error: Exception) -> bool:
+    def _is_permanent(self, error: BaseException) -> bool:
         """Return whether a further attempt would fail with the same error."""
         if not isinstance(error, ShoalError) or not error.permanent:
             return False
@@ -459,8 +463,10 @@ def _shortened(error: str) -> str:
     return f"{error[:half]} [... {left_out:,} characters left out ...] {error[-half:]}"
 
 
-def _cause(error: Exception) -> str:
-    return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+def _cause(error: BaseException) -> str:
+    if isinstance(error, Exception):
+        return str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}, raised in the driver: the job's code must not end the process"
 
 
 def main(*, ends_process: bool = False) -> int:

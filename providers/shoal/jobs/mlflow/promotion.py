@@ -241,6 +241,20 @@ def enter(
         tags={**tags, **columns, **training_rows.store(run, trained_on)},
         score_champion=score_champion,
     )
+    _report(run, register, outcome, baseline, holdout, ledger)
+    try:
+        return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
+    except Exception as error:
+        # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
+        print(f"the earlier versions of the model could not be read from MLflow: {error}", flush=True)
+        return outcome
+
+
+def _report(
+    run: Run, register: Register, outcome: Outcome, baseline: Baseline | None, holdout: Holdout, ledger: Ledger
+) -> None:
+    """Print the report of a comparison, and store it in the MLflow run. The promotion is complete, so an error is only
+    printed."""
     try:
         _note_decision(run.client, register.model, outcome)
         built = comparison_report.build(
@@ -254,14 +268,8 @@ def enter(
         )
         print(comparison_report.markdown(built), flush=True)
         comparison_report.store(run, built)
-    except Exception as error:  # the promotion is complete, so the job must not fail because of an error in the report
-        print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
-    try:
-        return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
     except Exception as error:
-        # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
-        print(f"the earlier versions of the model could not be read from MLflow: {error}", flush=True)
-        return outcome
+        print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
 
 
 def challenge(

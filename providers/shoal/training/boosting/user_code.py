@@ -7,7 +7,7 @@ data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
@@ -65,6 +65,20 @@ class UserCode:
     def parts(self) -> tuple[Any, ...]:
         """Return the user's callbacks, metrics and objective (if any) in one tuple."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
+
+    def ending_forks(self, end_fork: Callable[[], None]) -> UserCode:
+        """Return a copy for a worker, whose objective and metrics call `end_fork` when they return."""
+
+        def ends(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                value = function(*args)
+                end_fork()
+                return value
+
+            return call
+
+        objective = None if self.objective is None else ends(self.objective)
+        return replace(self, objective=objective, metrics=tuple(map(ends, self.metrics)))
 
     def names(self) -> dict[str, str]:
         """Return the names of the user's functions, by estimator argument: ``objective`` or ``custom_metric``."""

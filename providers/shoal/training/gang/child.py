@@ -23,6 +23,8 @@ from shoal.training.gang.worker import Failure, Worker
 
 def serve(driver: Connection, served: object) -> NoReturn:
     """Call the methods of an object for the driver, and end this process when the driver closes the socket."""
+    # Otherwise the driver would not see that this process has ended, until all processes forked from it have ended.
+    os.register_at_fork(after_in_child=driver.close)
     while True:
         try:
             call = driver.recv_bytes()
@@ -48,7 +50,7 @@ def _answer(served: object, call: bytes) -> bytes:
     try:
         name, args = cloudpickle.loads(call)
         answer: bytes = cloudpickle.dumps(getattr(served, name)(*args))
-    except Exception as error:
+    except BaseException as error:  # a user's object may raise SystemExit when it is unpickled
         summary = "".join(traceback.format_exception_only(error)).strip()
         answer = cloudpickle.dumps(Failure(summary, traceback.format_exc(), None))
     return answer

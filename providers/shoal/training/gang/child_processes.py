@@ -199,7 +199,7 @@ class _Proxy:
                 content = self._connection.recv_bytes()
                 try:
                     answer = cloudpickle.loads(content)
-                except Exception as error:  # a user's class may raise anything when it is unpickled
+                except BaseException as error:  # a user's class may raise anything when it is unpickled
                     what = f"the answer of the worker cannot be unpickled here: {type(error).__name__}: {error}"
                     answer = Failure(what, traceback.format_exc(), None)
                 self._calls.popleft().set_result(answer)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import TrainingError
 from shoal.training.gang.heartbeats import detect_vanished_host
 from shoal.training.timeouts import WORKER_HEARTBEAT_S
 
@@ -40,6 +41,8 @@ class DriverConnection:
         self._sock.settimeout(None)
         detect_vanished_host(self._sock)
         self._sending = threading.Lock()
+        self._is_fork = False
+        os.register_at_fork(after_in_child=self._hang_up_in_fork)
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
         # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
         # raylet is still the parent process. Without Ray, the parent is the driver or the template of workers.
@@ -56,16 +59,45 @@ class DriverConnection:
         """
         # The driver cannot find a secret that is divided between two frames.
         shown = self._hide(text).encode(errors="backslashreplace").decode()
+        if self._is_fork:  # such as a worker of a DataLoader; the driver prints the worker's standard output, too
+            os.write(1, f"{shown}\n".encode())
+            return
         for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
             self._send(b"l" + json.dumps(shown[start : start + _MAX_LOG_CHARACTERS]).encode())
 
     def note(self, note: Mapping[str, Any]) -> None:
-        """Send a note, such as the progress of the training, to the driver."""
+        """Send a note, such as the progress of the training, to the driver.
+
+        Raises:
+            TrainingError: User code has forked this process from the worker.
+        """
+        if self._is_fork:
+            raise TrainingError(
+                "a process that was forked in a worker cannot report metrics or other data of the worker: return them "
+                "to the worker's own process, and report them there"
+            )
         self._send(b"n" + json.dumps(note).encode())
 
     def done(self) -> None:
         """Tell the driver that the current call has ended and that all its log lines have been sent."""
+        self.end_fork()
         self._send(b"d")
+
+    def end_fork(self) -> None:
+        """End this process if user code has forked it from the worker. Called when user code returns: the process would
+        continue the training in the name of the worker."""
+        if self._is_fork:
+            self.log(
+                f"the process {os.getpid()}, which was forked in the worker, was ended, because it returned from the "
+                "user's function: end such a process with os._exit()"
+            )
+            _leave()
+
+    def _hang_up_in_fork(self) -> None:
+        """Close the socket in a process that user code has forked. Otherwise the driver would not see that the worker
+        has ended until this process ends, too."""
+        self._is_fork = True
+        self._sock.close()
 
     def _live(self) -> None:
         selector = selectors.DefaultSelector()

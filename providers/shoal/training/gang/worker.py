@@ -156,7 +156,7 @@ class Worker:
             place.host, place.port, place.token, place.rank, KnownSecrets(secrets).hide
         )
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note))
+        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork))
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
@@ -185,7 +185,7 @@ def _sendable(error: _Sent, summary: str) -> _Sent:
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
         type(error)(str(error))  # the driver creates the error again, with the rank in its message
-    except Exception:  # the constructor of a user's class may need other arguments than the message
+    except BaseException:  # the constructor of a user's class may need other arguments than the message
         own: type[_Sent] = next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)
         return own(summary)
     return error

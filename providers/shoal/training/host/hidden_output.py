@@ -26,6 +26,10 @@ SECRETS = "SHOAL_SECRETS"
 """Name under which the driver passes the secrets to its workers, as a list in JSON, together with the variables for the
 workers' environment. The workers do not set this variable."""
 
+DRIVER_TAG = "SHOAL_DRIVER_PID"
+"""Variable by which the fork server of a head recognizes the processes of a driver, which it kills when the driver has
+ended. The reader does not inherit the variable, because it ends only after it has written the last output."""
+
 _PATIENCE_S = 0.2
 """Seconds to wait for the rest of a line. Credentials in a URL are recognized only in a whole line."""
 
@@ -70,7 +74,7 @@ def hide_output(secrets: Iterable[str]) -> int:
             stdin=subprocess.DEVNULL,
             check=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": source_root},
+            env={name: value for name, value in os.environ.items() if name != DRIVER_TAG} | {"PYTHONPATH": source_root},
         )
         _flush()
         for output, write in zip(_OUTPUTS, writes, strict=True):

@@ -196,6 +196,7 @@ class Trainer:
         try:
             for call in sorted(callbacks, key=lambda call: getattr(call, "order", 0)):
                 call(place)
+                self._context.end_fork()
         except EarlyStopException as asked:
             return asked
         return None

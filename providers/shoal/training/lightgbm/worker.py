@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class _Session:
     def __init__(self, opening: Opening, context: GangContext) -> None:
         began = time.perf_counter()
         self._idle = memory.reset_peak()
-        self.task = task = opening.task
+        end_fork = context.end_fork
+        self.task = task = replace(opening.task, user_code=opening.task.user_code.ending_forks(end_fork))
         self._context = context
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")

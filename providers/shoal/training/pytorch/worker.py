@@ -185,6 +185,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
             error.add_note(_SPAWN_ADVICE)
         raise
     finally:
+        gang.end_fork()
         # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
         interpreter_end.write_open_files()
     adopt_model(gang.log)

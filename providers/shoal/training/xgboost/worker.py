@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class _Session:
         idle = memory.reset_peak()
         # Closing this stack removes the matrices on disk and disconnects this worker from the other workers.
         self.open = contextlib.ExitStack()
-        self.task = task
+        self.task = replace(task, user_code=task.user_code.ending_forks(context.end_fork))
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
@@ -88,11 +89,13 @@ class _Session:
         # per training.
         with reporter.reporting_on_error(callbacks.history):
             for iteration in range(start, segment.stop):
-                if callbacks.before_iteration(booster, iteration, self.matrix, self.evals):
-                    stopped = True
+                stopped = callbacks.before_iteration(booster, iteration, self.matrix, self.evals)
+                self.context.end_fork()
+                if stopped:
                     break
                 booster.update(self.matrix, iteration=iteration, fobj=self.task.user_code.objective)
                 stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
+                self.context.end_fork()
                 if self.task.user_code.metrics:
                     refuse_namesakes(callbacks.history, iteration + 1)
                 self._check_stopping(callbacks, stopped=stopped)
