@@ -88,7 +88,7 @@ def predicted(framework: str, booster: Any, table: pa.Table, folder: Path) -> np
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / "rows.parquet")
     connector = DataConnector.from_parquet(folder / "rows.parquet")
-    return np.asarray(library(framework, "prediction").predict_booster(booster, connector, FEATURES))
+    return np.asarray(library(framework, "model").predict_booster(booster, connector, FEATURES))
 
 
 def changed(table: pa.Table, **columns: Any) -> pa.Table:
@@ -110,7 +110,7 @@ def test_two_workers_know_the_categories_of_both(
     assert result.model == train(asked).model
 
     booster = result.booster()
-    assert to_lists(library(framework, "categories").categories_of(booster)) == {
+    assert to_lists(library(framework, "model").categories_of(booster)) == {
         "carrier": sorted(f"{letter}{part}" for letter in "ézaQ5b" for part in (0, 1)),
         "flight": sorted(10**6 - 7 * (flight + 10 * part) for flight in range(4) for part in (0, 1)),
         "late": [False, True],
@@ -168,7 +168,7 @@ def test_one_worker_grows_the_trees_of_the_plain_library(
 ) -> None:
     booster = train(request(framework, flights, scaling_config={"num_workers": 1})).booster()
     table = DataConnector.from_parquet(flights).to_arrow()
-    known = library(framework, "categories").categories_of(booster)
+    known = library(framework, "model").categories_of(booster)
     alone = plain(to_matrix(encoded(table, known), FEATURES), table["y"].to_numpy())
     assert trees(booster) == trees(alone)
 

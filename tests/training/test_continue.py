@@ -180,7 +180,7 @@ def test_the_categories_of_the_model_are_used(
     np.testing.assert_allclose(
         scores(framework, found.booster(), encoded), scores(framework, right, encoded), atol=1e-4
     )
-    categories = importlib.import_module(f"shoal.training.{framework}.categories").categories_of(found.booster())
+    categories = importlib.import_module(f"shoal.training.{framework}.model").categories_of(found.booster())
     assert {name: values.to_pylist() for name, values in categories.items()} == {"c": ["b", "c", "d"]}
 
 
