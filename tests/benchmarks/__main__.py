@@ -17,7 +17,7 @@ from pathlib import Path
 
 BENCHMARKS = (
     "gradient_boosting",
-    "where_users_stand",
+    "calls",
     "small_models",
     "workers",
     "limited_memory",

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from shoal.errors import ShoalError
 from shoal.state import Store
 from shoal.state.schema import Base
-from tests.entrances.odd import SECRET
+from tests.entrances.wrong_values import SECRET
 from tests.support.pool_processes import processes_of_home
 
 

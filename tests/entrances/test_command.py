@@ -13,7 +13,7 @@ from shoal.cli import app
 from shoal.errors import ShoalError
 from shoal.pool.spec import PoolSpec
 from tests.cli.conftest import document
-from tests.entrances.odd import SECRET, documents, many, number_texts, texts, urls
+from tests.entrances.wrong_values import SECRET, documents, many, number_texts, texts, urls
 
 values = st.one_of(texts, number_texts, urls())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import SECRET, documents, many, texts, urls
+from tests.entrances.wrong_values import SECRET, documents, many, texts, urls
 
 # Names that no file system of this machine serves: a scheme of the cloud would be asked over the network.
 LOCAL_SCHEMES = st.sampled_from(["file://", "file:", "//", "x+y://", "local://", "memory://"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.airflow import home  # noqa: F401 - before anything imports Airflow
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import SECRET, documents, many, names, number_texts, numbers, texts, urls
 from tests.entrances.test_pools import FIELDS, fields
+from tests.entrances.wrong_values import SECRET, documents, many, names, number_texts, numbers, texts, urls
 
 extras = st.one_of(
     st.none(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal import ComputePool, PoolSpec, alter_pool, describe_pool, get_nodes, scale_cluster
 from shoal.pool.spec import ScaleOptions, checked_size
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import SECRET, many, names, number_texts, numbers, texts, urls
+from tests.entrances.wrong_values import SECRET, many, names, number_texts, numbers, texts, urls
 
 FIELDS = [*PoolSpec.model_fields, "max_node", "x", ""]
 VALUES = st.one_of(number_texts, texts, urls())

@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
 from shoal.jobs.submission import fingerprint
 from tests.entrances.conftest import refusals
-from tests.entrances.odd import SECRET, documents, many, nested, numbers, texts, urls
+from tests.entrances.wrong_values import SECRET, documents, many, nested, numbers, texts, urls
 
 BOOSTING: dict[str, Any] = {
     "dataset": {"paths": ["/data/x.parquet"], "splits": [{"weights": [1, 2], "index": 0, "seed": 1}]},

@@ -41,7 +41,8 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # Other test runs of this user have their turns at the same time.
-    monkeypatch.setattr(gpus, "gpu_lock", lambda name: gpu_lock(f"{name}-{uuids[0]}"))
+    turn = f"embedded-{uuids[0]}"
+    monkeypatch.setattr(gpus, "gpu_lock", lambda name: gpu_lock(turn if name == "embedded" else name))
 
     def give(
         number: int,
@@ -60,6 +61,6 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
         return uuids[:number]
 
     yield give
-    for each in (*uuids, f"embedded-{uuids[0]}"):
+    for each in (*uuids, turn):
         gpu_lock(each).unlink(missing_ok=True)
     sys.modules.pop("pynvml", None)

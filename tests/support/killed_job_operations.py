@@ -71,7 +71,7 @@ def drive(scene: Scene) -> None:
     from shoal.jobs.driver import main as driver
     from shoal.training.boosting import engine
     from shoal.training.boosting.request import TrainRequest, TrainResult
-    from tests.jobs.test_driver import plain_xgboost
+    from tests.jobs.driver.test_main import plain_xgboost
 
     driver.connect = lambda gcs, runtime_env: None
 

@@ -26,7 +26,7 @@ from shoal.training.gang.reused_workers import end_gangs
 from tests.support.job_store import POOL, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
-from tests.training.test_checkpoints import SAMPLED, Losses, asked
+from tests.training.boosting.test_checkpoints import SAMPLED, Losses, asked
 
 __all__ = ["store"]
 

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.jobs.test_driver import environment, spec
+from tests.jobs.driver.test_main import environment, spec
 
 __all__ = ["environment", "spec"]

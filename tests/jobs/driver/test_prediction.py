@@ -8,7 +8,7 @@ from shoal.jobs import PredictJobSpec
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.specs.prediction import PredictResult
 from shoal.state.schema import JobState
-from tests.jobs.test_driver import drive, log
+from tests.jobs.driver.test_main import drive, log
 
 pytestmark = pytest.mark.usefixtures("environment")
 

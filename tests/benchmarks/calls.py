@@ -5,7 +5,7 @@ with the embedded pool of a script. The CLI and the tasks use a pool that is up,
 task does not count. *Second* is the same call again. The split is shoal's own (`JobResult.times`), of the last call.
 *Peak* is the memory of all processes that took part, the pool's included, in one more turn that is not timed.
 
-Run it with ``python -m tests.benchmarks.where_users_stand``.
+Run it with ``python -m tests.benchmarks.calls``.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_the_library_of_the_model_is_imported_while_the_job_runs_and_an_interrup
     monkeypatch, tmp_path
 ):
     events = []
-    (tmp_path / "a_library.py").write_text("from tests.distributors import test_elsewhere as t; t.imports()")
+    (tmp_path / "a_library.py").write_text("from tests.distributors import test_as_job as t; t.imports()")
     monkeypatch.syspath_prepend(str(tmp_path))
     handle = SimpleNamespace(wait=lambda *_: events.append("wait"), cancel=events.append)
     monkeypatch.setattr("shoal.jobs.submit", lambda spec, **_: events.append("submit") or handle)

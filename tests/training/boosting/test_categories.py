@@ -27,7 +27,7 @@ from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.model import note
 from tests.support.two_node_cluster import TwoNodes
-from tests.training.test_checkpoints import Losses
+from tests.training.boosting.test_checkpoints import Losses
 
 FEATURES = ("carrier", "hour", "flight", "late")
 CATEGORICAL = ("late", "carrier", "flight")

@@ -18,7 +18,7 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
-from tests.training.test_xgboost import request, spec
+from tests.training.xgboost.test_xgboost import request, spec
 
 SAMPLED = {"max_depth": 3, "subsample": 0.5, "colsample_bynode": 0.7}
 PLAIN = {"max_depth": 3}

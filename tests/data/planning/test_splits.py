@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shoal.data import DataConnector
 from shoal.data.planning import Split, select
 from shoal.errors import DataError, InvalidArgumentError
-
-from .conftest import Write
+from tests.data.conftest import Write
 
 weights_ = st.lists(st.floats(0.001, 10), min_size=1, max_size=5).map(tuple)
 

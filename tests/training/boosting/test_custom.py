@@ -16,10 +16,11 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
-from tests.training import test_lightgbm, test_xgboost
+from tests.training.boosting.test_checkpoints import Losses
 from tests.training.custom import mean_error, squared_error, worst_error
-from tests.training.test_checkpoints import Losses
-from tests.training.test_xgboost import spec
+from tests.training.lightgbm import test_lightgbm
+from tests.training.xgboost import test_xgboost
+from tests.training.xgboost.test_xgboost import spec
 
 pytestmark = pytest.mark.ray
 

@@ -21,8 +21,8 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import ScalingConfig
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
-from tests.training.test_checkpoints import Losses
-from tests.training.test_xgboost import spec, without_statistics
+from tests.training.boosting.test_checkpoints import Losses
+from tests.training.xgboost.test_xgboost import spec, without_statistics
 
 pytestmark = pytest.mark.ray
 

@@ -37,7 +37,7 @@ from shoal.state.schema import (
     Pool,
     PoolState,
 )
-from tests.jobs.test_attempts import FIRST, ORDER
+from tests.jobs.journal.test_attempts import FIRST, ORDER
 from tests.support.job_store import POOL
 
 NOW = 1000.0

@@ -26,8 +26,7 @@ from shoal.data.parquet.digest import rows_digest
 from shoal.data.spec import DatasetSpec
 from shoal.data.syntax import parse_filters
 from shoal.errors import DataError, InvalidArgumentError
-
-from .conftest import Write
+from tests.data.conftest import Write
 
 # Parsing
 

@@ -18,8 +18,7 @@ from shoal.data.checks import decimals_of, validate_columns
 from shoal.data.matrix import to_matrix, to_vector
 from shoal.data.parquet.schema import common_type
 from shoal.errors import DataError
-
-from .conftest import Write
+from tests.data.conftest import Write
 
 BIG = 2**53 + 1
 

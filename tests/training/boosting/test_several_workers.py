@@ -18,7 +18,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from tests.support.two_node_cluster import TwoNodes
-from tests.training.test_gpus import request
+from tests.training.boosting.test_gpus import request
 
 pytestmark = pytest.mark.ray
 

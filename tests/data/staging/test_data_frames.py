@@ -12,8 +12,7 @@ from shoal.data import DataConnector
 from shoal.data.checks import check_weight, validate_columns
 from shoal.errors import DataError, InvalidArgumentError, ShoalError
 from shoal.training.boosting.request import TrainRequest
-
-from .conftest import Write
+from tests.data.conftest import Write
 
 
 def test_sparse_columns_become_dense() -> None:

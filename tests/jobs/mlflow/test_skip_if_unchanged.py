@@ -41,7 +41,7 @@ from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
-from tests.jobs.test_driver import plain_xgboost
+from tests.jobs.driver.test_main import plain_xgboost
 from tests.support.job_store import POOL
 
 FIRST_OF_APRIL = "2024-04-01"
