@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from shoal.training.boosting.checkpoints import History
+    from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainResult
 
 FILE_NAME = "model.txt"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
-    from shoal.training.boosting.checkpoints import History
+    from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainResult
     from shoal.training.boosting.rows import Columns
 
