@@ -57,7 +57,7 @@ run-prefect: install  ## Run the same training as a Prefect flow, with its own P
 	@$(BIN)/python -m examples.prefect_run
 
 run-python: install  ## Run the same training in plain Python
-	@$(BIN)/python -m shoal.examples.flights
+	@$(BIN)/python -m examples.python_run
 
 PROFILES = $(foreach profile,$(PROFILE),--profile $(profile))
 stack: install  ## Build and start containers: Airflow, a Ray cluster, MLflow, S3, PostgreSQL; PROFILE=prefect adds Prefect

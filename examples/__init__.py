@@ -1,1 +1,1 @@
-"""Programs that run the examples of this repository on an Airflow or a Prefect of their own (`make run`)."""
+"""Programs that run the examples of this repository: in plain Python, or on an Airflow or a Prefect of their own."""

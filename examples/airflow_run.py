@@ -14,17 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from examples.local_airflow import USER, LocalAirflow
-from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
-from shoal.examples.flights import (
+from examples.python_run import (
     INTERRUPTED,
     Timeline,
     check_model_loads,
-    check_month,
     command_line,
     console,
     run_alone,
     summary,
 )
+from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
+from shoal.examples.flights import check_month
 from shoal.jobs import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder

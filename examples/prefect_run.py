@@ -21,8 +21,9 @@ from typing import IO
 import httpx
 
 from examples.ports import free_port
+from examples.python_run import Timeline, check_model_loads, command_line, run_alone, summary
 from shoal.errors import PoolNotFoundError, ShoalError
-from shoal.examples.flights import POOL, Timeline, check_model_loads, check_month, command_line, run_alone, summary
+from shoal.examples.flights import POOL, check_month
 from shoal.jobs.results import JobResult
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder

@@ -76,7 +76,7 @@ def shown(monkeypatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch):
-    monkeypatch.setattr("shoal.airflow.triggers.poller._ROUND_S", 0.02)
+    monkeypatch.setattr("shoal.airflow.triggers.base._ROUND_S", 0.02)
 
 
 def submit(spec, number: int = 1, key: str = "train/-1") -> jobs.JobHandle:

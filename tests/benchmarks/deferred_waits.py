@@ -115,7 +115,7 @@ async def _run_triggers(kind: str, waits: int, seconds: float) -> None:
     """Be the triggerer: print the figures of the waits, read a line, and print when all triggers have fired."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
-    from shoal.airflow.triggers.poller import poller
+    from shoal.airflow.triggers.base import poller
 
     triggers = _triggers(kind, 1)  # what idle triggerers have imported
     poller()

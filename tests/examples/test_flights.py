@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from examples import python_run
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.examples import flights
 from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
 from shoal.jobs import list_jobs
 from shoal.pool.api import sweep
@@ -26,7 +26,7 @@ STAGES = ["scaling 1 -> 3", pytest.param("MLflow run", marks=pytest.mark.long)]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "shoal.examples.flights", "--month", "2", "--rounds", "10", *arguments]
+    command = [sys.executable, "-u", "-m", "examples.python_run", "--month", "2", "--rounds", "10", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -104,6 +104,6 @@ def test_an_interrupt_leaves_nothing(fresh_home, stage):
 def test_a_wrong_month_is_refused_before_anything_starts(fresh_home, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["flights", "--month", "13"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process has handlers of its own
-    assert flights.main() == 1
+    assert python_run.main() == 1
     assert "error: the month must be from 2 to 12, not 13" in capsys.readouterr().out
     nothing_left()

@@ -251,7 +251,9 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         own: list[DataConnector] = []
         try:
             connector = _connector("dataset", dataset, own)
-            return self._predict(booster, connector, self._input_cols, self._base_margin_cols)
+            predictor = self._library().predictor(booster, self._input_cols, base_margin_cols=self._base_margin_cols)
+            predictions: np.ndarray = predictor.predict_dataset(connector)
+            return predictions
         finally:
             for staged in own:
                 staged.discard_staging()
@@ -261,11 +263,9 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if the parameters name no
         device."""
 
-    @abstractmethod
-    def _predict(
-        self, booster: BoosterT, connector: DataConnector, input_cols: Sequence[str], base_margin_cols: Sequence[str]
-    ) -> np.ndarray:
-        """Return a model's predictions for the rows of a dataset."""
+    def _library(self) -> Any:
+        """Return the module of the library's trained models."""
+        return importlib.import_module(f"shoal.training.{self._framework}.model")
 
     def _call(
         self,
@@ -308,9 +308,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
         if not isinstance(model, str | os.PathLike):
             self._require()
-            return code_store.store(
-                importlib.import_module(f"shoal.training.{self._framework}.model").serialised(model)
-            )
+            return code_store.store(self._library().serialised(model))
         from shoal.jobs.mlflow import init_model as loading
 
         named = os.fspath(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.connector import DataConnector
 from shoal.distributors.estimator import BoostingEstimator, checked_rounds
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.lightgbm.params import device_of, merge_params
@@ -14,7 +13,6 @@ from shoal.training.scaling import LightGBMScalingConfig
 
 if TYPE_CHECKING:
     import lightgbm
-    import numpy as np
 
 __all__ = ["LightGBMEstimator", "LightGBMScalingConfig"]
 
@@ -78,14 +76,3 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
 
     def _device(self) -> str | None:
         return device_of(self.params)
-
-    def _predict(
-        self,
-        booster: lightgbm.Booster,
-        connector: DataConnector,
-        input_cols: Sequence[str],
-        base_margin_cols: Sequence[str],
-    ) -> np.ndarray:
-        from shoal.training.lightgbm.model import predict_booster
-
-        return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

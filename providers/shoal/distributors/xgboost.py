@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.connector import DataConnector
 from shoal.distributors.estimator import BoostingEstimator, checked_rounds
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
@@ -13,7 +12,6 @@ from shoal.training.scaling import XGBScalingConfig
 from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
-    import numpy as np
     import xgboost
 
 __all__ = ["XGBEstimator", "XGBScalingConfig"]
@@ -80,14 +78,3 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
 
     def _device(self) -> str | None:
         return device_of(self.params)
-
-    def _predict(
-        self,
-        booster: xgboost.Booster,
-        connector: DataConnector,
-        input_cols: Sequence[str],
-        base_margin_cols: Sequence[str],
-    ) -> np.ndarray:
-        from shoal.training.xgboost.model import predict_booster
-
-        return predict_booster(booster, connector, input_cols, base_margin_cols=base_margin_cols)

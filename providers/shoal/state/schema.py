@@ -192,7 +192,7 @@ class Pool(Base):
     quotas: Mapped[dict[str, Any] | None]
     """Limits by team: `max_nodes` and `node_hours` (within `USAGE_DAYS`), each None if there is no limit."""
     clock: Mapped[dict[str, Any] | None]
-    """Stamp of the last clock correction (`shoal.pool.journal.clock`). The next correction compares its own stamp with
+    """Stamp of the last clock correction (`shoal.pool.journal.rows`). The next correction compares its own stamp with
     this stamp to compute by how much the wall clock has jumped."""
 
 
@@ -294,7 +294,7 @@ class Node(Base):
     busy: Mapped[bool]
     """Whether work was running on the node, as last reported by the supervisor."""
     # When the wall clock jumps, the size of the jump is added to all stored times of a node
-    # (`shoal.pool.journal.clock`). So the difference of two of these times is always the real duration.
+    # (`shoal.pool.journal.rows`). So the difference of two of these times is always the real duration.
     spawned_at: Mapped[float | None]
     """Time at which a supervisor was last spawned."""
     start_deadline: Mapped[float]

@@ -23,7 +23,7 @@ from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
-from shoal.ui.head_answers import BackgroundReader
+from shoal.ui.live import BackgroundReader
 
 _LOG_BYTES = 32_768
 """Number of bytes at the end of a job's log that the page shows."""

@@ -18,14 +18,14 @@ from shoal.data.categories import encoded, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting import engine
-from shoal.training.boosting.checkpoints import Segment
 from shoal.training.boosting.engine import train
-from shoal.training.boosting.messages import Task
+from shoal.training.boosting.messages import Segment, Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.model import note
+from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.boosting.test_checkpoints import Losses
 
@@ -88,7 +88,7 @@ def predicted(framework: str, booster: Any, table: pa.Table, folder: Path) -> np
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / "rows.parquet")
     connector = DataConnector.from_parquet(folder / "rows.parquet")
-    return np.asarray(library(framework, "model").predict_booster(booster, connector, FEATURES))
+    return predict_booster(booster, connector, FEATURES)
 
 
 def changed(table: pa.Table, **columns: Any) -> pa.Table:

@@ -13,8 +13,8 @@ import pytest
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.training import restarts
 from shoal.training.boosting import engine
-from shoal.training.boosting.checkpoints import Segment, segment_length
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.messages import Segment, segment_length
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows

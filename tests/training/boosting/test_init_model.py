@@ -19,7 +19,7 @@ from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.xgboost.model import predict_booster
+from tests.support.predictions import predict_booster
 
 FEATURES = ["a", "b", "c"]
 PARAMS: dict[str, dict[str, Any]] = {

@@ -14,8 +14,8 @@ import xgboost
 
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting import engine, inputs
-from shoal.training.boosting.checkpoints import Checkpoint, Segment
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.messages import Checkpoint, Segment
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.xgboost.params import approximate
 from tests.support.two_node_cluster import COLUMNS, TwoNodes

@@ -9,8 +9,8 @@ from threading import Barrier
 import pytest
 
 from shoal.errors import TrainingError
-from shoal.training.lightgbm import network
-from shoal.training.lightgbm.network import Port
+from shoal.training.lightgbm import worker
+from shoal.training.lightgbm.worker import Port
 
 
 def test_workers_connect_and_leave_as_often_as_they_train() -> None:
@@ -42,8 +42,8 @@ def test_the_port_is_held_but_does_not_listen() -> None:
 
 
 def test_a_port_that_another_process_takes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_TRIES", 2)
-    monkeypatch.setattr(network, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_TRIES", 2)
+    monkeypatch.setattr(worker, "_PATIENCE_SECONDS", 0.01)
     port = Port("127.0.0.1")
     number = int(port.address.split(":")[1])
     port._held.close()
@@ -66,12 +66,12 @@ def test_ipv6_is_refused() -> None:
 
 
 def test_listeners_are_tied_to_loopback_meanwhile() -> None:
-    with network._listening_on_loopback_only(), socket.socket() as listener:
+    with worker._listening_on_loopback_only(), socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
         for _ in range(1_000):
             device = listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0")
             if device:
                 break
-            network.time.sleep(0.005)
+            worker.time.sleep(0.005)
     assert device == b"lo"

@@ -15,13 +15,12 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.training.boosting import rows as boosting_rows
-from shoal.training.boosting.checkpoints import Checkpoint, Segment
-from shoal.training.boosting.messages import Task
+from shoal.training.boosting.messages import Checkpoint, Segment, Task
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.lightgbm import model, worker
 from shoal.training.lightgbm.engine import LightGBM
-from shoal.training.lightgbm.model import predict_booster
 from shoal.training.lightgbm.params import merge_params, worker_params
+from tests.support.predictions import predict_booster
 
 FEATURES = ["epoch_s", "epoch_ms", "id", "close", "small"]
 ROUNDS = 8

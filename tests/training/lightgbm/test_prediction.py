@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shoal.data import DataConnector
-from shoal.training.lightgbm.model import converted, objective_line, predict_booster
+from shoal.training.lightgbm.model import converted, objective_line
+from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS
 
 

@@ -24,8 +24,9 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import GangSize
 from shoal.training.xgboost.engine import XGBoost
-from shoal.training.xgboost.model import as_sklearn, predict_booster
+from shoal.training.xgboost.model import as_sklearn
 from shoal.training.xgboost.params import ignored_weights
+from tests.support.predictions import predict_booster
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 

@@ -8,7 +8,8 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.training.xgboost.model import as_sklearn, predict_booster
+from shoal.training.xgboost.model import as_sklearn
+from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 

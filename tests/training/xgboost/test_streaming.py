@@ -14,8 +14,8 @@ from shoal.data import DataConnector
 from shoal.data.planning import Shard
 from shoal.errors import DataError
 from shoal.training.boosting.rows import Columns, Part, ShardRows
-from shoal.training.xgboost.model import predict_booster
 from shoal.training.xgboost.worker import ShardIter
+from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 

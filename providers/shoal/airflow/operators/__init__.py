@@ -4,9 +4,13 @@ Each operator calls one function of shoal's API. The leases and jobs belong to t
 task of the run can find and end them.
 """
 
-from shoal.airflow.operators.cleanup import CleanupPoolOperator, SweepPoolsOperator
 from shoal.airflow.operators.models import CheckModelsOperator, ModelAlertError
-from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
+from shoal.airflow.operators.nodes import (
+    CleanupPoolOperator,
+    LeasePoolOperator,
+    ScaleClusterOperator,
+    SweepPoolsOperator,
+)
 from shoal.airflow.operators.prediction import BatchPredictOperator
 from shoal.airflow.operators.training import DistributedTrainOperator
 

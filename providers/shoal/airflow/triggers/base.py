@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import AsyncIterator
+import logging
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from shoal.airflow.triggers.poller import Poller, Update, Wait, poller
-from shoal.errors import StoreUnreachableError
+from shoal.background_threads import BackgroundThread
+from shoal.errors import ShoalError, StoreUnreachableError
+from shoal.state import Store
+from shoal.state.store import default_url
 
 _DEFERRED = "deferred"
 
@@ -145,3 +154,182 @@ async def _poller() -> Poller:
             return await asyncio.to_thread(poller)
         except StoreUnreachableError:
             await asyncio.sleep(_STORE_RETRY_S)
+
+
+log = logging.getLogger(__name__)
+
+_ROUND_S = 0.5
+"""Shortest time between two rounds of a poller. Waits that are due within this time share their queries."""
+
+_ACTORS = 4
+"""Number of threads for slow calls, such as a request to a pool's head that does not answer."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Message from the poller to a wait, with new log lines or with the end of the wait.
+
+    Attributes:
+        lines: Lines for the task's log.
+        log_position: Position in the job's log after `lines`; None if the lines are not from the job's log.
+        is_over: Whether the wait is over, because the job or the operation has ended, or an error has occurred. The
+            task, which continues in a worker, reads the result or the error from the store itself.
+    """
+
+    lines: Sequence[str] = ()
+    log_position: int | None = None
+    is_over: bool = False
+
+
+@contextmanager
+def isolated(what: str) -> Iterator[None]:
+    """Log an error of the ``with`` block instead of raising it, so that one wait's error does not stop the other waits.
+
+    Raises:
+        StoreUnreachableError: The store does not answer, so that reading the state of the other waits would fail, too.
+    """
+    try:
+        yield
+    except StoreUnreachableError:
+        raise
+    except Exception:
+        log.exception("reading the state of %s failed", what)
+
+
+Act = Callable[[], Any]
+"""Type of a slow function, which is called in a thread of its own and not in the poller's thread."""
+
+
+class Wait(ABC):
+    """Base class of waits. A wait is an object through which the poller sends updates to one trigger.
+
+    Create the wait in the event loop of its trigger.
+
+    Args:
+        poll_interval: Seconds between two checks.
+    """
+
+    def __init__(self, poll_interval: float) -> None:
+        self.poll_interval = poll_interval
+        self.next_look = 0.0
+        self.act: Future[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
+
+    @classmethod
+    @abstractmethod
+    def look_at_all(cls, store: Store, waits: Collection[Any]) -> None:
+        """Read the rows of several waits of this class with as few queries as possible, and send each wait its update.
+
+        If a wait needs a slow call, such as a request to a pool's head, this method stores the call in the wait's
+        attribute `wanted`.
+        """
+
+    wanted: Act | None = None
+    """Slow call that the poller has to make for this wait in another thread; None if there is no such call."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether this wait's slow call is still running in another thread."""
+        return self.act is not None and not self.act.done()
+
+    def send(self, update: Update) -> None:
+        """Send an update to the trigger; any thread may call this method."""
+        # The event loop is closed if the triggerer is ending. In this case another triggerer continues the wait.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
+
+    async def update(self, deadline: float | None) -> Update:
+        """Wait for the poller's next update, and return this update.
+
+        Raises:
+            TimeoutError: The deadline has passed.
+        """
+        remaining = None if deadline is None else max(0.0, deadline - time.time())
+        return await asyncio.wait_for(self._updates.get(), remaining)
+
+
+class Poller:
+    """Thread that reads the store for all waits of this process. The thread runs only while there are waits.
+
+    Args:
+        url: SQLAlchemy URL of the store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = Store(url)
+        self._waits: set[Wait] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
+        self._actors = ThreadPoolExecutor(_ACTORS, "shoal-poller")
+
+    def add(self, wait: Wait) -> None:
+        """Start polling the store for a wait."""
+        # A new triggerer gets all waits at once. The first checks are spread over the interval, so that updates keep
+        # the event loop busy for a short time only: updates for 1,000 waits at once took 1 s.
+        wait.next_look = time.monotonic() + random.random() * wait.poll_interval
+        with self._lock:
+            self._waits.add(wait)
+            if self._thread is None:
+                self._thread = BackgroundThread(self._run, name="shoal-poller", stop=self._ends.set)
+                self._thread.start()
+
+    def remove(self, wait: Wait) -> None:
+        """Stop polling the store for a wait."""
+        with self._lock:
+            self._waits.discard(wait)
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            with self._lock:
+                if not self._waits:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                due = [wait for wait in self._waits if wait.next_look <= now]
+            for kind in {type(wait) for wait in due}:
+                self._look(kind, [wait for wait in due if type(wait) is kind])
+            self._ends.wait(_ROUND_S)
+
+    def _look(self, kind: type[Wait], waits: Sequence[Wait]) -> None:
+        try:
+            kind.look_at_all(self._store, waits)
+        except ShoalError as error:
+            # The jobs and nodes do not depend on this process. So the error is only logged, and the poller reads the
+            # store again later.
+            log.warning("the store could not be read for %d deferred tasks: %s", len(waits), error)
+        # An error in one row must not end this thread, because all other waits depend on this thread.
+        except Exception:
+            log.exception("reading the store for %d deferred tasks failed", len(waits))
+        now = time.monotonic()
+        for wait in waits:
+            wait.next_look = now + wait.poll_interval
+            wanted, wait.wanted = wait.wanted, None
+            if wanted is not None and not wait.is_busy:
+                # The interpreter may be ending. In this case another triggerer continues the wait.
+                with suppress(RuntimeError):
+                    wait.act = self._actors.submit(_done, wanted)
+
+
+def _done(wanted: Act) -> None:
+    try:
+        wanted()
+    except ShoalError as error:
+        log.warning("a step of a deferred task's wait failed and will be repeated: %s", error)
+    except Exception:
+        log.exception("a step of a deferred task's wait failed and will be repeated")
+
+
+_pollers: dict[str, Poller] = {}
+_opening = threading.Lock()
+
+
+def poller() -> Poller:
+    """Return this process's poller for the store at the default URL. The call may block, because it may open the
+    store."""
+    url = default_url()
+    with _opening:
+        if url not in _pollers:
+            _pollers[url] = Poller(url)
+        return _pollers[url]

@@ -8,8 +8,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from shoal.airflow.triggers.base import WaitTrigger
-from shoal.airflow.triggers.poller import Update, Wait, isolated
+from shoal.airflow.triggers.base import Update, Wait, WaitTrigger, isolated
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark

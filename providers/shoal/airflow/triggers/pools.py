@@ -8,8 +8,7 @@ from collections.abc import Collection
 
 from sqlalchemy import select
 
-from shoal.airflow.triggers.base import WaitTrigger
-from shoal.airflow.triggers.poller import Update, Wait, isolated
+from shoal.airflow.triggers.base import Update, Wait, WaitTrigger, isolated
 from shoal.errors import PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
 from shoal.pool.holder import is_bound_here
-from shoal.pool.journal import clock, lease_limits, rows, usage
+from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_queue import Snapshot, grantable
 from shoal.pool.scaling_plan import (
@@ -51,7 +51,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
     has expired."""
     return (
         not is_bound_here(snapshot.pool)
-        or clock.has_jumped(snapshot.pool)
+        or rows.has_jumped(snapshot.pool)
         or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
         or any(_changed_nodes(snapshot, looked_at, seen))
         or scaling_plan.is_due(snapshot, now)

@@ -19,7 +19,7 @@ from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.holder import ANYWHERE, bind_here, is_here
-from shoal.pool.journal import clock, lease_limits, rows, usage
+from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.lease_queue import Snapshot, grantable, leased, may_resize, queue
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.pool.timeouts import RETIRE_WITHIN
@@ -46,7 +46,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
         )
         session.add(pool)
     else:
-        clock.follow(session, pool)
+        rows.follow(session, pool)
     if pool.state is PoolState.STOPPING:
         raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in a few seconds')
     if pool.state is PoolState.UP:
@@ -222,7 +222,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
         )
     _set_expiry(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
-    clock.follow(session, pool)
+    rows.follow(session, pool)
     pool.touched_at = now
 
 

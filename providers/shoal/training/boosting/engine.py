@@ -22,10 +22,9 @@ from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
-from shoal.training.boosting.checkpoints import Checkpoint, History, Segment, segment_length
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
-from shoal.training.boosting.messages import Boosted, Prepared, Task
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.user_code import UserCode

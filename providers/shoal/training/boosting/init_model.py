@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.data.categories import Categories
 from shoal.data.checks import check_categories
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.checkpoints import Checkpoint
+from shoal.training.boosting.messages import Checkpoint
 from shoal.training.context import say
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shoal.training.boosting.checkpoints import History
+from shoal.training.boosting.messages import History
 from shoal.training.context import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 

@@ -13,7 +13,7 @@ from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.training.boosting.checkpoints import History
+from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
 from shoal.training.mlflow.model_uris import absolute, check_version

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from shoal.data.connector import DataConnector
-    from shoal.training.boosting.checkpoints import History
+    from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainResult
 
 FILE_NAME = "model.txt"
@@ -133,28 +132,12 @@ def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
     return Output(objective, values=classes, classes=max(2, classes), is_unbounded=is_unbounded)
 
 
-def predict_booster(
-    booster: lightgbm.Booster,
-    connector: DataConnector,
-    input_cols: Sequence[str],
-    *,
-    base_margin_cols: Sequence[str] = (),
-) -> np.ndarray:
-    """Predict every row of a dataset with a LightGBM model.
-
-    Raises:
-        DataError: A column is missing, or is neither numeric nor categorical.
-    """
-    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
-
-
 def predictor(
     model: lightgbm.Booster | lightgbm.LGBMModel, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster or with an estimator such as ``LGBMClassifier``.
 
-    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other
-    arguments are those of :func:`predict_booster`.
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``.
 
     Raises:
         DataError: The model's categories are not known.

@@ -14,8 +14,7 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
-from shoal.training.boosting.messages import Boosted, Task
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.user_code import refuse_namesakes

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
-    from shoal.data.connector import DataConnector
-    from shoal.training.boosting.checkpoints import History
+    from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainResult
     from shoal.training.boosting.rows import Columns
 
@@ -131,28 +130,12 @@ def output_of(params: Mapping[str, Any], *, custom_objective: bool) -> Output:
     )
 
 
-def predict_booster(
-    booster: xgboost.Booster,
-    connector: DataConnector,
-    input_cols: Sequence[str],
-    *,
-    base_margin_cols: Sequence[str] = (),
-) -> np.ndarray:
-    """Predict every row of a dataset with an XGBoost model.
-
-    Raises:
-        DataError: A column is missing, or is neither numeric nor categorical.
-    """
-    return predictor(booster, input_cols, base_margin_cols=base_margin_cols).predict_dataset(connector)
-
-
 def predictor(
     model: xgboost.Booster | xgboost.XGBModel, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
 ) -> BoosterPredictor:
     """Return an object that predicts the rows of tables with a booster or with an estimator such as ``XGBClassifier``.
 
-    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``. The other
-    arguments are those of :func:`predict_booster`.
+    A classifier predicts probabilities: of class 1 ``[rows]``, or of each class ``[rows, classes]``.
 
     Raises:
         DataError: The model's categories are not known.

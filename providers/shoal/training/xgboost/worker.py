@@ -27,8 +27,7 @@ from xgboost.core import XGBoostError
 
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training.boosting.checkpoints import Checkpoint, History, Segment
-from shoal.training.boosting.messages import Boosted, Prepared, Task
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
