@@ -17,3 +17,9 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
     """This process as a driver of the two nodes. Tests of calls from a process that is not connected use `outside`."""
     with connected(two_nodes):
         yield two_nodes
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the session may have connected this process to a Ray cluster of their own."""
+    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)

@@ -42,12 +42,6 @@ def frame():
     return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": x @ [1.0, -2.0, 0.5]})
 
 
-@pytest.fixture
-def outside(monkeypatch):
-    """Other tests of the session may have connected this process to a Ray cluster of their own."""
-    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)
-
-
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
     monkeypatch.setattr(as_job, "pool_for_job", lambda *_, **__: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):

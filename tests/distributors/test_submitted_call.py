@@ -64,12 +64,6 @@ ANSWER = FunctionResult(("first", "second"), {"loss": 0.5}, "/model", 2, 0, 1.0,
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the session may have connected this process to a Ray cluster of their own."""
-    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)
-
-
-@pytest.fixture
 def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
     for module in ("submission", "reconcile.target"):

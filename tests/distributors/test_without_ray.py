@@ -156,7 +156,7 @@ class DiesAndFails:
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_a_failed_training_has_the_metrics_of_its_rounds_everywhere(
-    library: str, fresh_home: Path, tmp_path: Path, mlflow_database: Path
+    library: str, outside: None, fresh_home: Path, tmp_path: Path, mlflow_database: Path
 ) -> None:
     import lightgbm
     import mlflow

@@ -26,9 +26,9 @@ SCALE = """
 from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
-from shoal.pool import reconciler
+from shoal.pool.reconcile import background_process
 from shoal.pool.api import ComputePool
-reconciler.ensure_running = lambda: None
+background_process.ensure_running = lambda: None
 from shoal.errors import ShoalError
 try:
     print("scaled", ComputePool("tiny").scale(3, options={"rollback_after_seconds": 60}))

@@ -11,16 +11,16 @@ import sys
 from prefect import flow, serve
 from prefect.runtime import flow_run
 
-from shoal.pool import reconciler
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
+from shoal.pool.reconcile import background_process
 from shoal.prefect import clean_up_run, pool_lease
 from shoal.state import home
 from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
 BACKENDS["local"] = TinyBackend
-reconciler.ensure_running = lambda: None
+background_process.ensure_running = lambda: None
 
 
 @flow

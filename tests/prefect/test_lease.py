@@ -321,12 +321,12 @@ _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS
-from shoal.pool import reconciler
+from shoal.pool.reconcile import background_process
 from shoal.prefect import pool_lease
 from tests.support.tiny_backend import TinyBackend
 
 BACKENDS["local"] = TinyBackend
-reconciler.ensure_running = lambda: None
+background_process.ensure_running = lambda: None
 
 @flow
 def killed():

@@ -103,9 +103,9 @@ def carry_out(pool: str, operation: str, die_at: str) -> list[str]:
 
 
 def main() -> None:
-    from shoal.pool import reconciler
+    from shoal.pool.reconcile import background_process
 
-    reconciler.ensure_running = lambda: None  # whoever acts or sweeps does it all
+    background_process.ensure_running = lambda: None  # whoever acts or sweeps does it all
     print("\n".join(carry_out(*sys.argv[1:4])))
 
 
