@@ -127,6 +127,7 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
 
     from shoal.training.lightgbm import model as of_lightgbm
     from shoal.training.xgboost import model as of_xgboost
+    from shoal.training.xgboost.params import feature_types
 
     connector = DataConnector.from_spec(request.dataset)
     known = find_categories(connector.source, request.categorical_cols)
@@ -134,7 +135,7 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     features, label = to_matrix(encoded(table, known), request.input_cols), table[request.label_col].to_numpy()
     names, rounds = list(request.input_cols), request.n_estimators
     if request.framework == "xgboost":
-        types = of_xgboost.feature_types(names, known)
+        types = feature_types(names, known)
         matrix = xgboost.DMatrix(features, label, feature_names=names, feature_types=types)
         booster = xgboost.train({}, matrix, rounds)
         of_xgboost.note(booster, known)
