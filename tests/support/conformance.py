@@ -278,7 +278,7 @@ def with_shoal(case: Case, shape: Shape, workers: int, files: Files) -> Outcome:
     )
     booster = result.booster()
     margin = case.columns.get("base_margin_col")
-    predictor = importlib.import_module(f"shoal.training.{case.framework}.prediction").predictor(
+    predictor = importlib.import_module(f"shoal.training.{case.framework}.model").predictor(
         booster, names, base_margin_cols=[margin] if margin and case.framework == "xgboost" else []
     )
     table = pa.Table.from_pandas(frame(case.label, EVAL_ROWS, 2), preserve_index=False)

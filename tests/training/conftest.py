@@ -26,3 +26,8 @@ def without_ray() -> Iterator[None]:
         patch.setattr(cluster, "_this_machine", Node(name="here", cpus=2, gpus=0))
         yield
         end_gangs()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that fork this process first: a process that is connected to Ray cannot be forked safely."""
+    items.sort(key=lambda item: item.path.name != "test_child_processes.py")

@@ -364,9 +364,9 @@ def test_the_metrics_of_a_job_are_read_once_for_all_viewers(store):
     key = Key("flights-2026-11-23", 1)
     series = MetricSeries(key)
     series.log(0, {"eval-rmse": 2.5}, 0)
-    series.prepare()
+    batch = series.prepare()
     with store.transaction() as session:
-        series.write(session, session.get_one(Job, (key.job_id, key.attempt)))
+        series.write(batch, session, session.get_one(Job, (key.job_id, key.attempt)))
     reader = StoreReader(store)
     version = reader.overview().version
 

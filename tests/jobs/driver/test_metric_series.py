@@ -33,10 +33,10 @@ def job(store: Store) -> None:
 
 
 def write(store: Store, series: MetricSeries) -> None:
-    series.prepare()
+    batch = series.prepare()
     with store.transaction() as session:
-        series.write(session, session.get_one(Job, (KEY.job_id, KEY.attempt)))
-    series.written()
+        series.write(batch, session, session.get_one(Job, (KEY.job_id, KEY.attempt)))
+    series.written(batch)
 
 
 def seen(store: Store, key: Key = KEY) -> list[tuple[int, dict[str, float]]]:
@@ -68,9 +68,9 @@ def test_a_series_is_read_as_it_was_logged(store: Store) -> None:
 def test_a_write_that_failed_is_repeated(store: Store) -> None:
     series = MetricSeries(KEY)
     series.log(0, {"loss": 3.0}, 0)
-    series.prepare()
+    batch = series.prepare()
     with store.transaction() as session:
-        series.write(session, session.get_one(Job, (KEY.job_id, KEY.attempt)))
+        series.write(batch, session, session.get_one(Job, (KEY.job_id, KEY.attempt)))
         session.rollback()
     assert seen(store) == []
     write(store, series)

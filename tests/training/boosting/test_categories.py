@@ -276,6 +276,6 @@ def test_plain_lightgbm_encodes_frames_by_itself(flights: Path, tmp_path: Path) 
     trained = lightgbm.train({"verbosity": -1, "num_threads": 1}, lightgbm.Dataset(rows, table["y"].to_numpy()), 5)
     # A model that pandas encoded is understood, too.
     booster = booster_of(trained.model_to_string().encode(), "lightgbm")
-    assert to_lists(library("lightgbm", "categories").categories_of(booster)) == lists
+    assert to_lists(library("lightgbm", "model").categories_of(booster)) == lists
     other = frame(table, carrier=["a0", "Q0", "z0", "é1"], flight=[10**6 - 7, 10**6], late=[False, True])
     np.testing.assert_array_equal(booster.predict(other), predicted("lightgbm", booster, table, tmp_path / "a"))

@@ -198,8 +198,8 @@ def test_a_training_continues_from_its_checkpoints_to_the_same_bytes(
     right = continued.train(framework, frame, content(framework, base), **asked)
     report, lost = engine._Training._report, []
 
-    def lose_workers(self: Any, display: Any, done: int, metrics: Any) -> None:
-        report(self, display, done, metrics)
+    def lose_workers(self: Any, display: Any, first: int, done: int, history: Any) -> None:
+        report(self, display, first, done, history)
         if self._checkpoint.rounds == 3 and not lost:
             lost.append(done)
             raise WorkerLostError("lost")

@@ -111,7 +111,7 @@ class HeartbeatThread:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
     def look(self) -> tuple[Job | None, Reason | None]:
-        """Read the job's row from the store; at most every 5 s, also write a heartbeat and the progress into the row.
+        """Read the job's row from the store; at most every 5 s, also write a heartbeat, the progress and new metrics.
 
         Returns:
             The row, and the reason why the job has to end. The row is None if it is gone from the store; the reason is
@@ -122,21 +122,23 @@ class HeartbeatThread:
         """
         now = self._monotonic()
         beat = now >= self._beat_at
-        if beat:
-            self._metrics.prepare()
+        batch = self._metrics.prepare() if beat else None
+        is_written = False
         with transaction(self._store, JobStep.BEAT) if beat else self._store.reading(snapshot=False) as session:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
             if beat and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
-                self._metrics.write(session, job)
+                if batch:
+                    self._metrics.write(batch, session, job)
+                    is_written = True
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
                 if self._budget is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + HEARTBEAT_S
-        if beat:
-            self._metrics.written()
+        if batch and is_written:
+            self._metrics.written(batch)
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(

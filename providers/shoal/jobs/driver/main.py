@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from shoal import telemetry
@@ -297,7 +298,7 @@ class Driver:
             print(f"{end.state.value}: {error}", flush=True)
 
         def write() -> bool:
-            self._metrics.prepare()
+            batch = self._metrics.prepare()
             if attempts.end(
                 self._store,
                 self._key,
@@ -309,7 +310,7 @@ class Driver:
                 result=result,
                 results_digest=end.results_digest,
                 progress=self._heartbeats.progress,
-                within=self._metrics.write,
+                within=partial(self._metrics.write, batch),
             ):
                 return True
             # The row already contains a final state. If it is the same state that this call wants to write, an earlier

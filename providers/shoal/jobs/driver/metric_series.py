@@ -48,6 +48,14 @@ class _Part:
         return len(self.points) >= _MOST_POINTS or sum(len(each.values) for each in self.points) >= _MOST_VALUES
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Points for one transaction: the parts with the number of their points, and their rows."""
+
+    parts: list[tuple[_Part, int]]
+    rows: list[dict[str, Any]]
+
+
 class MetricSeries:
     """Receiver of the metrics of all ranks (a `MetricSink`). All methods may be called from any thread.
 
@@ -59,8 +67,6 @@ class MetricSeries:
         self._key = key
         self._lock = threading.Lock()
         self._parts: list[_Part] = []
-        self._writing: list[tuple[_Part, int]] = []
-        self._rows: list[dict[str, Any]] = []
         self._next_seq = self._generation = self._count = 0
         self._last = 0.0
         self._is_new_generation = True
@@ -88,11 +94,11 @@ class MetricSeries:
         with self._lock:
             self._is_new_generation = True
 
-    def prepare(self) -> None:
+    def prepare(self) -> Batch:
         """Encode the points that the store does not have, before the transaction that calls :meth:`write`."""
         with self._lock:
-            self._writing = [(part, len(part.points)) for part in self._parts if part.stored < len(part.points)]
-        self._rows = [
+            parts = [(part, len(part.points)) for part in self._parts if part.stored < len(part.points)]
+        rows = [
             {
                 "job_id": self._key.job_id,
                 "attempt": self._key.attempt,
@@ -100,21 +106,21 @@ class MetricSeries:
                 "generation": part.generation,
                 "points": encoded(part.points[:number]),
             }
-            for part, number in self._writing
+            for part, number in parts
         ]
+        return Batch(parts, rows)
 
-    def write(self, session: Session, job: Job) -> None:
-        """Write the prepared points; no other process writes this attempt's series."""
-        metric_series.write(session, self._rows)
+    def write(self, batch: Batch, session: Session, job: Job) -> None:
+        """Write prepared points; no other process writes this attempt's series."""
+        metric_series.write(session, batch.rows)
         if self.feed:
             job.metrics_in_mlflow = self.feed.sent
 
-    def written(self) -> None:
-        """Note after the transaction that the store has the prepared points, and forget the full parts."""
+    def written(self, batch: Batch) -> None:
+        """Note after the transaction that the store has the points, and forget the full parts."""
         with self._lock:
-            for part, number in self._writing:
-                part.stored = number
-            self._writing, self._rows = [], []
+            for part, number in batch.parts:
+                part.stored = max(part.stored, number)
             last = self._parts[-1:]
             self._parts = [part for part in self._parts if part in last or part.stored < len(part.points)]
 

@@ -10,6 +10,9 @@ from shoal.training.boosting.messages import History
 from shoal.training.context import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
+_ROUNDS_A_NOTE = 500
+"""Largest number of rounds that one message to the driver has: a message of more than 1 MiB ends the worker."""
+
 
 class RoundReporter:
     """Reporter that sends the number of finished rounds and their metrics from rank 0 to the driver.
@@ -30,8 +33,11 @@ class RoundReporter:
         """Report the rounds since the last report, unless that is less than 2 s old."""
         if self._context.rank == 0 and time.monotonic() >= self._next:
             self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
-            self._context.note({"first": self._rounds, "rounds": rounds, "metrics": _since(self._rounds, history)})
-            self._rounds = rounds
+            while self._rounds < rounds:
+                stop = min(rounds, self._rounds + _ROUNDS_A_NOTE)
+                part = _between(self._rounds, stop, history)
+                self._context.note({"first": self._rounds, "rounds": stop, "metrics": part})
+                self._rounds = stop
 
     @contextmanager
     def reporting_on_error(self, history: History) -> Iterator[None]:
@@ -46,8 +52,10 @@ class RoundReporter:
             raise
 
 
-def _since(rounds: int, history: History) -> History:
-    return {name: {metric: values[rounds:] for metric, values in metrics.items()} for name, metrics in history.items()}
+def _between(first: int, stop: int, history: History) -> History:
+    return {
+        name: {metric: values[first:stop] for metric, values in metrics.items()} for name, metrics in history.items()
+    }
 
 
 def by_round(history: History) -> list[dict[str, float]]:
