@@ -208,10 +208,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 @contextmanager
 def complete(folder: Path) -> Iterator[Path]:
     """Create a temporary folder, and rename it to `folder` when the ``with`` block ends without an exception."""
@@ -227,3 +223,7 @@ def complete(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

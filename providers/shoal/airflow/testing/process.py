@@ -195,10 +195,6 @@ def _import_error(file: str, text: str) -> _Facts:
     return _finding(file, own[-1] if own else None, rule, message)
 
 
-if __name__ == "__main__":
-    main()
-
-
 class LineNumbers:
     """Line numbers in a Python file, which are looked up by the names of DAGs, tasks and modules."""
 
@@ -265,3 +261,7 @@ def _connection(conn_id: str) -> Any:
     with suppress(Exception):  # In a test environment, Airflow may have no database.
         return MetastoreBackend().get_connection(conn_id)
     return None
+
+
+if __name__ == "__main__":
+    main()
