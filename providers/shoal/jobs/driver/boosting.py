@@ -30,6 +30,7 @@ from shoal.training.boosting.prediction import Output
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import forget_lean, import_lean
+from shoal.training.progress import Progress, bounded
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -96,8 +97,10 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     if trained is None:
         trained = _train(spec, place, checked)
     else:
-        for step, values in enumerate(by_round(trained.eval_results)):
+        rounds = by_round(trained.eval_results)
+        for step, values in enumerate(rounds):
             place.metrics.log(0, values, step)
+        place.on_progress(Progress(trained.rounds, spec.n_estimators, "rounds", bounded(rounds[-1]) if rounds else {}))
     place.on_trained()
     path, digest = artifacts.save(folder, claim, trained, inputs)
     if inputs:

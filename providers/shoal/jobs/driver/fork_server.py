@@ -204,7 +204,8 @@ class ForkServer:
         children."""
         me = psutil.Process()
         for child in me.children():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
+            # User code may have set the variable of the tag to a text.
+            with contextlib.suppress(psutil.Error, ProcessLookupError, ValueError):
                 if child.pid not in self._running and self._is_left(child, me.cmdline()):
                     child.kill()
         if not self._running:

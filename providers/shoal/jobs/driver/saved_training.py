@@ -6,6 +6,7 @@ The earlier attempt may have failed because MLflow was away, or because its driv
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
         "the spec": spec.fingerprint,
         "the training rows": [rows, [(group.index, group.rows) for group in dataset.source.row_groups()]],
         "the files of the datasets": files,
+        "the library": importlib.import_module(spec.framework).__version__,
         "init_model": None if init_model is None else hashlib.sha256(init_model).hexdigest(),
     }
     return {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in found.items()}

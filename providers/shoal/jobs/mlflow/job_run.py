@@ -42,6 +42,9 @@ _PARAM_LENGTH = 6000
 """Largest number of characters that MLflow accepts as the value of a parameter. Longer values, such as the list of a
 thousand columns, are cut off."""
 
+_NAME_LENGTH = 250
+"""Largest number of characters that MLflow accepts in the name of a metric or tag."""
+
 _SIGNATURE_ROWS = 100
 """Number of rows from which the model's signature is inferred. 100 rows are enough to find the types of the columns."""
 
@@ -311,8 +314,9 @@ def metric_name(evaluated: str, metric: str) -> str:
 
 
 def legal_name(name: str) -> str:
-    """Return a name with "_" in place of the characters that MLflow refuses in the names of metrics and tags."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
+    """Return a name with "_" in place of the characters that MLflow refuses in the names of metrics and tags, and with
+    at most 250 characters."""
+    return re.sub(r"[^\w\-. :/]", "_", name)[:_NAME_LENGTH]
 
 
 def artifacts_of(uri: str) -> str | None:

@@ -36,6 +36,7 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
             stdout=sink,
             stderr=sink,
             check=False,
+            start_new_session=True,  # a driver's end must not take the program with the driver's session
         ).returncode
     # The exit code -SIGKILL is not an error. It means that the node was ended during this call, so the new process of
     # the node was killed before it started the program.
