@@ -12,11 +12,13 @@ from typing import Any
 
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import (
     Demand,
     Job,
+    JobMetrics,
     JobState,
     Lease,
     Node,
@@ -165,6 +167,14 @@ def progress(done: int, total: int | None = 200, unit: str = "rounds") -> dict[s
     return {"done": done, "total": total, "unit": unit, "metrics": {"eval-rmse": rmse, "eval-mae": rmse * 0.62}}
 
 
+def metrics(job_id: str, steps: Iterable[int], names: Iterable[str] = ("eval-rmse", "eval-mae")) -> JobMetrics:
+    """The series of metrics of a job, whose error falls."""
+    points = [
+        MetricPoint(step, float(step), {name: 38 + 20 * math.exp(-step / 40) for name in names}) for step in steps
+    ]
+    return JobMetrics(job_id=job_id, attempt=1, seq=0, generation=0, points=encoded(points))
+
+
 def idle(store: Store) -> None:
     """A pool that is up with one node, a pool that is down, and jobs that have succeeded."""
     write(
@@ -209,6 +219,7 @@ def busy(store: Store) -> None:
         node("nightly-gpu", 7, NodeState.DRAINING, gpus=2),
         *pool("sandbox", state=PoolState.DOWN, most=2),
         job("flights-2026-11-23", "retrain", JobState.RUNNING, 190, progress=progress(86), mlflow_run_id="6f1c9d0e"),
+        metrics("flights-2026-11-23", [85]),
         job("digits-cnn", "nightly-gpu", JobState.RUNNING, 2_700, progress=progress(4_120, None, "steps")),
         job(
             "score-customers",
@@ -328,6 +339,8 @@ def hostile(store: Store) -> None:
             500,
             progress={"done": 1, "total": 2, "unit": "steps", "metrics": {HOSTILE: 1.0}},
         ),
+        metrics("job-1", [0, 1], [HOSTILE]),
+        metrics("job-2", [0, 1], [HOSTILE]),
         _promotion(1, HOSTILE, 2.0, 3_600),
         _promotion(2, HOSTILE, 1.0, 60),
     )

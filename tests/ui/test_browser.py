@@ -84,6 +84,7 @@ def test_a_pool_that_scales_and_a_job_that_trains_are_seen_to_move(address, open
         session.get_one(Node, "retrain-3").state = NodeState.READY
         row = session.get_one(Job, ("flights-2026-11-23", 1))
         row.progress, row.heartbeat_at = ui_systems.progress(120), 1.0
+        session.merge(ui_systems.metrics("flights-2026-11-23", [85, 119]))
 
     card.get_by_text("4 of 5").wait_for()
     job.get_by_text("round 120 of 200").first.wait_for()
