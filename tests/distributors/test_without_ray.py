@@ -21,7 +21,7 @@ from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
-from shoal.jobs.queue_order import needs_ray
+from shoal.jobs.scheduling import needs_ray
 from shoal.pool.api import list_pools
 from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
 from tests.support.two_node_cluster import TwoNodes

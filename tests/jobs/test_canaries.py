@@ -19,8 +19,8 @@ from shoal.jobs.status import JobStatus
 from shoal.jobs.submission import fingerprint
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.artifact_folders import Claim
 from shoal.training.pytorch.request import FunctionResult
-from shoal.training.safe_files import Claim
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL
 

@@ -34,9 +34,9 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
+from shoal.training.artifact_folders import MARKER
 from shoal.training.progress import Progress
 from shoal.training.run_config import RunConfig
-from shoal.training.safe_files import MARKER
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.waiting import wait_until
 from tests.support.wheels import write_wheel

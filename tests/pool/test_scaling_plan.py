@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.pool.lease_queue import Snapshot, grantable, may_resize, nodes_for
+from shoal.pool.lease_queue import grantable, may_resize, nodes_for
 from shoal.pool.scaling_plan import (
     MAX_START_FAILURES,
     NodePlan,
@@ -18,6 +18,7 @@ from shoal.pool.scaling_plan import (
     wanted,
     why_down,
 )
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
 from shoal.state.schema import (
     Demand,

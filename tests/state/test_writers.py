@@ -15,7 +15,7 @@ from shoal.errors import StoreUnreachableError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
-from shoal.jobs.queue_order import Gang
+from shoal.jobs.scheduling import Gang
 from shoal.state import Store, engines
 from shoal.state.schema import Lock
 from tests.support.job_store import POOL, add_node, add_pool

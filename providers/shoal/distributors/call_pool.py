@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
-from shoal.jobs.queue_order import Gang, needs_ray
+from shoal.jobs.scheduling import Gang, needs_ray
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment

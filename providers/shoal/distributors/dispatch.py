@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 from shoal.errors import InvalidArgumentError
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
+from shoal.training.artifact_folders import Claim
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
@@ -21,7 +22,6 @@ from shoal.training.host.hidden_output import SECRETS
 from shoal.training.pytorch.program import FRAMEWORK
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig
-from shoal.training.safe_files import Claim
 
 if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf

@@ -13,13 +13,13 @@ from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
-from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import ending, look
 from shoal.jobs.reconcile.polling import bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
+from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S

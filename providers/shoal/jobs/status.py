@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.queue_order import Place
 from shoal.jobs.results import JobResult
+from shoal.jobs.scheduling import Place
 from shoal.state.schema import Job, JobState
 from shoal.training.progress import Progress
 

@@ -30,7 +30,6 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.journal.tasks import TaskTry, jobs_of
-from shoal.jobs.queue_order import Gang, refuse_without_ray
 from shoal.jobs.reconcile import ending, rounds, sending
 from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.look import address
@@ -38,6 +37,7 @@ from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
 from shoal.jobs.remote import frames, package, reachability
 from shoal.jobs.remote.package import Package
+from shoal.jobs.scheduling import Gang, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
@@ -72,7 +72,7 @@ def submit(
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
     The job starts at once if the pool has room for it; otherwise it waits in the pool's queue
-    (`shoal.jobs.queue_order`).
+    (`shoal.jobs.scheduling`).
 
     The call returns a handle of the existing attempt while the same job is pending or running, or if it has succeeded
     and its result has not been returned to a caller yet. In all other cases a new attempt is submitted. Plain Python

@@ -9,8 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from shoal.state.process import host_id, hostname
-from shoal.state.schema import Pool
+from shoal.state.process import hostname
 
 _JOB = "job:"
 
@@ -42,23 +41,3 @@ def _user() -> str:
     # For a uid without a name, Python 3.13 and later raise OSError, and older releases raise KeyError.
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-ANYWHERE = ""
-"""Value of a pool's `host` column if any host can start and end the pool's nodes, as for an existing Ray cluster."""
-
-
-def is_here(pool: Pool) -> bool:
-    """Return whether this machine can start and end a pool's nodes."""
-    return pool.host == ANYWHERE or pool.host_id == host_id()
-
-
-def bind_here(pool: Pool) -> None:
-    """Record in a pool's row that the pool is bound to this machine."""
-    pool.host, pool.host_id = hostname(), host_id()
-
-
-def is_bound_here(pool: Pool) -> bool:
-    """Return whether a pool's row contains this machine's current hostname and host id. Also return True if the pool is
-    bound to no host."""
-    return pool.host == ANYWHERE or (pool.host, pool.host_id) == (hostname(), host_id())

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.pool.lease_queue import Snapshot, grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
+from shoal.pool.lease_queue import grantable, leased, nodes_before, nodes_for, queue, queue_note, quota_note
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, SPAWN_GRACE, START_TIMEOUT
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool.holder import is_here
+from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState

@@ -8,10 +8,12 @@ from typing import Any, TypedDict
 
 from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
+from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here, job_of
-from shoal.pool.lease_queue import Snapshot, leased, queue, queue_note, quota_note
+from shoal.pool.holder import job_of
+from shoal.pool.lease_queue import leased, queue, queue_note, quota_note
 from shoal.pool.scaling_plan import wanted
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolState
 

@@ -336,7 +336,7 @@ class Job(Base):
     priority: Mapped[int] = mapped_column(default=0)
     """Priority in the pool's queue. Jobs with a higher number start first."""
     gang: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Number and resources of the workers that the job needs (`shoal.jobs.queue_order.Gang`)."""
+    """Number and resources of the workers that the job needs (`shoal.jobs.scheduling.Gang`)."""
     uses_gpu: Mapped[bool | None]
     """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
     whose spec contains the decision."""

@@ -24,7 +24,7 @@ from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.pool.api import report_pools
 from shoal.pool.backends import BACKENDS, Seen
-from shoal.pool.lease_queue import Snapshot
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolReport, check_nodes
 from shoal.redaction import redact

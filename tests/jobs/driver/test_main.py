@@ -52,7 +52,7 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.queue_order import Gang
+from shoal.jobs.scheduling import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store

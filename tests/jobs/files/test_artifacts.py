@@ -18,8 +18,8 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.artifact_folders import MARKER
 from shoal.training.pytorch.request import FunctionResult
-from shoal.training.safe_files import MARKER
 from tests.support.job_results import result_of
 
 KEY = Key("job", 1)

@@ -22,10 +22,10 @@ from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
-from shoal.jobs.queue_order import DRIVER_BYTES, Gang
 from shoal.jobs.reconcile import settle
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.reconcile.target import Target
+from shoal.jobs.scheduling import DRIVER_BYTES, Gang
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL

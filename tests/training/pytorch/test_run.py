@@ -24,10 +24,10 @@ from shoal.distributors.pytorch import (
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
 from shoal.training import restarts
+from shoal.training.artifact_folders import MARKER
 from shoal.training.gang import heartbeats
 from shoal.training.gang.gang import Gang
 from shoal.training.pytorch import engine
-from shoal.training.safe_files import MARKER
 from tests.support.two_node_cluster import ROWS, TwoNodes, assert_ended
 from tests.training.pytorch import functions
 

@@ -46,10 +46,10 @@ from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
-from shoal.jobs.queue_order import NodeSize, could_fit
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
+from shoal.jobs.scheduling import NodeSize, could_fit
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec

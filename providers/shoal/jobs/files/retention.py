@@ -19,7 +19,7 @@ from shoal.jobs.files.sweep import discard_staged
 from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
-from shoal.pool.holder import is_here
+from shoal.pool.bound_host import is_here
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, PromotionState

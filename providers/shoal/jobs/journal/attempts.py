@@ -53,7 +53,7 @@ class Order:
     orphan_after: float | None
     priority: int = 0
     gang: dict[str, Any] = field(default_factory=dict)
-    """The group of workers that the job asks for, as plain data; see `shoal.jobs.queue_order.Gang`."""
+    """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
     needs_credentials: bool = False

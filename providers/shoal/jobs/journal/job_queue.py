@@ -16,11 +16,11 @@ from functools import lru_cache
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from shoal.jobs import queue_order
+from shoal.jobs import scheduling
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.queue_order import Entry, Gang, NodeSize, Place, Room, drivers_in
+from shoal.jobs.scheduling import Entry, Gang, NodeSize, Place, Room, drivers_in
 from shoal.pool.journal import usage
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
@@ -58,7 +58,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     """Put an attempt into its pool's queue unless it is already in the queue, and admit the attempt if it may start
     now.
 
-    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.queue_order`).
+    The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.scheduling`).
 
     Raises:
         JobError: There is no such attempt.
@@ -160,7 +160,7 @@ def look(store: Store, pool: str) -> Line:
     with store.reading(snapshot=False) as session:
         entries = _entries(session, pool)
         room = _room(session, pool)
-    free_for = [Key(*entry.key) for entry in queue_order.next_up(entries, room)]
+    free_for = [Key(*entry.key) for entry in scheduling.next_up(entries, room)]
     return Line(_places(entries), free_for, has_nodes=bool(room.nodes))
 
 
@@ -179,7 +179,7 @@ def pools_with_queue(store: Store) -> set[str]:
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:
-    line = queue_order.in_order(entries)
+    line = scheduling.in_order(entries)
     running = len(entries) - len(line)
     return {Key(*entry.key): Place(position, len(line), running) for position, entry in enumerate(line, 1)}
 
@@ -190,7 +190,7 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     queued_at = now if job.queued_at is None else job.queued_at
     mine = Entry(job.id, job.attempt, job.holder, job.priority, queued_at, waits=True, gang=gang)
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
-    return mine in queue_order.next_up([*others, mine], _room(session, job.pool))
+    return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
 
 def _entries(session: Session, pool: str) -> list[Entry]:

@@ -14,12 +14,12 @@ from shoal.jobs.prediction.output_files import Output, kept_columns, predictions
 from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
+from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.safe_files import Claim
 from shoal.training.scaling import resolve_size
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 

@@ -18,9 +18,9 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.redaction import redacted_errors
-from shoal.training import safe_files
+from shoal.training import artifact_folders
+from shoal.training.artifact_folders import Claim
 from shoal.training.locations import filesystem, local_path
-from shoal.training.safe_files import Claim
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +145,7 @@ class Output:
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
-            claim = safe_files.read(folder)
+            claim = artifact_folders.read(folder)
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
@@ -177,7 +177,7 @@ class Output:
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
-            for stray in set(_list(self.staging)) - expected - {safe_files.MARKER}:
+            for stray in set(_list(self.staging)) - expected - {artifact_folders.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -266,7 +266,7 @@ class Output:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MARKER, safe_files.MARKER) or _PART.fullmatch(name) is not None
+    return name in (MARKER, artifact_folders.MARKER) or _PART.fullmatch(name) is not None
 
 
 def _remove(folder: Path) -> None:

@@ -11,13 +11,13 @@ from shoal.errors import ShoalError, StoreError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.queue_order import Place
 from shoal.jobs.reconcile import decide, ending, look, sending
 from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
 from shoal.jobs.reconcile.polling import PollTimer, turn_check_s
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import handover
+from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
 from shoal.pool.api import ComputePool
 from shoal.state import Store

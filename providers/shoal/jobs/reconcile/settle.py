@@ -21,7 +21,7 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.reconcile.rounds import host_round, start_next
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import QUEUE_PERIOD_S
-from shoal.pool.holder import is_here
+from shoal.pool.bound_host import is_here
 from shoal.state import Store
 from shoal.state.home import lock_file, open_locked
 from shoal.state.schema import JobState, Pool

@@ -21,18 +21,20 @@ from shoal.errors import (
 )
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
+from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import commands, lease_limits, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
-from shoal.pool.lease_queue import Snapshot, nodes_for
+from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.selection import which_pool
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, WAIT_PERIOD

@@ -14,12 +14,13 @@ from shoal import history
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api.compute_pool import ComputePool
 from shoal.pool.backends import Seen
-from shoal.pool.holder import is_here, python_holder
+from shoal.pool.bound_host import is_here
+from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
-from shoal.pool.lease_queue import Snapshot
 from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile import sweep as _sweep
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import ScaleOptions, checked_size
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, report_of
 from shoal.state import Store

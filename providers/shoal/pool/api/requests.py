@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import PoolStoppingError, StoreError
 from shoal.pool.backends import BACKENDS
-from shoal.pool.holder import is_here
+from shoal.pool.bound_host import is_here
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
-from shoal.pool.lease_queue import Snapshot
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import Clock
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
-from shoal.pool.holder import is_bound_here
+from shoal.pool.bound_host import is_bound_here
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
-from shoal.pool.lease_queue import Snapshot, grantable
+from shoal.pool.lease_queue import grantable
 from shoal.pool.scaling_plan import (
     cause_of_starts,
     cooldown,
@@ -26,6 +26,7 @@ from shoal.pool.scaling_plan import (
     wanted,
     why_down,
 )
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import DRAIN_GRACE, START_TIMEOUT
 from shoal.state import stamps

@@ -18,9 +18,10 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
-from shoal.pool.holder import ANYWHERE, bind_here, is_here
+from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import lease_limits, rows, usage
-from shoal.pool.lease_queue import Snapshot, grantable, leased, may_resize, queue
+from shoal.pool.lease_queue import grantable, leased, may_resize, queue
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps

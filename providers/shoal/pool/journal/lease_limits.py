@@ -14,7 +14,7 @@ from shoal.errors import BudgetError
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import USAGE_DAYS
-from shoal.pool.lease_queue import Snapshot
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions
 from shoal.state import stamps
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lease, Pool, Usage

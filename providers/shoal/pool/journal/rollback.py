@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.pool.journal import rows, usage
-from shoal.pool.lease_queue import Snapshot, may_resize
+from shoal.pool.lease_queue import may_resize
 from shoal.pool.scaling_plan import Verdict
+from shoal.pool.snapshot import Snapshot
 from shoal.state.schema import Lease, Operation, OperationKind, OperationState
 
 

@@ -13,9 +13,10 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.pool.holder import ANYWHERE, bind_here, is_here, job_of
+from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
+from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
-from shoal.pool.lease_queue import Snapshot
+from shoal.pool.snapshot import Snapshot
 from shoal.state import stamps
 from shoal.state.process import ProcessId, hostname
 from shoal.state.schema import (

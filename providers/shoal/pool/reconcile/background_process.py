@@ -23,7 +23,7 @@ from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
-from shoal.pool.holder import is_here
+from shoal.pool.bound_host import is_here
 from shoal.pool.journal.retention import RETENTION_PERIOD, retain
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE

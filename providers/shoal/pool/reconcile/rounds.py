@@ -19,11 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
-from shoal.pool.holder import is_here, job_of
+from shoal.pool.bound_host import is_here
+from shoal.pool.holder import job_of
 from shoal.pool.journal import commands, lease_limits, rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.steps import JournalStep, act, transaction
-from shoal.pool.lease_queue import Snapshot
+from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId

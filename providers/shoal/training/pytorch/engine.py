@@ -18,6 +18,7 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
+from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
@@ -29,7 +30,6 @@ from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats, lay_out
 from shoal.training.restarts import Restarts
-from shoal.training.safe_files import Claim
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
 

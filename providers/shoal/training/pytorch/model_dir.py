@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.artifact_folders import Claim, copy_file, make_folder
 from shoal.training.context import say
 from shoal.training.locations import filesystem, is_local
-from shoal.training.safe_files import Claim, copy_file, make_folder
 
 _BLOCK_BYTES = 2**20
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import FunctionJobSpec, JobSpec
-from shoal.jobs.queue_order import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
+from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
