@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from fastapi import HTTPException, Request
@@ -368,12 +369,15 @@ def test_the_metrics_of_a_job_are_read_once_for_all_viewers(store):
     with store.transaction() as session:
         series.write(batch, session, session.get_one(Job, (key.job_id, key.attempt)))
     reader = StoreReader(store)
-    version = reader.overview().version
+    [line] = [job for job in reader.overview().jobs if job.key == key]
 
-    assert [point.values for point in reader.metrics(key, version)] == [{"eval-rmse": 2.5}]
+    assert [point.values for point in reader.metrics(line)] == [{"eval-rmse": 2.5}]
     with statements() as seen:
-        reader.metrics(key, version)
+        reader.metrics(line)
     assert seen == []
+    with statements() as seen:
+        reader.metrics(replace(line, progress=None))
+    assert len(seen) == 1
 
 
 def test_deleted_jobs_go_away(store):

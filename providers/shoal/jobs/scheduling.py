@@ -1,4 +1,4 @@
-"""Decide which waiting jobs of a pool start next, and describe their places in the queue.
+"""Say what a job needs of its pool, and decide which waiting jobs of a pool start next.
 
 The functions only compute, and do not read or write the store.
 

@@ -1,4 +1,5 @@
-"""Make folders, and read and write files, in a shared folder such as `artifact_location`, without following links.
+"""Make folders and files in a shared folder such as `artifact_location`, without following links, and mark the folders
+with the job that made them.
 
 Other users may be able to write to a shared folder. Through a link there, shoal would write files somewhere else, and a
 FIFO there would block its reader for ever. Files that libraries write by path are safe only if the folder is, so the

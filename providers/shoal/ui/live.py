@@ -130,7 +130,7 @@ class StoreReader:
         self._heads = HeadAnswers(clock, monotonic)
         self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
         self._pool_points: dict[str, deque[PoolPoint]] = {}
-        self._metrics: dict[Key, tuple[int, list[MetricPoint]]] = {}
+        self._metrics: dict[Key, tuple[JobLine, list[MetricPoint]]] = {}
         self._subscribers: set[_Subscriber] = set()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -158,12 +158,13 @@ class StoreReader:
         """Return the points for the plot of a pool's size since the start of this server, the oldest first."""
         return list(self._pool_points.get(pool, ()))
 
-    def metrics(self, key: Key, version: int) -> list[MetricPoint]:
-        """Return the series of a job's metrics, read once for all viewers of a version of the overview."""
-        read, points = self._metrics.get(key, (0, []))
-        if read != version:
-            points = metric_series.read(self.store, key)
-            self._metrics = {key: (version, points), **{old: each for old, each in self._metrics.items() if old != key}}
+    def metrics(self, line: JobLine) -> list[MetricPoint]:
+        """Return the series of a job's metrics, read once for all viewers, and again when the attempt has changed."""
+        read, points = self._metrics.get(line.key, (None, []))
+        if read != line:
+            points = metric_series.read(self.store, line.key)
+            others = {key: each for key, each in self._metrics.items() if key != line.key}
+            self._metrics = {line.key: (line, points), **others}
             while len(self._metrics) > _MOST_SERIES:
                 self._metrics.popitem()
         return points

@@ -203,7 +203,7 @@ class Pages:
             "job": job_view(
                 self._reader.store,
                 chosen[0],
-                self._reader.metrics(chosen[0].key, overview.version),
+                self._reader.metrics(chosen[0]),
                 self._reader.logs,
                 self._clock(),
             ),

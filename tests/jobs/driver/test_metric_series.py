@@ -16,7 +16,7 @@ from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.state import Store
-from shoal.state.schema import Job, JobMetrics
+from shoal.state.schema import Job, JobMetrics, JobState
 
 KEY = Key("job", 1)
 
@@ -83,6 +83,16 @@ def test_a_heartbeat_writes_the_series(store: Store) -> None:
     series.log(1, {"loss": 3.0}, 7)
     HeartbeatThread(store, KEY, series, None).look()
     assert seen(store) == [(7, {"rank-1/loss": 3.0})]
+
+
+def test_a_heartbeat_that_writes_nothing_keeps_the_metrics_for_the_end(store: Store) -> None:
+    series = MetricSeries(KEY)
+    series.log(0, {"loss": 3.0}, 7)
+    attempts.end(store, KEY, JobState.CANCELLED, 3.0)
+    HeartbeatThread(store, KEY, series, None).look()
+    assert seen(store) == []
+    write(store, series)
+    assert seen(store) == [(7, {"loss": 3.0})]
 
 
 def test_steps_that_are_repeated_after_a_restart_replace_the_first_ones(store: Store) -> None:

@@ -123,21 +123,20 @@ class HeartbeatThread:
         now = self._monotonic()
         beat = now >= self._beat_at
         batch = self._metrics.prepare() if beat else None
-        is_written = False
         with transaction(self._store, JobStep.BEAT) if beat else self._store.reading(snapshot=False) as session:
             job = session.get(Job, (self._key.job_id, self._key.attempt))
-            if beat and job is not None and job.state is JobState.RUNNING:
+            if batch and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
-                if batch:
-                    self._metrics.write(batch, session, job)
-                    is_written = True
+                self._metrics.write(batch, session, job)
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
                 if self._budget is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + HEARTBEAT_S
-        if batch and is_written:
+            else:
+                batch = None
+        if batch:
             self._metrics.written(batch)
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
