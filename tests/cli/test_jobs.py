@@ -1,6 +1,7 @@
 """`shoal jobs …` and `shoal train` without a pool that is up."""
 
 import json
+import math
 from contextlib import contextmanager
 
 import pytest
@@ -9,8 +10,9 @@ from sqlalchemy import update
 from shoal.cli.jobs import _parse
 from shoal.errors import JobFailedError
 from shoal.jobs.files.logs import log_path
+from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.state import Store
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import Job, JobMetrics, JobState
 from tests.cli.conftest import document
 
 SPEC = {
@@ -85,6 +87,19 @@ def test_the_log_of_a_job(shoal, some_jobs):
     followed = shoal("jobs", "logs", "bad", "--follow", "--json")
     assert document(followed.stdout) == {"job_id": "bad", "attempt": 1, "lines": ["round 1", "round [2]"]}
     assert followed.stderr == "round 1\nround [2]\n"
+
+
+def test_the_metrics_of_a_job(shoal, some_jobs):
+    points = [MetricPoint(step, float(step), {"eval-rmse": 2.0 - step, "eval-nan": math.nan}) for step in (0, 1)]
+    with Store().transaction() as session:
+        session.add(JobMetrics(job_id="bad", attempt=1, seq=0, generation=0, points=encoded(points)))
+    text = "0\teval-rmse: 2\teval-nan: nan\n1\teval-rmse: 1\teval-nan: nan\n"
+    assert shoal("jobs", "metrics", "bad").stdout == text
+    followed = shoal("jobs", "metrics", "bad", "--follow", "--json")
+    assert followed.stderr == text
+    shown = document(followed.stdout)
+    assert shown["metrics"][1] == {"step": 1, "at": 1.0, "values": {"eval-rmse": 1.0, "eval-nan": None}}
+    assert document(shoal("jobs", "metrics", "waiting", "--json").stdout)["metrics"] == []
 
 
 def test_cancelling_what_has_ended_changes_nothing(shoal, some_jobs):

@@ -155,35 +155,33 @@ def metrics(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged.
-
-    With --follow and --json, each line is one step.
-    """
+    """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
     handle = _attach(job_id)
+    points = []
     with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
-        for points in _metrics(handle, follow=follow):
-            if as_json and not follow:
-                print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
-                continue
-            for point in points:
-                if as_json:
-                    print_json(point, indent=None)
-                else:
-                    typer.echo(
-                        f"{point.step}\t" + "\t".join(f"{name}: {each:.6g}" for name, each in point.values.items())
-                    )
+        for point in _metrics(handle, follow=follow):
+            text = "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
+            if as_json:
+                points.append(point)
+            if not as_json:
+                typer.echo(text)
+            elif follow:
+                _log(text)
+    if as_json:
+        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
 
 
-def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[list[MetricPoint]]:
+def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
     """Yield the metrics so far, and with `follow` those that are new, until the job has ended."""
-    last = None
+    seen: set[float] = set()
     while True:
         has_ended = not follow or handle.has_ended
-        points = handle.metrics()
-        yield points if last is None else [point for point in points if point.at > last]
+        for point in handle.metrics():
+            if point.at not in seen:  # no two points of an attempt have the same time
+                seen.add(point.at)
+                yield point
         if has_ended:
             return
-        last = max((point.at for point in points), default=last)
         time.sleep(_FOLLOW_S)
 
 

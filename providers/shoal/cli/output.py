@@ -43,11 +43,11 @@ def say(text: str) -> None:
     console(stderr=True).print(text, soft_wrap=True)
 
 
-def print_json(document: Any, *, indent: int | None = 2) -> None:
+def print_json(document: Any) -> None:
     """Print a dataclass, pydantic model or plain data as a JSON document; NaN becomes null."""
     from pydantic_core import to_json
 
-    typer.echo(to_json(document, indent=indent, inf_nan_mode="null").decode())
+    typer.echo(to_json(document, indent=2, inf_nan_mode="null").decode())
 
 
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:

@@ -562,7 +562,7 @@ class TestDriver:
         code, job = drive(store, spec)
 
         assert (code, job.state) == (1, JobState.CANCELLED)
-        assert "stopped by SIGTERM, although nobody has cancelled the job with shoal" in str(job.error)
+        assert "stopped by SIGTERM, but the job was not cancelled with shoal" in str(job.error)
         assert mlflow.MlflowClient(spec.tracking.uri).get_run(job.mlflow_run_id).info.status == "KILLED"
 
     @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)

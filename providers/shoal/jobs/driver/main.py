@@ -73,8 +73,8 @@ from shoal.training.mlflow.user_calls import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,
-    "the driver was stopped by SIGTERM, although nobody has cancelled the job with shoal: an operator, the operating "
-    "system or a client of the head's Job API has sent the signal",
+    "the driver was stopped by SIGTERM, but the job was not cancelled with shoal: an operator, the operating system or "
+    "a client of the head's Job API has sent the signal",
 )
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
