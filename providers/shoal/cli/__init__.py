@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, exit_codes, history, init, jobs, models, pools, ui
-from shoal.cli.exit_codes import EPILOG, ExitCode, InterruptedCommandError, exit_code
+from shoal.cli import doctor, ending, history, init, jobs, models, pools, ui
+from shoal.cli.ending import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
 
@@ -137,5 +137,5 @@ app.command()(ui.ui)
 
 def main() -> None:
     """Run the `shoal` command. This function is the entry point of the console script."""
-    exit_codes.install()
+    ending.install()
     app()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from shoal.cli.exit_codes import ExitCode
+from shoal.cli.ending import ExitCode
 from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
 

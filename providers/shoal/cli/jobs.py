@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.exit_codes import on_interrupt
+from shoal.cli.ending import on_interrupt
 from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay

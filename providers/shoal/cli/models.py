@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.exit_codes import ExitCode
+from shoal.cli.ending import ExitCode
 from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
 
 if TYPE_CHECKING:

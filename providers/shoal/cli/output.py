@@ -1,4 +1,7 @@
-"""Print results on stdout, and messages and errors on stderr. With ``--json``, print errors on stdout."""
+"""Print results on stdout, and messages and errors on stderr. With ``--json``, print errors on stdout.
+
+Options that several commands share are here, too: ``--json`` and durations.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.exit_codes import InterruptedCommandError, exit_code
+from shoal.cli.ending import InterruptedCommandError, exit_code
 from shoal.errors import InvalidArgumentError, ScaleError, shown
 from shoal.redaction import redact
 

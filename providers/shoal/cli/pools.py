@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.exit_codes import ExitCode, on_interrupt
+from shoal.cli.ending import ExitCode, on_interrupt
 from shoal.cli.output import Json, fields, print_json, say, show, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError

@@ -1,4 +1,4 @@
-"""Exit codes of the `shoal` command, and the function that selects the exit code for an error."""
+"""How a command ends: its exit code, and what it does when a signal interrupts it."""
 
 from __future__ import annotations
 
