@@ -8,6 +8,7 @@ import pytest
 
 import shoal.cli
 from shoal import __version__
+from shoal.cli import ending
 from shoal.cli.ending import InterruptedCommandError, on_interrupt
 from shoal.errors import CapacityError, InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
 from tests.cli.conftest import document

@@ -1,4 +1,4 @@
-"""Return the paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and lock files.
+"""The paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and locks on files.
 
 A home folder that any user may write to is refused.
 """

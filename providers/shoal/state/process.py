@@ -1,4 +1,4 @@
-"""Identify a process uniquely by boot id, pid and start time.
+"""Identify a process uniquely by boot id, pid and start time, and this host by its ids.
 
 A pid alone does not identify a process, because the kernel reuses pids.
 """

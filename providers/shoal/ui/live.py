@@ -1,4 +1,4 @@
-"""Read the store for all viewers of the web page, and tell the viewers when the store has changed.
+"""Read the store and ask the heads of pools for all viewers of the web page, and tell the viewers of changes.
 
 One thread reads the store while at least one viewer is connected. The thread looks for changes with one cheap query per
 second, and reads the rows only if there are changes. Pages are built from the last read, so fifty viewers cause no more

@@ -1,4 +1,4 @@
-"""Base class of shoal's triggers."""
+"""Base class of shoal's triggers, and the thread that reads the store for all triggers of a process."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
     has expired."""
     return (
         not is_bound_here(snapshot.pool)
-        or rows.has_jumped(snapshot.pool)
+        or rows.clock_has_jumped(snapshot.pool)
         or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
         or any(_changed_nodes(snapshot, looked_at, seen))
         or scaling_plan.is_due(snapshot, now)

@@ -47,7 +47,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
         )
         session.add(pool)
     else:
-        rows.follow(session, pool)
+        rows.follow_clock(session, pool)
     if pool.state is PoolState.STOPPING:
         raise PoolStoppingError(f'pool "{spec.name}" is still going down: try again in a few seconds')
     if pool.state is PoolState.UP:
@@ -223,7 +223,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
         )
     _set_expiry(session, lease, now)
     pool = session.get_one(Pool, lease.pool)
-    rows.follow(session, pool)
+    rows.follow_clock(session, pool)
     pool.touched_at = now
 
 

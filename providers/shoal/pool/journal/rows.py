@@ -1,4 +1,4 @@
-"""Read the database rows of a pool, and make simple changes to them.
+"""Read the database rows of a pool, make simple changes to them, and move their times after a jump of the clock.
 
 Every function of this package works inside the caller's transaction. So the rows of demands, operations and nodes
 change together or not at all, and no process sees a part of a change.
@@ -211,7 +211,7 @@ _TOLERANCE_S = 1.0
 the time gradually, both clocks change alike. If NTP sets the time at once, only the wall clock changes."""
 
 
-def has_jumped(pool: Pool) -> bool:
+def clock_has_jumped(pool: Pool) -> bool:
     """Return whether the wall clock has jumped since the times in the pool's database rows were last corrected.
 
     The result is False for rows of another host and rows from before a reboot, because their times cannot be corrected.
@@ -220,7 +220,7 @@ def has_jumped(pool: Pool) -> bool:
     return jump is not None and abs(jump) > _TOLERANCE_S
 
 
-def follow(session: Session, pool: Pool) -> None:
+def follow_clock(session: Session, pool: Pool) -> None:
     """Correct a pool's times after a jump of the wall clock: add the jump to the times of the pool, its nodes and its
     unfinished operations.
 
