@@ -64,7 +64,7 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
     if pool is None:
         raise PoolNotFoundError(name, pool_names(session))
     if lock:
-        follow(session, pool)
+        follow_clock(session, pool)
     leases = tuple(session.scalars(select(Lease).where(Lease.pool == name).order_by(Lease.created_at)))
     return Snapshot(
         pool=pool,
