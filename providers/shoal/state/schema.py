@@ -130,7 +130,8 @@ class ActionKind(StrEnum):
 def _state(enum: type[StrEnum]) -> Enum:
     """Return the column type for an enum: a string column that stores the values of the enum's members.
 
-    The database does not know the list of members, so a new member needs no migration.
+    The database does not know the list of members, so a new member changes no table. Processes of an older version
+    cannot read it, so it needs a new `SCHEMA_VERSION` nevertheless: then they may not open the store.
     """
     return Enum(enum, native_enum=False, length=20, values_callable=lambda e: [member.value for member in e])
 

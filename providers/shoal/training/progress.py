@@ -68,13 +68,13 @@ OnProgress = Callable[[Progress], None]
 
 
 class MetricSink(Protocol):
-    """Receiver of all metrics of a training, each once, while the training runs."""
+    """Receiver of all metrics of a job, each once, while the job runs."""
 
     def log(self, rank: int, values: Mapping[str, float], step: int) -> None:
-        """Receive the metrics of a rank at a step, by name."""
+        """Receive the metrics of a rank at a step, by name. Names of ranks other than 0 begin with ``rank-1/`` etc."""
 
     def continued(self) -> None:
-        """Note that the training continues from a checkpoint, and so may repeat some steps."""
+        """Note that the job continues from a checkpoint, before it logs a step that it has logged before."""
 
 
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:

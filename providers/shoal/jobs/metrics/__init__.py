@@ -1,1 +1,1 @@
-"""Metrics by which a new model is compared with the champion and with a constant prediction."""
+"""Metrics: `evaluation` compares new models with the champion and a constant; `series` are those that a job reports."""
