@@ -150,20 +150,24 @@ class JobResult(PlainResult):
         "training function."
     )
     model_digest: str | None = Field(
+        default=None,
         description="SHA-256 of the model file, by which equal models are recognised. None: the job ran a training "
-        "function."
+        "function.",
     )
     model_uri: str = Field(
         description="URI of the model in MLflow; for a job that records nothing in MLflow, the path of the model."
     )
     metrics: dict[str, float] = Field(
+        default={},
         description="Metrics of the model, named <set>-<metric> for evaluation sets and holdout-<metric> for the "
         "holdout.",
     )
     best_iteration: int | None = Field(
-        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping."
+        default=None,
+        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping.",
     )
     rows: int | None = Field(
+        default=None,
         description="Number of rows that were trained on or predicted. None: a training function reads its data "
         "itself, so the number is not known.",
     )
@@ -178,7 +182,7 @@ class JobResult(PlainResult):
         description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
         "training function.",
     )
-    num_workers: int = Field(description="Number of workers that the job ran on.")
+    num_workers: int = Field(default=0, description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
     node_seconds: float | None = Field(
         default=None,
@@ -189,9 +193,9 @@ class JobResult(PlainResult):
         default=None,
         description="Seconds of each step of the job. None: the training was skipped.",
     )
-    restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
+    restarts: int = Field(default=0, description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(
-        description="Highest resident memory of each worker in bytes, in the order of the ranks."
+        default=(), description="Highest resident memory of each worker in bytes, in the order of the ranks."
     )
     peak_usage_per_worker: tuple[dict[str, float], ...] = Field(
         default=(),

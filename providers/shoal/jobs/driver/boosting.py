@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,9 +106,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         saved_training.note(place, digest)
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
-    return JobResult(
-        job_id=place.key.job_id,
-        attempt=place.key.attempt,
+    return place.result(
         model_path=path,
         model_digest=hashlib.sha256(trained.model).hexdigest(),
         model_uri=uri,
@@ -118,11 +115,9 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         rows=trained.rows,
         data=checked.data,
         num_workers=trained.num_workers,
-        seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-        mlflow_run_id=place.run.run_id if place.run else None,
         **(outcome.result() if outcome else {}),
     )
 
@@ -245,24 +240,7 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
     print(reason, flush=True)
     skip_if_unchanged.mark_skipped(run, reason)
     uri = f"models:/{register.model}/{version}"
-    return JobResult(
-        job_id=place.key.job_id,
-        attempt=place.key.attempt,
-        model_path=uri,
-        model_digest=None,
-        model_uri=uri,
-        metrics={},
-        best_iteration=None,
-        rows=data.rows,
-        data=data,
-        num_workers=0,
-        seconds=time.monotonic() - place.begun,
-        restarts=0,
-        peak_memory_per_worker=(),
-        mlflow_run_id=run.run_id,
-        model_version=version,
-        skipped=reason,
-    )
+    return place.result(model_path=uri, model_uri=uri, rows=data.rows, data=data, model_version=version, skipped=reason)
 
 
 def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:

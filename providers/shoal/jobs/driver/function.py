@@ -87,11 +87,11 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     from shoal.training.pytorch.engine import run
 
     trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
-    tracked, key = place.run, place.key
+    tracked = place.run
     if tracked and spec.register_as:
         promotion.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
     location = spec.run_config.artifact_location
-    claim, folder = place.claim(), artifacts.folder(key, location)
+    claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
     if tracked:
         with before_work(tracked.uri, place.environment):
@@ -120,23 +120,16 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         with place.stopwatch.scoring(), saved_before(answer.model_dir):
             uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
-    result = JobResult(
-        job_id=key.job_id,
-        attempt=key.attempt,
+    result = place.result(
         model_path=answer.model_dir,
-        model_digest=None,
         model_uri=uri,
         metrics={**answer.metrics, **(outcome.metrics if outcome else {})},
-        best_iteration=None,
-        rows=None,
         results_path=results,
         num_workers=answer.num_workers,
-        seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         peak_usage_per_worker=usage.peaks(answer.num_workers),
-        mlflow_run_id=tracked.run_id if tracked else None,
         **(outcome.result() if outcome else {}),
     )
     return result, digest

@@ -137,7 +137,6 @@ class Driver:
         limits = spec.run_config
         self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
         self._leaving = LeavingWatch(store, job.pool)
-        self._begun = time.monotonic()
         self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
         self._told_to_end = False
@@ -339,8 +338,7 @@ class Driver:
             keep,
             self._metrics,
             self._free_room,
-            begun=self._begun,
-            stopwatch=self._stopwatch,
+            self._stopwatch,
         )
         spec = staged_queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):

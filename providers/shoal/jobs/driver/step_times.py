@@ -38,6 +38,11 @@ class Stopwatch:
         sent_at = job.admitted_at or job.created_at
         return cls(sent_at - job.created_at, now - sent_at)
 
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the driver's start."""
+        return self._monotonic() - self._begun
+
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
         """Record that the workers have finished now, and how long they have read and trained."""
         self._worked_until = self._monotonic()
