@@ -26,7 +26,6 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
-from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
@@ -69,8 +68,8 @@ class Key:
 
     @property
     def submission_id(self) -> str:
-        """Return the id under which Ray knows the attempt."""
-        return ids.submission_id(self.job_id, self.attempt)
+        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once."""
+        return f"{self.job_id}-{self.attempt}"
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
