@@ -30,12 +30,11 @@ from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
 from shoal.jobs.driver.context import AttemptContext, before_work
-from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
+from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.driver.step_times import Stopwatch
-from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
@@ -134,8 +133,7 @@ class Driver:
         self._spec = spec
         self._secrets = secrets
         self._metrics = MetricSeries(self._key)
-        limits = spec.run_config
-        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
+        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, spec.run_config)
         self._leaving = LeavingWatch(store, job.pool)
         self._stopwatch = Stopwatch.of(job, time.time())
         self._run: Run | None = None
