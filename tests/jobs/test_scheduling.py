@@ -193,7 +193,7 @@ def test_what_the_workers_of_a_job_take(spec, nodes, claim):
     gang = Gang.of(spec)
 
     assert gang.claim(nodes) == claim
-    assert Gang.from_json(gang.to_json()) == gang
+    assert Gang(**gang.to_json()) == gang
 
 
 def test_a_quarter_of_the_memory_is_for_drivers():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
@@ -190,11 +190,6 @@ class Gang:
             return cls(-1, each.num_cpus, each.num_gpus, per_gpu=True)
         workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
         return cls(workers, each.num_cpus, each.num_gpus)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Build a group of workers from the result of :meth:`to_json`."""
-        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the group of workers as plain data, which the job's row stores."""

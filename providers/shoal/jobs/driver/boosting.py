@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
 from shoal.jobs.driver import saved_training
-from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
@@ -204,7 +204,8 @@ def _published(
             trained_on=checked.trained_on,
         )
     if checked.fingerprints:
-        skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
+        with only_printed("the version could not be tagged, so the next training is not skipped"):
+            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
     return uri, outcome
 
 
@@ -238,7 +239,8 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
         return None
     version, reason = found
     print(reason, flush=True)
-    skip_if_unchanged.mark_skipped(run, reason)
+    with only_printed("the MLflow run could not be tagged as skipped"):
+        run.client.set_tag(run.run_id, skip_if_unchanged.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
     return place.result(model_path=uri, model_uri=uri, rows=data.rows, data=data, model_version=version, skipped=reason)
 

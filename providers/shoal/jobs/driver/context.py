@@ -78,6 +78,15 @@ def saved_before(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def only_printed(what: str) -> Iterator[None]:
+    """Catch any exception of the `with` block, and print the text `what` and the exception."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {error}", flush=True)
+
+
 @dataclass(frozen=True)
 class AttemptContext:
     """Data about one attempt that its driver passes to the code that trains or predicts.

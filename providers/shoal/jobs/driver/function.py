@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
@@ -140,12 +140,10 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
     the error."""
     if place.run is None or place.run.run_id == run_id:
         return
-    try:
+    with only_printed(f"the job could not continue in MLflow run {run_id}"):
         place.run.move_to(run_id)
         attempts.note_run(place.store, place.key, run_id)
         print(f"MLflow run: {place.run.link}", flush=True)
-    except Exception as error:
-        print(f"the job could not continue in MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:

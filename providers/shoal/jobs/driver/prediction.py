@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.data.connector import DataConnector
-from shoal.jobs.driver.context import AttemptContext, before_work
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.mlflow.job_run import retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -33,11 +33,8 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     place.stopwatch.worked(train_s=answer.seconds)
     if tracked:
         # The predictions are complete, so the job does not fail if MLflow is away.
-        try:
-            with retrying_briefly(place.environment):
-                tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
-        except Exception as error:
-            print(f"the number of rows could not be logged to MLflow: {error}", flush=True)
+        with only_printed("the number of rows could not be logged to MLflow"), retrying_briefly(place.environment):
+            tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
     return place.result(
         model_path=answer.model_uri,

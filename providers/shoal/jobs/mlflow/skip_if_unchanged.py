@@ -127,22 +127,9 @@ def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints)
 
     A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
     The version is tagged after the comparison with the champion.
-
-    An error is only printed, because the model is registered already.
     """
-    try:
-        run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
-        run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
-    except Exception as error:
-        print(f"the version could not be tagged, so the next training is not skipped: {error}", flush=True)
-
-
-def mark_skipped(run: Run, reason: str) -> None:
-    """Tag the MLflow run of a skipped training with the reason. An error is only printed, because the job is done."""
-    try:
-        run.client.set_tag(run.run_id, SKIPPED, reason)
-    except Exception as error:
-        print(f"the MLflow run could not be tagged as skipped: {error}", flush=True)
+    run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
+    run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
