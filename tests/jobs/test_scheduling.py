@@ -22,11 +22,11 @@ TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))
 def entry(
     name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU
 ):
-    return Entry(name, 1, holder, priority, at, waits, gang)
+    return Entry((name, 1), holder, priority, at, waits, gang)
 
 
 def names(entries: list[Entry]) -> str:
-    return "".join(each.job_id for each in entries)
+    return "".join(each.key[0] for each in entries)
 
 
 @pytest.mark.parametrize(

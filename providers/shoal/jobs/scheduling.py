@@ -34,8 +34,7 @@ class Entry:
     """One attempt of a job that runs or waits on a pool, with the fields that decide when the attempt starts.
 
     Attributes:
-        job_id: Id of the job.
-        attempt: Number of the attempt.
+        key: Id of the job and number of the attempt, which together identify this entry.
         holder: Name of the run that submitted the job.
         priority: Priority of the job.
         queued_at: Time when the attempt joined the queue.
@@ -43,18 +42,12 @@ class Entry:
         gang: The workers that the job asks for.
     """
 
-    job_id: str
-    attempt: int
+    key: tuple[str, int]
     holder: str
     priority: int
     queued_at: float
     waits: bool
     gang: Gang
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return the id of the job and the number of the attempt, which together identify this entry."""
-        return self.job_id, self.attempt
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
     queued_at = now if job.queued_at is None else job.queued_at
-    mine = Entry(job.id, job.attempt, job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang))
+    mine = Entry((job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang))
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
@@ -212,7 +212,7 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
         if stage is Stage.UNQUEUED:
             continue
         waits = stage is Stage.WAITING
-        entry = Entry(row.id, row.attempt, row.holder, row.priority, row.queued_at or 0.0, waits, Gang(**row.gang))
+        entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, Gang(**row.gang))
         found.setdefault(row.pool, []).append(entry)
     return found
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
+from shoal.jobs.files.retention import checked_age
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.jobs.mlflow.promotion_history import Ledger, chosen_versions, confirmed_promotions
@@ -32,10 +33,6 @@ from shoal.state.schema import JOB_ACTIVE, Job
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-_YOUNGEST = timedelta(days=1)
-"""Smallest age that a version must have before it is deleted. The job of a younger version may still compare the
-version with the champion, and shoal cannot check this if the job is in another store."""
 
 _LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
 """Pattern of the source of a version that was registered from a logged model."""
@@ -106,16 +103,13 @@ def prune_models(
         RegistryError: The registry cannot be used.
         MissingExtraError: MLflow is not installed.
     """
-    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
-        raise InvalidArgumentError(
-            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
-        )
+    before = clock() - checked_age(older_than)
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
         raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, 0 or more")
     registry = Registry.open(tracking_uri)
     if registry is None:
         return ModelPruning((), 0)
-    store, before = Store(), clock() - older_than.total_seconds()
+    store = Store()
     versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
     active = _active(store)
     deleted: list[DeletedVersion] = []
