@@ -34,15 +34,11 @@ DATA_TAGS = "shoal.data_"
 """Prefix of the names of the MLflow tags that describe the training rows of a registered version."""
 
 
-class _Stored(Settings):
+class PlainResult(Settings):
     """Base class of results and their parts. Unknown fields are ignored, because a later version of shoal may have
     stored the result."""
 
     model_config = ConfigDict(extra="ignore")
-
-
-class PlainResult(_Stored):
-    """Base class of results that can be converted to plain data for an XCom."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for an XCom, or for the result of a Prefect task.
@@ -54,14 +50,14 @@ class PlainResult(_Stored):
         return plain
 
 
-class ChampionResult(_Stored):
+class ChampionResult(PlainResult):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
 
 
-class RecentVersion(_Stored):
+class RecentVersion(PlainResult):
     """A version of the model that was registered before the version that this job has trained."""
 
     version: str = Field(description="Version number in MLflow's registry.")
@@ -72,14 +68,14 @@ class RecentVersion(_Stored):
     promoted: bool = Field(description="Whether the version became the champion.")
 
 
-class DecisionResult(_Stored):
+class DecisionResult(PlainResult):
     """The reason why the newly trained model was promoted to champion, or why it was not."""
 
     reason: Reason = Field(description="Name of the rule that decided.")
     sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
 
 
-class DataResult(_Stored):
+class DataResult(PlainResult):
     """Description of the rows that a model was trained on."""
 
     rows: int = Field(description="Number of rows that the model was trained on.")
@@ -104,7 +100,7 @@ class DataResult(_Stored):
         return {f"{DATA_TAGS}{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
-class JobTimes(_Stored):
+class JobTimes(PlainResult):
     """Seconds that each step of a job took. The sum of all steps is the time from the submission to the result.
 
     If the workers do a step at the same time, the step counts with the seconds of the slowest worker. The time for work
