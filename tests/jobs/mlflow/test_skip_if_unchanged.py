@@ -309,7 +309,7 @@ def test_a_run_that_is_told_to_train_trains(nights):
 
 def test_a_run_after_a_failed_promotion_trains(nights, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(promotion._Contest, "round", lambda contest: 1 / 0)
+        patch.setattr(promotion.Contest, "round", lambda contest: 1 / 0)
         with pytest.raises(JobError, match="division by zero"):
             nights.run()
     assert nights.versions() == ["1"]

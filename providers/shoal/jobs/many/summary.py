@@ -14,7 +14,7 @@ from pydantic import Field
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
-from shoal.jobs.mlflow.promotion_decision import is_better
+from shoal.jobs.mlflow.promotion_decision import figure, is_better
 from shoal.jobs.results import JobResult, PlainResult, RecentVersion
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
@@ -120,9 +120,9 @@ class ModelLine(PlainResult):
 
     def __str__(self) -> str:
         """Return the line as text, such as ``promoted  delays-UA: rmse 17.2, champion 18.1: ...``."""
-        figures = "" if self.value is None else f" {self.metric} {_figure(self.value)}"
+        figures = "" if self.value is None else f" {self.metric} {figure(self.value)}"
         if figures and self.champion is not None:
-            figures += f", champion {_figure(self.champion)}"
+            figures += f", champion {figure(self.champion)}"
         return f"{self.outcome:<8}  {self.model}:{figures and figures + ':'} {self.sentence}"
 
 
@@ -166,8 +166,8 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
             "outcome": line.outcome,
             "version": line.version or "-",
             "metric": line.metric or "-",
-            "value": "-" if line.value is None else _figure(line.value),
-            "champion": "-" if line.champion is None else _figure(line.champion),
+            "value": figure(line.value),
+            "champion": figure(line.champion),
             "sentence": line.sentence,
         }
         for line in lines
@@ -207,10 +207,6 @@ def one_line(text: str) -> str:
     line = " ".join(redact(text).split())
     half = _LONGEST_CAUSE // 2
     return line if len(line) <= _LONGEST_CAUSE else f"{line[:half]} … {line[-half:]}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
 
 
 _INDENT = " " * 10

@@ -17,6 +17,7 @@ from shoal.jobs.mlflow.promotion_decision import (
     Evaluation,
     UnseenRows,
     compared,
+    figure,
     worse_slices,
 )
 from shoal.jobs.specs.register import Register
@@ -89,15 +90,15 @@ def _version_table(report: dict[str, Any]) -> str:
     versions = [("challenger", challenger), *([("champion", champion)] if champion else [])]
     names = list(challenger["metrics"])
     rows = [
-        [role, each["version"], *(_figure(each["metrics"].get(name)) for name in names), each["overlap"]]
+        [role, each["version"], *(figure(each["metrics"].get(name)) for name in names), each["overlap"]]
         for role, each in versions
     ]
     if baseline := report["baseline"]:
-        rows.append([f"baseline ({baseline['kind']})", "-", _figure(baseline[metric]), *["-"] * (len(names) - 1), "-"])
+        rows.append([f"baseline ({baseline['kind']})", "-", figure(baseline[metric]), *["-"] * (len(names) - 1), "-"])
     if unseen := report["unseen"]:
         on = f"on {unseen['rows']} of {report['holdout']['rows']} rows"
         rows += [
-            [f"{role} {on}", each["version"], *(_figure(unseen[role].get(name)) for name in names), "0"]
+            [f"{role} {on}", each["version"], *(figure(unseen[role].get(name)) for name in names), "0"]
             for role, each in versions
         ]
     return _table(["", "version", *names, "holdout rows trained on"], rows)
@@ -111,7 +112,7 @@ def _slice_table(report: dict[str, Any], slices: Sequence[dict[str, Any]], note:
     return _table(
         [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note],
         [
-            [each["slice"], each["rows"], _figure(each["challenger"]), _figure(each["champion"]), each["note"]]
+            [each["slice"], each["rows"], figure(each["challenger"]), figure(each["champion"]), each["note"]]
             for each in slices
         ],
     )
@@ -124,7 +125,7 @@ def _promotion_table(promotions: Sequence[dict[str, Any]]) -> str:
     return _table(
         ["promoted at", "version", "instead of", "metric", "value", "job"],
         [
-            [each["at"], each["version"], each["previous"], each["metric"], _figure(each["value"]), each["job_id"]]
+            [each["at"], each["version"], each["previous"], each["metric"], figure(each["value"]), each["job_id"]]
             for each in promotions
         ],
     )
@@ -181,10 +182,6 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
 
 def _cell(value: object) -> str:
     return "-" if value is None else " ".join(str(value).replace("|", "\\|").split())
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
 
 
 def _plain(value: Any) -> Any:

@@ -229,18 +229,9 @@ def enter(
     baseline = holdout.baseline(register)
     columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
     ledger = Ledger.of(run.client, store, register)
-    outcome = challenge(
-        run.client,
-        ledger,
-        register,
-        model_uri,
-        key=key,
-        evaluation=evaluation,
-        baseline=baseline,
-        holdout_digest=holdout.connector.digest(),
-        tags={**tags, **columns, **training_rows.store(run, trained_on)},
-        score_champion=score_champion,
-    )
+    digest, tags = holdout.connector.digest(), {**tags, **columns, **training_rows.store(run, trained_on)}
+    challenger = registered(register, model_uri, evaluation, digest, tags)
+    outcome = Contest(run.client, ledger, register, challenger, baseline, digest, key, score_champion).decided()
     _report(run, register, outcome, baseline, holdout, ledger)
     try:
         return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
@@ -272,38 +263,16 @@ def _report(
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
 
 
-def challenge(
-    client: MlflowClient,
-    ledger: Ledger,
-    register: Register,
-    model_uri: str,
-    *,
-    key: Key,
-    evaluation: Evaluation,
-    baseline: Baseline | None,
-    holdout_digest: str,
-    tags: Mapping[str, str],
-    score_champion: Callable[[str], Candidate],
-) -> Outcome:
-    """Register an evaluated model as a new version, and promote the version if it is better than the champion."""
+def registered(
+    register: Register, model_uri: str, evaluation: Evaluation, holdout_digest: str, tags: Mapping[str, str]
+) -> Candidate:
+    """Register an evaluated model as a new version."""
     import mlflow
 
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
-    contest = _Contest(
-        client=client,
-        ledger=ledger,
-        register=register,
-        challenger=Candidate(str(version.version), evaluation),
-        baseline=baseline,
-        holdout_digest=holdout_digest,
-        key=key,
-        score_champion=score_champion,
-    )
-    while (outcome := patiently(ledger.store, contest.round)) is None:
-        pass
-    return outcome
+    return Candidate(str(version.version), evaluation)
 
 
 def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -378,7 +347,7 @@ class _Standing:
 
 
 @dataclass
-class _Contest:
+class Contest:
     """Comparison of one challenger with the champion, which is repeated if the champion's alias is moved meanwhile.
 
     The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
@@ -408,6 +377,12 @@ class _Contest:
     decision: Decision | None = None
     written: set[str] = field(default_factory=set)
     since: int | None = None
+
+    def decided(self) -> Outcome:
+        """Promote the challenger if it is better than the champion, and return the outcome."""
+        while (outcome := patiently(self.ledger.store, self.round)) is None:
+            pass
+        return outcome
 
     def round(self) -> Outcome | None:
         """Compare challenger and champion once, and give the champion's alias to the better version.

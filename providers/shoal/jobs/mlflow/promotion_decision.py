@@ -280,10 +280,10 @@ def decide(
         note = f", although it was trained on {_overlap_text(challenger.evaluation)}"
 
     def refused(reason: Reason, why: str) -> Decision:
-        return Decision(False, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
+        return Decision(False, reason, f"{name} ({metric}={figure(challenger.value)}) {why}{note}")
 
     def promoted(reason: Reason, why: str) -> Decision:
-        return Decision(True, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
+        return Decision(True, reason, f"{name} ({metric}={figure(challenger.value)}) {why}{note}")
 
     if not math.isfinite(challenger.value):
         return refused("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
@@ -295,12 +295,12 @@ def decide(
         return refused("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
     if champion is None or applied == "baseline":
         if baseline is not None and not is_better(challenger.value, baseline.value, mode):
-            constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={_figure(baseline.value)})"
+            constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={figure(baseline.value)})"
             return refused("baseline_not_beaten", f"is not promoted: it does not beat the baseline, which {constant}")
-        beats = "" if baseline is None else f", better than the baseline ({metric}={_figure(baseline.value)})"
+        beats = "" if baseline is None else f", better than the baseline ({metric}={figure(baseline.value)})"
         if champion is None:
             return promoted("first", f"is the first {register.alias}{beats}")
-        against = f"version {champion.version} ({metric}={_figure(champion.value)})"
+        against = f"version {champion.version} ({metric}={figure(champion.value)})"
         why = "whose metric is not a finite number"
         if math.isfinite(champion.value):
             why = f"which was trained on {_overlap_text(champion.evaluation)} and is not compared"
@@ -309,7 +309,7 @@ def decide(
         mine, theirs = compared(challenger, champion)
         note = f", on {_rows(champion.unseen)}"
         challenger, champion = replace(challenger, evaluation=mine), replace(champion, evaluation=theirs)
-    against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
+    against = f"{register.alias} version {champion.version} ({metric}={figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
     if gain <= 0:
         why = ": both are equal" if gain == 0 else ""
@@ -319,7 +319,7 @@ def decide(
         return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
     if fallen := worse_slices(register, challenger.evaluation, champion.evaluation):
         first, *others = fallen
-        before, after = (_figure(each.evaluation.slices[first].value) for each in (champion, challenger))
+        before, after = (figure(each.evaluation.slices[first].value) for each in (champion, challenger))
         more = f", and in {len(others)} other slice{'s' if len(others) > 1 else ''}" if others else ""
         allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
         worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
@@ -330,7 +330,7 @@ def decide(
 
 def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
     """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
     return Decision(False, "alias_moved", f"{name} is not promoted: a person has {moved} during the promotion")
@@ -338,7 +338,7 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
 
 def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> Decision:
     """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"
     return Decision(False, "champion_unread", f"{name} {kept}: {why}")
 
@@ -382,8 +382,9 @@ _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
 
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
+def figure(value: float | None) -> str:
+    """Return a metric's value as text for people."""
+    return "-" if value is None else f"{value:.6g}"
 
 
 def _rows(unseen: UnseenRows) -> str:
@@ -392,7 +393,7 @@ def _rows(unseen: UnseenRows) -> str:
 
 def _why_kept(register: Register, champion: Candidate) -> str:
     """Return why a champion stays without a comparison."""
-    version = f"{register.alias} version {champion.version} ({register.metric}={_figure(champion.value)})"
+    version = f"{register.alias} version {champion.version} ({register.metric}={figure(champion.value)})"
     stays = f"{version} was trained on {champion.recency} and stays"
     unseen = champion.unseen
     if unseen is None or (register.late_run == "keep" and champion.recency is not None and champion.recency.order > 0):
