@@ -14,6 +14,8 @@ from shoal.data.parquet.reading import take_rows
 from shoal.jobs.driver import saved_training
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
@@ -103,7 +105,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     place.on_trained()
     path, digest = artifacts.save(folder, claim, trained, inputs)
     if inputs:
-        saved_training.note(place, digest)
+        patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
     return place.result(

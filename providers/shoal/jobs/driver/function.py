@@ -30,16 +30,18 @@ _SYSTEM = "system/"
 
 
 class _Usage:
-    """The usage of CPU, memory and GPUs by the workers, which is sent to MLflow, and its highest values.
+    """The usage of CPU, memory and GPUs, which is sent to MLflow, and the highest values of the workers.
 
     Args:
-        feed: Sender of metrics to MLflow; None if the job has no MLflow run.
+        run: MLflow run of the attempt; None if there is none.
+        feed: Sender of metrics to that run.
     """
 
-    def __init__(self, feed: MlflowFeed | None) -> None:
+    def __init__(self, run: Run | None, feed: MlflowFeed | None) -> None:
+        self._run = run
         self._feed = feed
         self._peaks: dict[int, dict[str, float]] = {}
-        self._steps: Counter[int] = Counter()
+        self._steps: Counter[int | str] = Counter()
 
     def log(self, rank: int, values: dict[str, float]) -> None:
         """Send the usage of a worker to MLflow as metrics ``system/worker-N/...``, and remember the highest values."""
@@ -50,6 +52,12 @@ class _Usage:
             self._feed.add_usage(_metrics(f"{_SYSTEM}worker-{rank}/", values, self._steps[rank]))
         self._steps[rank] += 1
 
+    def log_node(self, node: str, values: dict[str, float]) -> None:
+        """Log the usage of a node as metrics ``system/<node>/...``. A separate thread calls the method."""
+        assert self._run is not None
+        self._run.log_metrics(_metrics(f"{_SYSTEM}{node}/", values, self._steps[node]))
+        self._steps[node] += 1
+
     def peaks(self, num_workers: int) -> tuple[dict[str, float], ...]:
         """Return the highest measured usage of each worker, in the order of the ranks."""
         return tuple(self._peaks.get(rank, {}) for rank in range(num_workers))
@@ -58,24 +66,6 @@ class _Usage:
 def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str, float, int, float]]:
     """Return metrics as tuples of name, value, step and present time; `front` is the prefix of each name."""
     return [(front + name, value, step, time.time()) for name, value in values.items()]
-
-
-class _NodeLog:
-    """Logger of the nodes' system metrics in MLflow, under the names ``system/<node>/...``. A separate thread calls the
-    logger.
-
-    Args:
-        run: MLflow run of the attempt.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._steps: Counter[str] = Counter()
-
-    def log(self, node: str, values: dict[str, float]) -> None:
-        """Log the present metrics of a node."""
-        self._run.log_metrics(_metrics(f"{_SYSTEM}{node}/", values, self._steps[node]))
-        self._steps[node] += 1
 
 
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
@@ -97,7 +87,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         with before_work(tracked.uri, place.environment):
             tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     program, root = _program(spec), storage.root(location)
-    usage = _Usage(place.metrics.feed)
+    usage = _Usage(tracked, place.metrics.feed)
     answer = run(
         spec,
         program,
@@ -107,7 +97,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         sink=place.metrics,
         on_progress=place.on_progress,
         on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
-        on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
+        on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,
         may_publish=place.is_current,
     )
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)

@@ -44,8 +44,8 @@ from shoal.jobs.mlflow.registry import (
     answering,
     digest_tag,
     holdout_metrics,
-    is_missing,
     metric_tag,
+    missing_ignored,
     newest_versions,
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
@@ -111,16 +111,11 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
         JobError: The champion cannot be loaded, or cannot predict the holdout.
         RegistryError: MLflow cannot be reached.
     """
-    import mlflow
-
-    with answering(run.uri):
-        try:
-            version = _champion(run.client, register)
-        except mlflow.MlflowException as error:
-            if is_missing(error):
-                return
-            raise
-        columns = () if version is None else _columns_of(run.client, register, version, input_cols)
+    version, columns = None, input_cols
+    with answering(run.uri), missing_ignored():
+        version = _champion(run.client, register)
+        if version is not None:
+            columns = _columns_of(run.client, register, version, input_cols)
     if version is None:
         return
     holdout = DataConnector.from_spec(register.holdout)

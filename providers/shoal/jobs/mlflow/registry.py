@@ -214,6 +214,18 @@ def is_missing(error: Exception) -> bool:
     return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
 
 
+@contextmanager
+def missing_ignored() -> Iterator[None]:
+    """Leave the `with` block without an error if MLflow has no such model, version or run."""
+    import mlflow
+
+    try:
+        yield
+    except mlflow.MlflowException as error:
+        if not is_missing(error):
+            raise
+
+
 def is_unreachable(error: Exception) -> bool:
     """Return whether an error means that MLflow, or its storage of models, does not answer or cannot work now."""
     import mlflow

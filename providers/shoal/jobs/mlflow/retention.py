@@ -24,7 +24,7 @@ from shoal.jobs.mlflow.registry import (
     Registry,
     aliases_of,
     answering,
-    is_missing,
+    missing_ignored,
     quoted,
 )
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
@@ -184,37 +184,31 @@ class _Deletion:
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
         """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job."""
-        import mlflow
-
-        number = str(version.version)
-        with ExitStack() as stack, answering(self.registry.uri):
+        client, number, deleted = self.registry.client, str(version.version), False
+        # If another process has deleted the version, the version is not counted as deleted by this call.
+        with ExitStack() as stack, answering(self.registry.uri), missing_ignored():
             locks = [stack.enter_context(store_lock(self.store, name, DELETION_LOCK_TTL_S)) for name in lock_names]
-            try:
-                shared = self._is_shared(version)
-                with transaction(self.store, RetentionStep.CHECK) as session:
-                    if not all(lock.renew(session) for lock in locks):
-                        return False
-                    chosen = chosen_versions(session, self.registry.uri, self.model)
-                    job_id, attempt = _attempt(version)
-                    job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
-                    if number in chosen or (job is not None and job.state in JOB_ACTIVE):
-                        return False
-                if _has_alias(self.registry.client.get_model_version(self.model, number)):
+            shared = self._is_shared(version)
+            with transaction(self.store, RetentionStep.CHECK) as session:
+                if not all(lock.renew(session) for lock in locks):
                     return False
-                # The version is deleted last. If this process dies before this step, the next call finds the version
-                # again.
-                logged = _LOGGED_MODEL.fullmatch(version.source or "")
-                if logged and not shared:
-                    with act(RetentionStep.DELETE_LOGGED_MODEL):
-                        self._delete_logged_model(logged[1])
-                with act(RetentionStep.DELETE_VERSION):
-                    self.registry.client.delete_model_version(self.model, number)
-            except mlflow.MlflowException as error:
-                # Another process has deleted the version, so the version is not counted as deleted by this call.
-                if is_missing(error):
+                chosen = chosen_versions(session, self.registry.uri, self.model)
+                job_id, attempt = _attempt(version)
+                job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
+                if number in chosen or (job is not None and job.state in JOB_ACTIVE):
                     return False
-                raise
-        return True
+            if _has_alias(client.get_model_version(self.model, number)):
+                return False
+            # The version is deleted last. If this process dies before this step, the next call finds the version again.
+            logged = _LOGGED_MODEL.fullmatch(version.source or "")
+            if logged and not shared:
+                # After `mlflow gc`, the logged model does not exist any more.
+                with act(RetentionStep.DELETE_LOGGED_MODEL), missing_ignored():
+                    client.delete_logged_model(logged[1])
+            with act(RetentionStep.DELETE_VERSION):
+                client.delete_model_version(self.model, number)
+            deleted = True
+        return deleted
 
     def _is_shared(self, version: ModelVersion) -> bool:
         """Return whether another version uses the same files, for example a copy, or a version of the same logged
@@ -232,16 +226,6 @@ class _Deletion:
             for source in sources
             for other in self.registry.client.search_model_versions(f"source_path = {source}", max_results=2)
         )
-
-    def _delete_logged_model(self, model_id: str) -> None:
-        import mlflow
-
-        try:
-            self.registry.client.delete_logged_model(model_id)
-        except mlflow.MlflowException as error:
-            # If the logged model does not exist any more, for example after `mlflow gc`, nothing is left to delete.
-            if not is_missing(error):
-                raise
 
 
 def _active(store: Store) -> Attempts:
