@@ -173,9 +173,9 @@ def places(store: Store) -> dict[Key, Place]:
 
 def pools_with_queue(store: Store) -> set[str]:
     """Return the names of the pools on which an attempt waits."""
+    waits = (Job.state == JobState.PENDING, Job.queued_at.is_not(None), Job.admitted_at.is_(None))
     with store.reading(snapshot=False) as session:
-        pools = _entries_by_pool(session, None)
-    return {pool for pool, entries in pools.items() if any(entry.waits for entry in entries)}
+        return set(session.scalars(select(Job.pool).where(*waits).distinct()))
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:

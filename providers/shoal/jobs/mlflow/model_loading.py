@@ -6,50 +6,24 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
-from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.job_run import MARK
+from shoal.jobs.mlflow.pyfunc import PyfuncPredictor
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 from shoal.training.host.imports import add_estimators
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from shoal.data.parquet.source import ParquetSource
+    from shoal.training.boosting.prediction import BoosterPredictor
 
 _VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 
 
-class Predictor(Protocol):
-    """Interface of an object that predicts tables with one model."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Return the names of the columns that :meth:`predict_table` needs."""
-
-    @property
-    def classes(self) -> tuple[Any, ...] | None:
-        """Return the classes that the model's probabilities belong to, in their order; None: 0, 1 and so on."""
-
-    @property
-    def code_cols(self) -> tuple[str, ...]:
-        """Return the categorical columns whose categories the model does not contain."""
-
-    @property
-    def gives_classes(self) -> bool | None:
-        """Return whether the predictions are classes and not values or probabilities; None: that is not known."""
-
-    def check(self, source: ParquetSource) -> None:
-        """Check, with the footers of the Parquet files only, that the model can predict a dataset; else raise a
-        DataError."""
-
-    def predict_table(self, table: pa.Table) -> np.ndarray:
-        """Return the predictions for a table's rows, as an array of shape ``[rows]`` or ``[rows, outputs]``."""
+Predictor: TypeAlias = "BoosterPredictor | PyfuncPredictor"
+"""An object that predicts tables with one model."""
 
 
 def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool = False) -> Predictor:
@@ -118,7 +92,7 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     """
     library = type(model).__module__.partition(".")[0]
     if library not in get_args(Framework):
-        return pyfunc.PyfuncPredictor(model, input_cols)
+        return PyfuncPredictor(model, input_cols)
     module = importlib.import_module(f"shoal.training.{library}.model")
     names, number = module.features_of(model) or list(input_cols), module.num_features(model)
     if len(names) != number:
