@@ -227,24 +227,19 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
     """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
-    nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            _fit(spec, nodes, clamp=spec.run_config.clamp)
-    except CapacityError:
-        return False
+    nodes, clamp = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes, spec.run_config.clamp
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            if isinstance(spec, FunctionRequest):
+                for config in (spec.scaling_config, spec.room_for):
+                    if config is not None:
+                        lay_out(config, nodes, clamp=clamp)
+            else:
+                use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
+                resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
+        except CapacityError:
+            return False
     return True
-
-
-def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
-    """Raise CapacityError if a job's workers do not fit on the given nodes."""
-    if isinstance(spec, FunctionRequest):
-        for config in (spec.scaling_config, spec.room_for):
-            if config is not None:
-                lay_out(config, nodes, clamp=clamp)
-        return
-    use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
-    resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
 
 
 @dataclass(frozen=True)

@@ -66,15 +66,6 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return inside[0]
         return {"name": path, "size": 0, "type": "directory"}
 
-    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Do nothing, because folders need not be created."""
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing, because folders need not be created."""
-
-    def rmdir(self, path: str) -> None:
-        """Do nothing, because a folder exists only as long as it contains files."""
-
     def _rm(self, path: str) -> None:
         path = self._strip_protocol(path)
         with _store().transaction() as session:
