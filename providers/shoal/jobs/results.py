@@ -74,6 +74,11 @@ class DecisionResult(PlainResult):
     reason: Reason = Field(description="Name of the rule that decided.")
     sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
 
+    @property
+    def promote(self) -> bool:
+        """Return whether the model became the champion."""
+        return self.reason in PROMOTING
+
 
 class DataResult(PlainResult):
     """Description of the rows that a model was trained on."""

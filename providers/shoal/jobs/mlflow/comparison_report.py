@@ -13,13 +13,13 @@ from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
-    Decision,
     Evaluation,
     UnseenRows,
     compared,
     figure,
     worse_slices,
 )
+from shoal.jobs.results import DecisionResult
 from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 
@@ -29,7 +29,7 @@ FOLDER = "shoal"
 
 def build(
     register: Register,
-    decision: Decision,
+    decision: DecisionResult,
     challenger: Candidate,
     champion: Candidate | None,
     baseline: Baseline | None,

@@ -29,7 +29,6 @@ from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
-    Decision,
     Evaluation,
     alias_moved,
     champion_unread,
@@ -84,7 +83,7 @@ class Outcome:
 
     challenger: Candidate
     champion: Candidate | None
-    decision: Decision
+    decision: DecisionResult
     recent: tuple[RecentVersion, ...] = ()
 
     @property
@@ -99,7 +98,7 @@ class Outcome:
             "model_version": self.challenger.version,
             "promoted": self.decision.promote,
             "champion": champion,
-            "decision": DecisionResult(reason=self.decision.reason, sentence=self.decision.sentence),
+            "decision": self.decision,
             "recent": self.recent,
         }
 
@@ -353,7 +352,7 @@ class Contest:
     Attributes:
         rivals: Versions that were evaluated so far, by version number.
         against: Version with which the last round compared the challenger.
-        decision: Decision of the last round.
+        decision: DecisionResult of the last round.
         written: Versions to which this process has given the alias.
         since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
             version yet.
@@ -369,7 +368,7 @@ class Contest:
     score_champion: Callable[[str], Candidate]
     rivals: dict[str, Candidate] = field(default_factory=dict)
     against: Candidate | None = None
-    decision: Decision | None = None
+    decision: DecisionResult | None = None
     written: set[str] = field(default_factory=set)
     since: int | None = None
 
@@ -427,7 +426,7 @@ class Contest:
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
-    def _decide(self, rivals: Sequence[str]) -> Decision:
+    def _decide(self, rivals: Sequence[str]) -> DecisionResult:
         """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
 
         If this process has already promoted the challenger, and no other version was promoted later, the earlier
@@ -439,7 +438,7 @@ class Contest:
         self.against = strongest(candidates, self.challenger, self.register)
         return decide(self.register, self.challenger, self.against, self.baseline)
 
-    def _winner(self, decision: Decision) -> str | None:
+    def _winner(self, decision: DecisionResult) -> str | None:
         if decision.promote:
             return self.challenger.version
         return None if self.against is None else self.against.version
