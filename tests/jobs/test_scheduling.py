@@ -84,8 +84,7 @@ GANGS = st.builds(Gang, st.integers(-2, 5).filter(bool), st.integers(-1, 4), st.
 ENTRIES = st.lists(
     st.builds(
         Entry,
-        st.uuids().map(str),
-        st.just(1),
+        st.tuples(st.uuids().map(str), st.just(1)),
         st.sampled_from("abc"),
         st.integers(-1, 1),
         st.integers(0, 3),

@@ -137,9 +137,9 @@ def submit(
     if task is not None and (found := _taken_over(call, task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
-    with frames.sent_for(spec, call.pool) as sent:
+    with frames.sent_for(spec, call.pool) as (sent, packaged):
         # If the attempt that is found was lost or has failed, the next call creates a new one.
-        while (handle := _attempt(call, sent)) is None:
+        while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
 
@@ -178,13 +178,13 @@ def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
-def _attempt(call: _Call, sent: frames.Sent) -> JobHandle | None:
+def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHandle | None:
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
-    spec, along = sent.spec, None
+    files = None
     document, uris = credentials.hide(spec.document())
     is_remote = frames.is_remote(call.pool)
     if is_remote:
-        document, along = package.taken_along(document, sent.packaged)
+        document, files = package.taken_along(document, packaged)
     endpoint = call.endpoint_of(call.pool.name) if call.endpoint_of else pool_endpoint(call.pool.name, call.store)
     refusal = _refusal(call, spec, endpoint)
     secrets: Secrets | None = None
@@ -208,7 +208,7 @@ def _attempt(call: _Call, sent: frames.Sent) -> JobHandle | None:
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)
     target = call.target(Key(job.id, job.attempt))
-    supplies = Supplies(secrets, along, end_on_interrupt=ids.is_interactive(call.holder))
+    supplies = Supplies(secrets, files, end_on_interrupt=ids.is_interactive(call.holder))
     with _naming_job_that_goes_on(target):
         if not _is_usable(target, supplies, job, order, spec.staged()):
             return None

@@ -72,11 +72,6 @@ def discard_unfinished(folder: str, claim: Claim) -> None:
         storage.discard_unfinished(folder)
 
 
-def folder_of_job(job_id: str) -> Path:
-    """Return the folder under `$SHOAL_HOME` that has the folders of a job's attempts."""
-    return Path(storage.root(None)) / job_id
-
-
 def remove(folder: str, claim: Claim) -> None:
     """Remove an attempt's folder if the folder belongs to the attempt; otherwise do nothing."""
     path = Path(folder)

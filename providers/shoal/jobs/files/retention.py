@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -161,7 +162,7 @@ def _remove(
         for row in old:
             _remove_files(store, Key(job_id, row.attempt))
         with suppress(OSError):  # the folder does not exist, or contains files of other attempts
-            artifacts.folder_of_job(job_id).rmdir()
+            (Path(storage.root(None)) / job_id).rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
         # A retry may have added an attempt meanwhile, so the unneeded attempts are determined again.
         now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)

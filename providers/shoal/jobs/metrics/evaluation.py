@@ -137,11 +137,6 @@ def best_mode(metric: str) -> Mode:
     return metric_named(metric).best
 
 
-def ranks(metric: str) -> bool:
-    """Return whether the metric judges the order of rows within groups, such as the documents of a query."""
-    return metric_named(metric).takes is Takes.RANKS
-
-
 def metric_value(
     metric: str,
     labels: Numbers,
