@@ -43,9 +43,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             for name, size in session.execute(query.where(_is_at_or_under(path))):
                 inside = name.removeprefix(f"{path}/") if path else name
                 first, is_folder, _rest = inside.partition("/")
-                if name == path:
-                    found[name] = {"name": name, "size": size, "type": "file"}
-                elif is_folder:
+                if name != path and is_folder:
                     folder = f"{path}/{first}".lstrip("/")
                     found[folder] = {"name": folder, "size": 0, "type": "directory"}
                 else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
@@ -139,25 +139,20 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
     The INSERT is the transaction's only statement, so that other writers wait for a short time only. The primary key
     ensures that two processes do not add the same attempt.
     """
+    same = {each.name: getattr(order, each.name) for each in fields(order) if hasattr(Job, each.name)}
+    changed = {"gang": _gang(order.gang, uses_gpu)}
     job = Job(
         id=order.job_id,
         attempt=attempt,
-        pool=order.pool,
-        holder=order.holder,
-        spec=order.spec,
         state=JobState.PENDING,
-        endpoint=order.endpoint,
-        orphan_after=order.orphan_after,
         last_polled_at=now,
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
-        priority=order.priority,
-        gang=_gang(order.gang, uses_gpu),
         uses_gpu=uses_gpu,
         task_key=order.task and order.task.key,
         task_try=order.task and order.task.number,
-        needs_credentials=order.needs_credentials,
         created_at=now,
+        **same | changed,
     )
     try:
         with transaction(store, JobStep.ASK) as session:

@@ -190,11 +190,8 @@ class Run:
 
     def log_values(self, values: Mapping[str, float]) -> None:
         """Log one value per metric name, at step 0; NaN and infinite values are left out."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
-        self.client.log_batch(self.run_id, metrics=entities)
+        now = time.time()
+        self.log_metrics([(name, value, 0, now) for name, value in values.items() if math.isfinite(value)])
 
     def logged_model(self) -> str | None:
         """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""

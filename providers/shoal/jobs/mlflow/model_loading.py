@@ -36,7 +36,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     """
     model, _, metadata = _native(model_uri)
     mark = metadata.get(MARK)
-    predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
+    predictor = predictor_of(model, input_cols, base_margin_cols=tuple((mark or {}).get("base_margin_cols", ())))
     codes = predictor.code_cols
     if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
         raise DataError(
@@ -70,7 +70,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     """Return a model, its boosting library (None if it is another kind of model), and the metadata in its files."""
     import mlflow
 
-    folder = _downloaded(model_uri)
+    with _asking_mlflow(model_uri):
+        folder = str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
     try:
         info = mlflow.models.get_model_info(folder)
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
@@ -105,14 +106,6 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     return predictor
 
 
-def _downloaded(model_uri: str) -> str:
-    """Return the local folder with a model's files, which MLflow downloads if they are not on this machine."""
-    import mlflow
-
-    with _asking_mlflow(model_uri):
-        return str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
-
-
 @contextmanager
 def _asking_mlflow(model_uri: str) -> Iterator[None]:
     """Convert an error of MLflow into a `RegistryError` if MLflow cannot be reached, otherwise into an error of the
@@ -136,10 +129,6 @@ def _unreadable(model_uri: str, error: Exception) -> JobError:
         f"the model {model_uri} cannot be loaded: {str(error).strip() or type(error).__name__}. "
         "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
     )
-
-
-def _margins(mark: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return () if mark is None else tuple(mark.get("base_margin_cols", ()))
 
 
 def _registered_by_shoal(model_uri: str) -> bool:

@@ -228,25 +228,15 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Regi
     difference to the challenger's metric, because each of them may be compared on other rows.
     """
 
-    def stronger(rival: Candidate, best: Candidate) -> bool:
-        rules = [rule(register, challenger, each) for each in (rival, best)]
-        if rules[0] != rules[1]:
-            return _STRENGTH.index(rules[0]) < _STRENGTH.index(rules[1])
-        if rules[0] != "compare":
-            return is_better(rival.value, best.value, register.best)
-        leads = [_lead(challenger, each, register.best) for each in (rival, best)]
-        return leads[0] > leads[1]
+    def strength(rival: Candidate) -> tuple[int, bool, float]:
+        found = rule(register, challenger, rival)
+        value = -rival.value if register.best == "min" else rival.value
+        if found == "compare":
+            mine, theirs = compared(challenger, rival)
+            value = improvement(theirs.value, mine.value, register.best)
+        return -_STRENGTH.index(found), not math.isnan(value), value
 
-    best: Candidate | None = None
-    for rival in rivals:
-        if best is None or stronger(rival, best):
-            best = rival
-    return best
-
-
-def _lead(challenger: Candidate, champion: Candidate, mode: Mode) -> float:
-    mine, theirs = compared(challenger, champion)
-    return improvement(theirs.value, mine.value, mode)
+    return max(rivals, key=strength, default=None)
 
 
 def decide(
