@@ -126,8 +126,7 @@ DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
 
 _DRIVERS_SHARE = 4
-"""Divisor that gives the memory for drivers: all drivers together may use the head's memory divided by this number. The
-rest of the head's memory is for the workers on the head, the object store and Ray."""
+"""Share of the head's memory for drivers is 1/4. The rest is for workers, the object store and Ray."""
 
 
 class NodeSize(NamedTuple):

@@ -81,8 +81,7 @@ _MOST_CHARACTERS = 20_000
 """Length of the longest error that is stored whole. Lists of jobs, task logs and the page show errors."""
 
 _NODE_SECONDS = "system/node_seconds"
-"""Name of the MLflow metric for the job's node-seconds. MLflow shows this metric beside the usage of CPUs and memory,
-away from the model's metrics."""
+"""Name of the metric in MLflow, which shows it beside the usage of CPUs and memory."""
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 """Status that MLflow's run gets for each final state of the attempt."""

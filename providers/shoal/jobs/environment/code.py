@@ -14,8 +14,7 @@ from shoal.training.pytorch.program import MAX_BYTES
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}")
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files in the archive. The time is constant, so that the same code always gives the same
-archive, and is the earliest time that a zip archive can contain."""
+"""Earliest time in a zip archive. All files have it, so that the same code gives the same archive."""
 
 
 def stored(paths: Sequence[str]) -> tuple[str, ...]:

@@ -36,8 +36,7 @@ _INPUTS = "inputs"
 """Key of the report under which :func:`save` stores the inputs of the training."""
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""Names of files that an attempt's folder may contain before the attempt marks the folder as its own. If the folder is
-under `$SHOAL_HOME`, it contains the attempt's log from the start."""
+"""Files that an attempt's folder contains before it is marked: under `$SHOAL_HOME`, the attempt's log."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:

@@ -22,8 +22,7 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _NAMED = '"staging": "'
-"""Text that the stored spec of a job contains if the spec names a folder of staged data. In all other specs, the value
-of "staging" is null."""
+"""Text in each stored spec that names a folder of staged data; in other specs, the value is null."""
 
 _PAGE = 100
 """Number of rows that are read at a time."""

@@ -46,8 +46,7 @@ class Order:
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec of the job as JSON, without credentials. Its key `fingerprint` is equal if the same job is submitted
-    again."""
+    """Spec of the job as JSON, without credentials. An equal `fingerprint` in it shows the same job."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
@@ -255,8 +254,7 @@ class Mark:
     log_shown: int
     """Position in the job's log up to which the log was shown to the user."""
     task_try: int
-    """Number of the task's try for which the process waits. If a newer try has attached to the job, the row's
-    `log_shown` is not changed."""
+    """Number of the task's try that waits. If a newer try has attached, `log_shown` is not changed."""
 
 
 def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:

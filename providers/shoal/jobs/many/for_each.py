@@ -190,8 +190,7 @@ class Names:
 log = logging.getLogger("shoal.jobs")
 
 MOST_VALUES = 1000
-"""Largest number of values that shoal accepts if it finds the values of a column itself. A column with more values is
-probably not the column that the user meant. Airflow maps a task over at most 1024 items by default."""
+"""Largest number of values that shoal finds itself. Airflow maps a task over at most 1024 items by default."""
 
 
 class SharedColumn:

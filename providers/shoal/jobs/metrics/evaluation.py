@@ -106,8 +106,7 @@ _METRICS: dict[str, Metric] = {
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
 
 _MOST_CLASSES = 100_000
-"""Largest number of classes. If a column of ids is given as the label by mistake, this limit causes an error. Without
-the limit, a matrix with one column per id would fill the memory."""
+"""Largest number of classes. A column of ids as the label would fill the memory with a column per id."""
 
 NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 _MOST_SLICES = 1_000
-"""Largest number of slices. If `by` names a column of ids or times by mistake, this limit causes an error. Without the
-limit, the report could have a million lines."""
+"""Largest number of slices. With a column of ids or times in `by`, the report could have a million lines."""
 
 _NAMED_FILES = 3
 """Number of files that an error message lists; the other files are only counted."""

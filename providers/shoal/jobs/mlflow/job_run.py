@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _METRICS_PER_CALL = 1000
-"""Largest number of metrics that MLflow accepts in one call of `log_batch`. Metrics are sent in such batches, because a
-call for every boosting round would take longer than the rounds themselves."""
+"""Largest number of metrics that MLflow accepts in one call of `log_batch`."""
 
 MARK = "shoal"
 """Name of the entry in a model's MLflow metadata that marks the models that shoal has trained. The entry contains the
@@ -39,8 +38,7 @@ _PARAMS_PER_CALL = 100
 """Largest number of parameters that MLflow accepts in one call of `log_batch`."""
 
 _PARAM_LENGTH = 6000
-"""Largest number of characters that MLflow accepts as the value of a parameter. Longer values, such as the list of a
-thousand columns, are cut off."""
+"""Largest number of characters of a parameter's value in MLflow. Longer values are cut off."""
 
 _NAME_LENGTH = 250
 """Largest number of characters that MLflow accepts in the name of a metric or tag."""

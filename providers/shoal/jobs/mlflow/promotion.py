@@ -62,8 +62,7 @@ _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
 
 _AT_ONCE = 40
-"""Number of additional versions to request from MLflow, because other jobs may register versions while a challenger is
-evaluated. These versions are newer than the challenger, and so are not its earlier versions."""
+"""Versions to request in addition, because other jobs may have registered newer ones meanwhile."""
 
 _COLUMNS = "shoal.input_cols"
 """Name of the tag that contains the input columns of a registered version as a JSON list. Only a version whose

@@ -186,8 +186,7 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 
 
 Rule = Literal["compare", "keep", "baseline"]
-"""Rule for a challenger and a champion. compare: the better metric wins. keep: the champion stays. baseline: the
-challenger must beat the baseline."""
+"""compare: the better metric wins. keep: the champion stays. baseline: the challenger must beat the baseline."""
 
 
 def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule:
@@ -347,8 +346,7 @@ def _equal(difference: float, bound: float, value: float) -> bool:
 
 
 _ROUNDING = 4 * sys.float_info.epsilon
-"""Largest rounding error of the difference of two metrics, relative to one of the metrics. The bound includes the
-rounding errors of the metrics themselves."""
+"""Largest rounding error of the difference of two metrics, relative to one of them."""
 
 _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 """The rules, in the order in which :func:`strongest` prefers them."""

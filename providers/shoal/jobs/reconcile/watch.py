@@ -22,8 +22,7 @@ from shoal.state.schema import Job
 log = logging.getLogger("shoal.reconciler")
 
 _SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.reconcile.settle"]
-"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. It is a separate
-process because a head may take 30 s to answer."""
+"""Command that records the end of lost jobs. A process of its own, as a head may take 30 s to answer."""
 
 
 class LostJobs:

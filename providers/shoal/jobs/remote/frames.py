@@ -24,8 +24,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path
 
 MAX_FRAME_BYTES = 8 * 2**20
-"""Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
-the job has ended."""
+"""Limit of all frames of a job, as Parquet. The head keeps them in memory until the job has ended."""
 
 _OURS = "_shoal_"
 """Prefix of the names of files without rows, such as markers, in a directory of staged data."""

@@ -130,8 +130,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Type of the spec of any job: a boosting training (XGBoost or LightGBM), a training function, or a batch
-prediction."""
+"""Spec of any job: a boosting training, a training function, or a batch prediction."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),
