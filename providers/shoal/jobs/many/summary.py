@@ -160,18 +160,8 @@ def summary_headline(lines: Iterable[ModelLine]) -> str:
 
 def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
     """Convert the lines of a summary to table rows of texts, for example for Prefect's ``create_table_artifact``."""
-    return [
-        {
-            "model": line.model,
-            "outcome": line.outcome,
-            "version": line.version or "-",
-            "metric": line.metric or "-",
-            "value": figure(line.value),
-            "champion": figure(line.champion),
-            "sentence": line.sentence,
-        }
-        for line in lines
-    ]
+    columns = ("model", "outcome", "version", "metric", "value", "champion", "sentence")
+    return [{name: figure(getattr(line, name)) for name in columns} for line in lines]
 
 
 def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:

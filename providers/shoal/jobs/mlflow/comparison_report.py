@@ -164,8 +164,7 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    text = figure(value) if value is None or isinstance(value, float) else str(value)
-    return " ".join(text.replace("|", "\\|").split())
+    return " ".join(figure(value).replace("|", "\\|").split())
 
 
 def _plain(value: Any) -> Any:

@@ -40,6 +40,7 @@ from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
     REASON_TAG,
+    aliases_of,
     answering,
     digest_tag,
     holdout_metrics,
@@ -248,7 +249,7 @@ def _report(
             outcome.champion,
             baseline,
             holdout,
-            ledger.history(_HISTORY),
+            ledger.history()[:_HISTORY],
         )
         print(comparison_report.markdown(built), flush=True)
         comparison_report.store(run, built)
@@ -473,6 +474,4 @@ class Contest:
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
-    aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
-    version = aliases.get(register.alias)
-    return None if version is None else str(version)
+    return aliases_of(client.get_registered_model(register.model)).get(register.alias)

@@ -354,9 +354,9 @@ _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
 
-def figure(value: float | None) -> str:
-    """Return a metric's value as text for people."""
-    return "-" if value is None else f"{value:.6g}"
+def figure(value: object) -> str:
+    """Return a metric, or another value of a table, as text for people."""
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _rows(unseen: UnseenRows) -> str:

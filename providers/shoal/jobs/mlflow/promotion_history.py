@@ -99,24 +99,12 @@ class Ledger:
 
     def confirmed(self, since: int = 0) -> list[str]:
         """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first."""
-        query = (
-            select(Promotion.version)
-            .where(self._of_this_alias(), Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
-            .order_by(Promotion.id.desc())
-        )
-        with self.store.reading() as session:
-            return list(session.scalars(query))
+        return [each.version for each in self.history() if each.id >= since]
 
-    def history(self, limit: int) -> list[Promotion]:
-        """Return the store's rows about this alias's latest confirmed promotions, the newest first."""
-        query = (
-            select(Promotion)
-            .where(self._of_this_alias(), Promotion.state == PromotionState.CONFIRMED)
-            .order_by(Promotion.id.desc())
-            .limit(limit)
-        )
-        with self.store.reading() as session:
-            return list(session.scalars(query))
+    def history(self) -> list[Promotion]:
+        """Return the store's rows about this alias's confirmed promotions, the newest first."""
+        found = confirmed_promotions(self.store, self.registry, self.model)
+        return [each for each in found if each.alias == self.alias]
 
     def _of_this_alias(self) -> ColumnElement[bool]:
         return and_(
