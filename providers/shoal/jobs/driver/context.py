@@ -112,7 +112,7 @@ class AttemptContext:
     on_progress: OnProgress
     metrics: MetricSeries
     on_trained: Callable[[], None]
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    stopwatch: Stopwatch
 
     def result(self, **fields: Any) -> JobResult:
         """Return the job's result: the given fields, and those that each attempt has."""

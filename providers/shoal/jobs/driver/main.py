@@ -132,7 +132,7 @@ class Driver:
         self._metrics = MetricSeries(self._key)
         self._heartbeats = HeartbeatThread(store, self._key, self._metrics, spec.run_config)
         self._leaving = LeavingWatch(store, job.pool)
-        self._stopwatch = Stopwatch.of(job, time.time())
+        self._stopwatch = Stopwatch(job, time.time())
         self._run: Run | None = None
         self._told_to_end = False
 
