@@ -16,7 +16,6 @@ from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.mlflow.promotion_decision import figure, is_better
 from shoal.jobs.results import JobResult, PlainResult, RecentVersion
-from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
 
@@ -168,24 +167,19 @@ def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | N
     """Return the name of the model that a spec trains, and the name of the metric that decides about its promotion."""
     if isinstance(given, str):
         return given, None
-    spec = given if isinstance(given, AnySpec) else _parsed(given)
-    if isinstance(spec, Mapping):
+    try:
+        spec = parse_spec(given) if isinstance(given, Mapping) else given
+    except InvalidArgumentError:
+        assert isinstance(given, Mapping)
         # The spec is not legal, so the training of this spec failed. The summary still names the model and the metric,
         # which are read from the mapping.
-        register = spec.get("register")
+        register = given.get("register")
         fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
         metric = fields.get("metric")
         return str(fields.get("model", "(no name)")), metric if isinstance(metric, str) else None
     if spec.register_as is not None:
         return spec.register_as.model, spec.register_as.metric
     return spec.run_config.job_id or getattr(spec, "name", None) or spec.framework, None
-
-
-def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
-    try:
-        return parse_spec(fields)
-    except InvalidArgumentError:
-        return fields
 
 
 def one_line(text: str) -> str:

@@ -241,7 +241,9 @@ def _report(
     """Print the report of a comparison, and store it in the MLflow run. The promotion is complete, so an error is only
     printed."""
     try:
-        _note_decision(run.client, register.model, outcome)
+        tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
+        for name, value in tags.items():
+            run.client.set_model_version_tag(register.model, outcome.challenger.version, name, value)
         built = comparison_report.build(
             register,
             outcome.decision,
@@ -271,13 +273,6 @@ def registered(
 
 def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
-
-
-def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
-    """Write the decision about a challenger into tags of its version."""
-    tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
-    for name, value in tags.items():
-        client.set_model_version_tag(model, outcome.challenger.version, name, value)
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
