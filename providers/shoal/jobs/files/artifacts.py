@@ -108,7 +108,7 @@ def load_saved(folder: str, framework: Framework, digest: str) -> tuple[TrainRes
         raise JobError(f"the files in {redact_value(folder)} were changed after the attempt had saved them")
     document = json.loads(report)
     inputs = document.pop(_INPUTS, {})
-    return _train_result({**document, "model": b64encode(model).decode()}), inputs
+    return _train_result(document, model), inputs
 
 
 def _digest(*contents: bytes) -> str:
@@ -132,8 +132,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
     model = storage.read(path)
     if result.model_digest is not None and hashlib.sha256(model).hexdigest() != result.model_digest:
         raise JobError(f"{result.model_path} was changed after job {result.job_id} wrote it: run the job again")
-    report["model"] = b64encode(model).decode()
-    return _train_result(report)
+    return _train_result(report, model)
 
 
 def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
@@ -144,7 +143,7 @@ def load_statistics(result: JobResult, artifact_location: str | None = None) -> 
         FileNotFoundError: The files were removed, or cannot be reached from this machine.
     """
     _, report = _trained(result, artifact_location)
-    return _train_result({**report, "model": ""})
+    return _train_result(report)
 
 
 def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dict[str, Any]]:
@@ -158,10 +157,10 @@ def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dic
     return path, json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
 
 
-def _train_result(report: dict[str, Any]) -> TrainResult:
+def _train_result(report: dict[str, Any], model: bytes = b"") -> TrainResult:
     from shoal.training.boosting.request import TrainResult
 
-    return TrainResult.model_validate_json(json.dumps(report))
+    return TrainResult.model_validate_json(json.dumps({**report, "model": b64encode(model).decode()}))
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
