@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field
@@ -82,11 +83,12 @@ class ModelLine(PlainResult):
             InvalidArgumentError: `result` is of another type.
         """
         model, metric = _model_of(spec)
+        line = partial(cls, model=model, metric=metric)
         if isinstance(result, BaseException):
             result = NoResult(str(result) or type(result).__name__)
         if isinstance(result, NoResult):
             outcome: Outcome = "skipped" if result.skipped else "failed"
-            return cls(model=model, metric=metric, outcome=outcome, sentence=one_line(result.cause))
+            return line(outcome=outcome, sentence=one_line(result.cause))
         if isinstance(result, Mapping):
             result = JobResult.parse(result)
         if not isinstance(result, JobResult):
@@ -95,21 +97,13 @@ class ModelLine(PlainResult):
                 "exception"
             )
         if result.skipped:
-            return cls(
-                model=model,
-                outcome="skipped",
-                version=result.model_version,
-                metric=metric,
-                sentence=one_line(result.skipped),
-            )
+            return line(outcome="skipped", version=result.model_version, sentence=one_line(result.skipped))
         if result.promoted is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
         known = result.champion
-        return cls(
-            model=model,
+        return line(
             outcome="promoted" if result.promoted else "kept",
             version=result.model_version,
-            metric=metric,
             value=result.metrics.get(metric_name("holdout", metric or "")),
             champion=None if known is None else known.value,
             champion_version=None if known is None else known.version,
