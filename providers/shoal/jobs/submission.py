@@ -359,7 +359,8 @@ def _taken_over(call: _Call, task: TaskTry, spec: AnyJobSpec) -> JobHandle | Non
         target = call.target(Key(job.id, job.attempt))
         if job.state not in JOB_ENDED and task.is_older_than(job):
             raise task.superseded_by(job)
-        if found is not None or not task.takes_over(job):
+        is_taken_over = task.durable and (job.task_try or 0) > task.cleared
+        if found is not None or not is_taken_over:
             _leave(target, job, task)
         elif stage_of(job) is Stage.UNQUEUED:
             _leave_unqueued(target, job, spec.fingerprint)
@@ -420,8 +421,7 @@ def fingerprint(spec: AnySpec) -> str:
     # digest of the archive's content.
     if archives := document["run_config"].get("code"):
         document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
-    # These options are left out, because they do not change what the job computes. Tasks of earlier versions of shoal
-    # did not set `skip_if_unchanged`. If shoal was updated since then, a retry of such a task must still find its job.
+    # These options are left out, because they do not change what the job computes.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

@@ -252,13 +252,14 @@ def _as_numbers(metric: str, predictions: Any) -> Numbers:
     import numpy as np
 
     try:
-        return np.asarray(predictions, dtype=np.float64)
+        numbers = np.asarray(predictions, dtype=np.float64)
     except (ValueError, TypeError) as error:
         first = np.asarray(predictions, dtype=object).ravel()[0]
         raise DataError(
             f"{metric} needs numbers as predictions, but the model predicts {first!r}: use a model that predicts the "
             "same numbers as in the label column"
         ) from error
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
 
 
 def _suited(
@@ -318,8 +319,6 @@ def _over_groups(
 
 
 def _one_column(metric: str, predictions: Numbers) -> Numbers:
-    if predictions.ndim == 2 and predictions.shape[1] == 1:
-        predictions = predictions[:, 0]
     if predictions.ndim != 1:
         raise DataError(
             f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} values per row: "
@@ -332,8 +331,6 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
     """Return predicted probabilities as a matrix with one column per class."""
     import numpy as np
 
-    if predictions.ndim == 2 and predictions.shape[1] == 1:
-        predictions = predictions[:, 0]
     if predictions.min() < 0 or predictions.max() > 1:
         raise DataError(
             f"{metric} needs probabilities, but the model predicts {predictions.min():.3g} to {predictions.max():.3g}: "
