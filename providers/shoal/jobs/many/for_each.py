@@ -16,7 +16,7 @@ from shoal.data.syntax import Scalar, builtin_value, connection_variable, descri
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.run_config import RunConfig
@@ -384,7 +384,4 @@ def _key(dataset: DatasetSpec) -> str:
 
 
 def _label_of(spec: AnyJobSpec) -> str | None:
-    if isinstance(spec, JobSpec):
-        return spec.label_col
-    register = spec.register_as if isinstance(spec, FunctionJobSpec) else None
-    return None if register is None else register.label_col
+    return getattr(spec if isinstance(spec, JobSpec) else spec.register_as, "label_col", None)
