@@ -51,7 +51,7 @@ def test_a_dag_file_does_not_import_the_store_or_the_clients_of_pools(tmp_path):
 
 @pytest.mark.parametrize("package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs"])
 def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package):
-    """mypy and ruff need the imports and `__all__` as literals, so that they cannot be derived from the modules."""
+    """Type checkers read the imports as literals. Without a literal `__all__`, the names are derived from them."""
     module = import_module(package)
     block = next(node for node in ast.parse(Path(module.__file__).read_text()).body if isinstance(node, ast.If))
     imported = {(name.name, statement.module) for statement in block.body for name in statement.names}

@@ -13,9 +13,11 @@ from typing import Any
 
 def lazy_exports(package: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its names under ``if TYPE_CHECKING:``, as type checkers
-    read them. So a name and its module stand in the package only once."""
+    read them. So a name and its module stand in the package only once, also without an `__all__`."""
 
     def get(name: str) -> Any:
+        if name == "__all__":
+            return [*_modules(package)]
         if (module := _modules(package).get(name)) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(module), name)

@@ -22,11 +22,11 @@ TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))
 def entry(
     name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU
 ):
-    return Entry(name, 1, holder, priority, at, waits, gang)
+    return Entry((name, 1), holder, priority, at, waits, gang)
 
 
 def names(entries: list[Entry]) -> str:
-    return "".join(each.job_id for each in entries)
+    return "".join(each.key[0] for each in entries)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,7 @@ GANGS = st.builds(Gang, st.integers(-2, 5).filter(bool), st.integers(-1, 4), st.
 ENTRIES = st.lists(
     st.builds(
         Entry,
-        st.uuids().map(str),
-        st.just(1),
+        st.tuples(st.uuids().map(str), st.just(1)),
         st.sampled_from("abc"),
         st.integers(-1, 1),
         st.integers(0, 3),
@@ -193,7 +192,7 @@ def test_what_the_workers_of_a_job_take(spec, nodes, claim):
     gang = Gang.of(spec)
 
     assert gang.claim(nodes) == claim
-    assert Gang.from_json(gang.to_json()) == gang
+    assert Gang(**gang.to_json()) == gang
 
 
 def test_a_quarter_of_the_memory_is_for_drivers():

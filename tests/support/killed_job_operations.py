@@ -89,10 +89,11 @@ def beat(_: Scene) -> None:
     """Be the thread of heartbeats of the newest attempt's driver, at its first look."""
     from shoal.jobs.driver.heartbeats import HeartbeatThread
     from shoal.jobs.driver.metric_series import MetricSeries
+    from shoal.training.run_config import RunConfig
 
     store = Store()
     key = attempts.Key(JOB_ID, attempts.latest(store, JOB_ID).attempt)
-    HeartbeatThread(store, key, MetricSeries(key), None).look()
+    HeartbeatThread(store, key, MetricSeries(key), RunConfig()).look()
 
 
 MODEL = b"a model, as a library writes it"

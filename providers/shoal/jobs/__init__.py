@@ -7,98 +7,58 @@ from typing import TYPE_CHECKING
 from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from shoal.jobs.cleanup import CleanupReport, clean_up, retain, sweep
-    from shoal.jobs.files.artifacts import load_results, load_training
-    from shoal.jobs.files.retention import DeletedAttempt, prune_jobs
-    from shoal.jobs.handle import JobHandle, JobTimeoutError
-    from shoal.jobs.journal.tasks import TaskTry
-    from shoal.jobs.many.alerts import StaleModel, WaitingJob, stale_models, waiting_jobs
-    from shoal.jobs.many.for_each import for_each
-    from shoal.jobs.many.summary import (
-        Message,
-        ModelLine,
-        NoResult,
-        summary,
-        summary_headline,
-        summary_message,
-        summary_table,
-    )
-    from shoal.jobs.mlflow.models import (
-        HistoryEntry,
-        ModelDetails,
-        ModelStatus,
-        SliceStatus,
-        VersionStatus,
-        describe_model,
-        list_models,
-        model_history,
-    )
-    from shoal.jobs.mlflow.retention import DeletedVersion, ModelPruning, prune_models
-    from shoal.jobs.results import ChampionResult, JobResult, RecentVersion
-    from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, FunctionRegister, parse_spec
-    from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
-    from shoal.jobs.specs.register import Register
-    from shoal.jobs.specs.training import JobSpec
-    from shoal.jobs.status import JobStatus
-    from shoal.jobs.submission import attach, cancel, list_jobs, submit
-    from shoal.jobs.task_spec import check_spec, skipping_if_unchanged, spec_of
-    from shoal.training.mlflow.options import Tracking
-
-__all__ = [
-    "AnyJobSpec",
-    "ChampionResult",
-    "CleanupReport",
-    "DeletedAttempt",
-    "DeletedVersion",
-    "FunctionJobSpec",
-    "FunctionRegister",
-    "HistoryEntry",
-    "JobHandle",
-    "JobResult",
-    "JobSpec",
-    "JobStatus",
-    "JobTimeoutError",
-    "Message",
-    "ModelDetails",
-    "ModelLine",
-    "ModelPruning",
-    "ModelStatus",
-    "NoResult",
-    "PredictJobSpec",
-    "PredictResult",
-    "RecentVersion",
-    "Register",
-    "SliceStatus",
-    "StaleModel",
-    "TaskTry",
-    "Tracking",
-    "VersionStatus",
-    "WaitingJob",
-    "attach",
-    "cancel",
-    "check_spec",
-    "clean_up",
-    "describe_model",
-    "for_each",
-    "list_jobs",
-    "list_models",
-    "load_results",
-    "load_training",
-    "model_history",
-    "parse_spec",
-    "prune_jobs",
-    "prune_models",
-    "retain",
-    "skipping_if_unchanged",
-    "spec_of",
-    "stale_models",
-    "submit",
-    "summary",
-    "summary_headline",
-    "summary_message",
-    "summary_table",
-    "sweep",
-    "waiting_jobs",
-]
+    from shoal.jobs.cleanup import CleanupReport as CleanupReport
+    from shoal.jobs.cleanup import clean_up as clean_up
+    from shoal.jobs.cleanup import retain as retain
+    from shoal.jobs.cleanup import sweep as sweep
+    from shoal.jobs.files.artifacts import load_results as load_results
+    from shoal.jobs.files.artifacts import load_training as load_training
+    from shoal.jobs.files.retention import DeletedAttempt as DeletedAttempt
+    from shoal.jobs.files.retention import prune_jobs as prune_jobs
+    from shoal.jobs.handle import JobHandle as JobHandle
+    from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
+    from shoal.jobs.journal.tasks import TaskTry as TaskTry
+    from shoal.jobs.many.alerts import StaleModel as StaleModel
+    from shoal.jobs.many.alerts import WaitingJob as WaitingJob
+    from shoal.jobs.many.alerts import stale_models as stale_models
+    from shoal.jobs.many.alerts import waiting_jobs as waiting_jobs
+    from shoal.jobs.many.for_each import for_each as for_each
+    from shoal.jobs.many.summary import Message as Message
+    from shoal.jobs.many.summary import ModelLine as ModelLine
+    from shoal.jobs.many.summary import NoResult as NoResult
+    from shoal.jobs.many.summary import summary as summary
+    from shoal.jobs.many.summary import summary_headline as summary_headline
+    from shoal.jobs.many.summary import summary_message as summary_message
+    from shoal.jobs.many.summary import summary_table as summary_table
+    from shoal.jobs.mlflow.models import HistoryEntry as HistoryEntry
+    from shoal.jobs.mlflow.models import ModelDetails as ModelDetails
+    from shoal.jobs.mlflow.models import ModelStatus as ModelStatus
+    from shoal.jobs.mlflow.models import SliceStatus as SliceStatus
+    from shoal.jobs.mlflow.models import VersionStatus as VersionStatus
+    from shoal.jobs.mlflow.models import describe_model as describe_model
+    from shoal.jobs.mlflow.models import list_models as list_models
+    from shoal.jobs.mlflow.models import model_history as model_history
+    from shoal.jobs.mlflow.retention import DeletedVersion as DeletedVersion
+    from shoal.jobs.mlflow.retention import ModelPruning as ModelPruning
+    from shoal.jobs.mlflow.retention import prune_models as prune_models
+    from shoal.jobs.results import ChampionResult as ChampionResult
+    from shoal.jobs.results import JobResult as JobResult
+    from shoal.jobs.results import RecentVersion as RecentVersion
+    from shoal.jobs.specs.function import AnyJobSpec as AnyJobSpec
+    from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec
+    from shoal.jobs.specs.function import FunctionRegister as FunctionRegister
+    from shoal.jobs.specs.function import parse_spec as parse_spec
+    from shoal.jobs.specs.prediction import PredictJobSpec as PredictJobSpec
+    from shoal.jobs.specs.prediction import PredictResult as PredictResult
+    from shoal.jobs.specs.register import Register as Register
+    from shoal.jobs.specs.training import JobSpec as JobSpec
+    from shoal.jobs.status import JobStatus as JobStatus
+    from shoal.jobs.submission import attach as attach
+    from shoal.jobs.submission import cancel as cancel
+    from shoal.jobs.submission import list_jobs as list_jobs
+    from shoal.jobs.submission import submit as submit
+    from shoal.jobs.task_spec import skipping_if_unchanged as skipping_if_unchanged
+    from shoal.jobs.task_spec import spec_of as spec_of
+    from shoal.training.mlflow.options import Tracking as Tracking
 
 __getattr__ = lazy_exports(__name__)

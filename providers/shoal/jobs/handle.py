@@ -47,35 +47,29 @@ class JobHandle:
         supplies: What this process gives to the job; given only if this process submits the job.
         submissions: If this handle replaces a handle in another process, the `submissions` of that handle. None: the
             present number of submissions of the attempt.
+
+    Attributes:
+        target: The attempt that the handle belongs to.
+        job_id: Id of the job.
+        attempt: Number of the attempt, from 1.
+        pool: Name of the pool that the job runs on.
+        submissions: How often the attempt had been submitted when this handle was created. :meth:`cancel` uses this
+            number if `unless_resubmitted` is set.
+        left: Sentence about the driver if the driver was still running when :meth:`cancel` returned; otherwise None.
     """
 
     def __init__(
         self, target: Target, job: Job, supplies: Supplies | None = None, *, submissions: int | None = None
     ) -> None:
         self.target = target
-        """The attempt that the handle belongs to."""
         self._store, self._key = target.store, target.key
-        self._submissions = attempts.submissions(job) if submissions is None else submissions
+        self.job_id, self.attempt, self.pool = target.key.job_id, target.key.attempt, target.pool
+        self.submissions = attempts.submissions(job) if submissions is None else submissions
+        self.left: str | None = None
         self._is_sealed = job.needs_credentials
         self._supplies = supplies or Supplies()
         self._waiter = Waiter(target, self._supplies)
         self._driver: ProcessId | None = None
-        self._left: str | None = None
-
-    @property
-    def job_id(self) -> str:
-        """Return the id of the job."""
-        return self._key.job_id
-
-    @property
-    def attempt(self) -> int:
-        """Return the number of the attempt, from 1."""
-        return self._key.attempt
-
-    @property
-    def pool(self) -> str:
-        """Return the name of the pool that the job runs on."""
-        return self.target.pool
 
     @property
     def has_ended(self) -> bool:
@@ -93,23 +87,9 @@ class JobHandle:
         return parse_spec(attempts.load(self._store, self._key).spec)
 
     @property
-    def submissions(self) -> int:
-        """Return how often the attempt had been submitted when this handle was created.
-
-        :meth:`cancel` uses this number if `unless_resubmitted` is set.
-        """
-        return self._submissions
-
-    @property
     def place(self) -> Place | None:
         """Return the job's place in its pool's queue at the time of this handle's last check."""
         return self._waiter.place
-
-    @property
-    def left(self) -> str | None:
-        """Return a sentence about the driver if the driver was still running when :meth:`cancel` returned; otherwise
-        None."""
-        return self._left
 
     def deliver_credentials(self, secrets: Secrets | None = None, *, while_queued: bool = True) -> bool:
         """Send the job's credentials to its driver, and wait until the driver has them.
@@ -174,13 +154,8 @@ class JobHandle:
             JobTimeoutError: The job has not ended within `timeout` seconds, or before `stop` was set.
         """
         try:
-            for line in self._follow(
-                timeout,
-                with_log=on_log is not None,
-                on_progress=on_progress,
-                stop=stop,
-                log_position=log_position,
-            ):
+            steps = self._watch(timeout, on_log is not None, on_progress, log_position)
+            for line in self._follow(steps, stop):
                 if on_log is not None:
                     on_log(line)
         except KeyboardInterrupt:
@@ -195,7 +170,7 @@ class JobHandle:
     async def _awaited(self) -> JobResult:
         import asyncio
 
-        steps = self._watch(None, with_log=False)
+        steps = self._watch(with_log=False)
         # A thread is used only while the job's row is read, and not during the pauses. So hundreds of handles can be
         # awaited at the same time, although asyncio has few threads.
         while (pause := await asyncio.to_thread(next, steps, None)) is not None:
@@ -210,7 +185,7 @@ class JobHandle:
                 lines.
         """
         if follow:
-            return self._follow(None)
+            return self._follow(self._watch())
         return self.log_follower().lines(ended=True)
 
     def metrics(self) -> list[MetricPoint]:
@@ -248,22 +223,14 @@ class JobHandle:
             self.target,
             attempts.load(self._store, self._key),
             reason,
-            most_submissions=self._submissions if unless_resubmitted else None,
+            most_submissions=self.submissions if unless_resubmitted else None,
         )
-        self._left = done.left
+        self.left = done.left
         return done.is_done
 
-    def _follow(
-        self,
-        timeout: float | None,
-        *,
-        with_log: bool = True,
-        on_progress: OnProgress | None = None,
-        stop: Event | None = None,
-        log_position: int = 0,
-    ) -> Iterator[str]:
+    def _follow(self, steps: Iterator[str | float], stop: Event | None = None) -> Iterator[str]:
         """Wait until the job has ended, and meanwhile yield the lines of its log."""
-        for step in self._watch(timeout, with_log=with_log, on_progress=on_progress, log_position=log_position):
+        for step in steps:
             if isinstance(step, str):
                 yield step
             elif stop is None:
@@ -276,9 +243,8 @@ class JobHandle:
 
     def _watch(
         self,
-        timeout: float | None,
-        *,
-        with_log: bool,
+        timeout: float | None = None,
+        with_log: bool = True,
         on_progress: OnProgress | None = None,
         log_position: int = 0,
     ) -> Iterator[str | float]:

@@ -13,8 +13,7 @@ from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.endpoint import Endpoint
 
 SUBMIT_ATTEMPTS = 6
-"""Number of tries to submit a job. A new head refuses submissions with status 500 for about 5 s after it has answered
-its first request. 6 tries take 15 s in total."""
+"""Tries to submit a job, 15 s in total. A new head refuses submissions with status 500 for about 5 s."""
 
 
 class HeadGoneError(JobError):

@@ -12,7 +12,6 @@ from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIGEST_LENGTH = 12  # with 48 bits, the probability that any two of a million jobs get the same id is 1 in 500
-_INTERACTIVE = ("cli:", "python:")
 
 
 def digest(document: Any) -> str:
@@ -41,7 +40,7 @@ def is_interactive(holder: str) -> bool:
 
     If the result is True, Ctrl-C in the process that waits for the job cancels the job.
     """
-    return holder.startswith(_INTERACTIVE)
+    return holder.startswith(("cli:", "python:"))
 
 
 def is_legal(given: str) -> bool:
@@ -61,8 +60,3 @@ def checked(given: str) -> str:
             "and begin with a letter or a digit"
         )
     return given
-
-
-def submission_id(job: str, attempt: int) -> str:
-    """Return the id under which an attempt is submitted to Ray; Ray accepts each submission id only once."""
-    return f"{job}-{attempt}"

@@ -34,15 +34,11 @@ DATA_TAGS = "shoal.data_"
 """Prefix of the names of the MLflow tags that describe the training rows of a registered version."""
 
 
-class _Stored(Settings):
+class PlainResult(Settings):
     """Base class of results and their parts. Unknown fields are ignored, because a later version of shoal may have
     stored the result."""
 
     model_config = ConfigDict(extra="ignore")
-
-
-class PlainResult(_Stored):
-    """Base class of results that can be converted to plain data for an XCom."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for an XCom, or for the result of a Prefect task.
@@ -54,14 +50,14 @@ class PlainResult(_Stored):
         return plain
 
 
-class ChampionResult(_Stored):
+class ChampionResult(PlainResult):
     """The champion (the registered version with the alias) with which the newly trained model was compared."""
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
 
 
-class RecentVersion(_Stored):
+class RecentVersion(PlainResult):
     """A version of the model that was registered before the version that this job has trained."""
 
     version: str = Field(description="Version number in MLflow's registry.")
@@ -72,14 +68,19 @@ class RecentVersion(_Stored):
     promoted: bool = Field(description="Whether the version became the champion.")
 
 
-class DecisionResult(_Stored):
+class DecisionResult(PlainResult):
     """The reason why the newly trained model was promoted to champion, or why it was not."""
 
     reason: Reason = Field(description="Name of the rule that decided.")
     sentence: str = Field(description="Explanation of the decision in one sentence, for people.")
 
+    @property
+    def promote(self) -> bool:
+        """Return whether the model became the champion."""
+        return self.reason in PROMOTING
 
-class DataResult(_Stored):
+
+class DataResult(PlainResult):
     """Description of the rows that a model was trained on."""
 
     rows: int = Field(description="Number of rows that the model was trained on.")
@@ -104,7 +105,7 @@ class DataResult(_Stored):
         return {f"{DATA_TAGS}{name}": str(value) for name, value in self.model_dump().items() if value is not None}
 
 
-class JobTimes(_Stored):
+class JobTimes(PlainResult):
     """Seconds that each step of a job took. The sum of all steps is the time from the submission to the result.
 
     If the workers do a step at the same time, the step counts with the seconds of the slowest worker. The time for work
@@ -150,20 +151,24 @@ class JobResult(PlainResult):
         "training function."
     )
     model_digest: str | None = Field(
+        default=None,
         description="SHA-256 of the model file, by which equal models are recognised. None: the job ran a training "
-        "function."
+        "function.",
     )
     model_uri: str = Field(
         description="URI of the model in MLflow; for a job that records nothing in MLflow, the path of the model."
     )
     metrics: dict[str, float] = Field(
+        default={},
         description="Metrics of the model, named <set>-<metric> for evaluation sets and holdout-<metric> for the "
         "holdout.",
     )
     best_iteration: int | None = Field(
-        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping."
+        default=None,
+        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping.",
     )
     rows: int | None = Field(
+        default=None,
         description="Number of rows that were trained on or predicted. None: a training function reads its data "
         "itself, so the number is not known.",
     )
@@ -178,7 +183,7 @@ class JobResult(PlainResult):
         description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
         "training function.",
     )
-    num_workers: int = Field(description="Number of workers that the job ran on.")
+    num_workers: int = Field(default=0, description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
     node_seconds: float | None = Field(
         default=None,
@@ -189,9 +194,9 @@ class JobResult(PlainResult):
         default=None,
         description="Seconds of each step of the job. None: the training was skipped.",
     )
-    restarts: int = Field(description="Number of times that the job restarted after it had lost a worker.")
+    restarts: int = Field(default=0, description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(
-        description="Highest resident memory of each worker in bytes, in the order of the ranks."
+        default=(), description="Highest resident memory of each worker in bytes, in the order of the ranks."
     )
     peak_usage_per_worker: tuple[dict[str, float], ...] = Field(
         default=(),

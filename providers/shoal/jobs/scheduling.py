@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
@@ -34,8 +34,7 @@ class Entry:
     """One attempt of a job that runs or waits on a pool, with the fields that decide when the attempt starts.
 
     Attributes:
-        job_id: Id of the job.
-        attempt: Number of the attempt.
+        key: Id of the job and number of the attempt, which together identify this entry.
         holder: Name of the run that submitted the job.
         priority: Priority of the job.
         queued_at: Time when the attempt joined the queue.
@@ -43,18 +42,12 @@ class Entry:
         gang: The workers that the job asks for.
     """
 
-    job_id: str
-    attempt: int
+    key: tuple[str, int]
     holder: str
     priority: int
     queued_at: float
     waits: bool
     gang: Gang
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return the id of the job and the number of the attempt, which together identify this entry."""
-        return self.job_id, self.attempt
 
 
 @dataclass(frozen=True)
@@ -133,8 +126,7 @@ DRIVER_BYTES = 400 * 2**20
 """Bytes of the head's memory that are reserved for one driver."""
 
 _DRIVERS_SHARE = 4
-"""Divisor that gives the memory for drivers: all drivers together may use the head's memory divided by this number. The
-rest of the head's memory is for the workers on the head, the object store and Ray."""
+"""Share of the head's memory for drivers is 1/4. The rest is for workers, the object store and Ray."""
 
 
 class NodeSize(NamedTuple):
@@ -191,11 +183,6 @@ class Gang:
         workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
         return cls(workers, each.num_cpus, each.num_gpus)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Build a group of workers from the result of :meth:`to_json`."""
-        return cls(**fields)
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the group of workers as plain data, which the job's row stores."""
         return asdict(self)
@@ -239,24 +226,19 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
     """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
-    nodes = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            _fit(spec, nodes, clamp=spec.run_config.clamp)
-    except CapacityError:
-        return False
+    nodes, clamp = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes, spec.run_config.clamp
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            if isinstance(spec, FunctionRequest):
+                for config in (spec.scaling_config, spec.room_for):
+                    if config is not None:
+                        lay_out(config, nodes, clamp=clamp)
+            else:
+                use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
+                resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
+        except CapacityError:
+            return False
     return True
-
-
-def _fit(spec: AnyJobSpec, nodes: Sequence[Node], *, clamp: bool) -> None:
-    """Raise CapacityError if a job's workers do not fit on the given nodes."""
-    if isinstance(spec, FunctionRequest):
-        for config in (spec.scaling_config, spec.room_for):
-            if config is not None:
-                lay_out(config, nodes, clamp=clamp)
-        return
-    use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
-    resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
 
 
 @dataclass(frozen=True)

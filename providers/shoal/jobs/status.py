@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
@@ -54,23 +54,13 @@ class JobStatus:
     @classmethod
     def of(cls, job: Job, place: Place | None = None, node_seconds: float | None = None) -> JobStatus:
         """Build the status from the attempt's row, its place in the queue, and its node-seconds so far."""
-        return cls(
-            job_id=job.id,
-            attempt=job.attempt,
-            pool=job.pool,
-            holder=job.holder,
-            state=job.state,
-            error=job.error,
-            result=JobResult.model_validate(job.result) if job.result else None,
-            mlflow_run_id=job.mlflow_run_id,
-            created_at=job.created_at,
-            started_at=job.started_at,
-            ended_at=job.ended_at,
-            progress=progress_of(job),
-            priority=job.priority,
-            position=place.position if place and is_waiting(job) else None,
-            node_seconds=node_seconds,
-        )
+        same = {each.name: getattr(job, each.name) for each in fields(cls) if hasattr(Job, each.name)}
+        converted = {
+            "result": JobResult.model_validate(job.result) if job.result else None,
+            "progress": progress_of(job),
+            "position": place.position if place and is_waiting(job) else None,
+        }
+        return cls(job_id=job.id, node_seconds=node_seconds, **same | converted)
 
 
 def progress_of(job: Job) -> Progress | None:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import (
@@ -36,7 +34,6 @@ from shoal.jobs.reconcile.look import address
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
 from shoal.jobs.remote import frames, package, reachability
-from shoal.jobs.remote.package import Package
 from shoal.jobs.scheduling import Gang, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
@@ -137,23 +134,12 @@ def submit(
         endpoint_of,
         clock,
     )
-    if task is not None:
-        found = take_over(
-            store,
-            holder,
-            task,
-            spec.fingerprint,
-            call.target,
-            partial(_secrets, spec, connection_url),
-            detach=call.orphan_after is None,
-        )
-        if found is not None:
-            return found
+    if task is not None and (found := _taken_over(call, task, spec)) is not None:
+        return found
     spec = reachability.located(spec, call.pool)
-    with frames.sent_for(spec, call.pool) as sent:
-        prepared = _prepared(sent, call.pool)
+    with frames.sent_for(spec, call.pool) as (sent, packaged):
         # If the attempt that is found was lost or has failed, the next call creates a new one.
-        while (handle := _attempt(call, prepared)) is None:
+        while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
 
@@ -184,23 +170,6 @@ class _Call:
         )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A spec that is ready to be stored and sent.
-
-    Attributes:
-        spec: The spec, with small frames replaced by the files that are sent with the job.
-        document: The spec as JSON, without credentials.
-        uris: The spec's URIs with credentials, by JSON pointer.
-        package: Code and frames that are sent with the job. None on pools that share files with this process.
-    """
-
-    spec: AnyJobSpec
-    document: dict[str, Any]
-    uris: Mapping[str, str]
-    package: Package | None
-
-
 def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
     """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
     config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
@@ -209,41 +178,37 @@ def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
-def _prepared(sent: frames.Sent, pool: PoolSpec) -> _Prepared:
-    document, uris = credentials.hide(sent.spec.document())
-    if not frames.is_remote(pool):
-        return _Prepared(sent.spec, document, uris, None)
-    document, along = package.taken_along(document, sent.packaged)
-    return _Prepared(sent.spec, document, uris, along)
-
-
-def _attempt(call: _Call, prepared: _Prepared) -> JobHandle | None:
+def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHandle | None:
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
-    spec = prepared.spec
+    files = None
+    document, uris = credentials.hide(spec.document())
+    is_remote = frames.is_remote(call.pool)
+    if is_remote:
+        document, files = package.taken_along(document, packaged)
     endpoint = call.endpoint_of(call.pool.name) if call.endpoint_of else pool_endpoint(call.pool.name, call.store)
     refusal = _refusal(call, spec, endpoint)
     secrets: Secrets | None = None
     # A failed check refuses only a new attempt. The driver of an earlier attempt may still wait for its credentials, so
     # the credentials are read even if a check has failed.
     try:
-        secrets = _secrets(spec, call.connection_url, prepared.uris)
+        secrets = _secrets(spec, call.connection_url, uris)
     except InvalidArgumentError as error:
         refusal = refusal or error
     order = Order(
         call.job_id,
         call.pool.name,
         call.holder,
-        prepared.document,
+        document,
         address(endpoint),
         call.orphan_after,
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
-        needs_credentials=frames.is_remote(call.pool) and secrets is not None and secrets.given,
+        needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)
     target = call.target(Key(job.id, job.attempt))
-    supplies = Supplies(secrets, prepared.package, end_on_interrupt=ids.is_interactive(call.holder))
+    supplies = Supplies(secrets, files, end_on_interrupt=ids.is_interactive(call.holder))
     with _naming_job_that_goes_on(target):
         if not _is_usable(target, supplies, job, order, spec.staged()):
             return None
@@ -286,12 +251,8 @@ def _refusal(call: _Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | 
     return None
 
 
-def _secrets(
-    spec: AnyJobSpec, connection_url: Callable[[str], str | None] | None, uris: Mapping[str, str] | None = None
-) -> Secrets:
+def _secrets(spec: AnyJobSpec, connection_url: Callable[[str], str | None] | None, uris: Mapping[str, str]) -> Secrets:
     """Return the credentials for the driver of a job."""
-    if uris is None:
-        uris = credentials.hide(spec.document())[1]
     hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
     named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
     databases = credentials.connections(named, os.environ, connection_url)
@@ -385,16 +346,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
 
 
-def take_over(
-    store: Store,
-    holder: str,
-    task: TaskTry,
-    fingerprint: str | None,
-    target_of: Callable[[Key], Target],
-    secrets_of: Callable[[], Secrets],
-    *,
-    detach: bool,
-) -> JobHandle | None:
+def _taken_over(call: _Call, task: TaskTry, spec: AnyJobSpec) -> JobHandle | None:
     """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
 
     Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
@@ -403,16 +355,17 @@ def take_over(
         JobError: A newer try of the task has an unfinished job.
     """
     found: JobHandle | None = None
-    for job in jobs_of(store, holder, task):
-        target = target_of(Key(job.id, job.attempt))
+    for job in jobs_of(call.store, call.holder, task):
+        target = call.target(Key(job.id, job.attempt))
         if job.state not in JOB_ENDED and task.is_older_than(job):
             raise task.superseded_by(job)
-        if found is not None or not task.takes_over(job):
+        is_taken_over = task.durable and (job.task_try or 0) > task.cleared
+        if found is not None or not is_taken_over:
             _leave(target, job, task)
         elif stage_of(job) is Stage.UNQUEUED:
-            _leave_unqueued(target, job, fingerprint)
+            _leave_unqueued(target, job, spec.fingerprint)
         else:
-            found = _joined(target, job, task, secrets_of, detach=detach)
+            found = _joined(call, target, job, task, spec)
     return found
 
 
@@ -436,19 +389,18 @@ def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
         ending.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
 
 
-def _joined(
-    target: Target, job: Job, task: TaskTry, secrets_of: Callable[[], Secrets], *, detach: bool
-) -> JobHandle | None:
+def _joined(call: _Call, target: Target, job: Job, task: TaskTry, spec: AnyJobSpec) -> JobHandle | None:
     """Attach this try to the job; return None if the job has failed or was cancelled."""
-    is_ended = job.state in JOB_ENDED
-    joined = job if is_ended else attempts.join(target.store, target.key, target.clock(), task, detach=detach)
+    joined: Job | None = job
+    if job.state not in JOB_ENDED:
+        joined = attempts.join(call.store, target.key, call.clock(), task, detach=call.orphan_after is None)
     if joined is None:
         # The job has ended since its row was read. If the job has succeeded, its result is in the row.
-        joined = attempts.load(target.store, target.key)
+        joined = attempts.load(call.store, target.key)
     supplies = Supplies()
     if joined.state not in JOB_ENDED:
-        is_needed = joined.state is JobState.PENDING and joined.needs_credentials
-        supplies = Supplies(secrets_of() if is_needed else None)
+        if joined.state is JobState.PENDING and joined.needs_credentials:
+            supplies.secrets = _secrets(spec, call.connection_url, credentials.hide(spec.document())[1])
         joined = rounds.Waiter(target, supplies).round()
     return None if joined.state in (JobState.FAILED, JobState.CANCELLED) else JobHandle(target, joined, supplies)
 
@@ -469,8 +421,7 @@ def fingerprint(spec: AnySpec) -> str:
     # digest of the archive's content.
     if archives := document["run_config"].get("code"):
         document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
-    # These options are left out, because they do not change what the job computes. Tasks of earlier versions of shoal
-    # did not set `skip_if_unchanged`. If shoal was updated since then, a retry of such a task must still find its job.
+    # These options are left out, because they do not change what the job computes.
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

@@ -16,14 +16,16 @@ from shoal.errors import JobError
 from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
+from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.schema import Job, JobState
 from tests.support.waiting import wait_until
 
 KEY = Key("job", 1)
+WATCH = Stopwatch(Job(created_at=0.0), 0.0)
 
 
 class AwayServer:
@@ -110,7 +112,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
     database.write_text("no database")
 
     with contextlib.redirect_stdout(Administrator(database, backup)) as said:
-        assert AttemptContext(store, KEY, None, {}, {}, print, MetricSeries(KEY), print).is_current()
+        assert AttemptContext(store, KEY, None, {}, {}, print, MetricSeries(KEY), print, WATCH).is_current()
 
     assert "trying again" in said.getvalue()
 
@@ -118,7 +120,7 @@ def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
 def test_only_a_known_attempt_that_has_ended_has_ended(store: Store) -> None:
     attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
-    place = AttemptContext(store, Key("next", 1), None, {}, {}, print, MetricSeries(KEY), print)
+    place = AttemptContext(store, Key("next", 1), None, {}, {}, print, MetricSeries(KEY), print, WATCH)
     claim = artifacts.claim_of(store, KEY)
 
     assert not place.has_ended(claim)

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from shoal.jobs.driver.heartbeats import HeartbeatThread
+from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, why_end
 from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.time_limits import Reason, why_end
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.progress import Progress
+from shoal.training.run_config import RunConfig
 
 
 def running(**fields: object) -> Job:
@@ -20,35 +20,37 @@ def running(**fields: object) -> Job:
     return Job(id="j", attempt=1, **(known | fields))
 
 
-def why(job: Job | None, **known: float):
-    return why_end(job, **{"unasked_for": 0.0, "running_for": 0.0, "timeout": None} | known)
+def why(job: Job | None, limits: RunConfig | None = None, **known: float):
+    return why_end(
+        job, limits or RunConfig(), **{"unpolled_for": 0.0, "running_for": 0.0, "used_node_hours": 0.0} | known
+    )
 
 
 class TestWhyEnd:
     def test_a_job_that_is_asked_about_goes_on(self):
-        assert why(running(), unasked_for=900.0) is None
+        assert why(running(), unpolled_for=900.0) is None
 
     def test_an_orphan_ends_itself(self):
-        reason = why(running(), unasked_for=900.1)
+        reason = why(running(), unpolled_for=900.1)
 
         assert reason is not None
         assert reason.state is JobState.CANCELLED
         assert "no process has polled the job for orphan_after=900 s" in reason.text
 
     def test_a_detached_job_does_not(self):
-        assert why(running(orphan_after=None), unasked_for=1e9) is None
+        assert why(running(orphan_after=None), unpolled_for=1e9) is None
 
     def test_its_time_is_up(self):
-        assert why(running(), running_for=60.0, timeout=60.0) is None
-        reason = why(running(), running_for=61.0, timeout=60.0)
+        assert why(running(), RunConfig(timeout=60.0), running_for=60.0) is None
+        reason = why(running(), RunConfig(timeout=60.0), running_for=61.0)
 
         assert reason is not None
         assert reason.state is JobState.FAILED
         assert "timeout=60 s" in reason.text
 
     def test_its_budget_is_used_up(self):
-        assert why(running(), used_node_hours=1.9, budget_node_hours=2.0) is None
-        reason = why(running(), used_node_hours=2.5, budget_node_hours=2.0)
+        assert why(running(), RunConfig(budget_node_hours=2.0), used_node_hours=1.9) is None
+        reason = why(running(), RunConfig(budget_node_hours=2.0), used_node_hours=2.5)
 
         assert reason is not None
         assert (reason.state, reason.permanent) == (JobState.FAILED, True)
@@ -76,7 +78,9 @@ class TestHeartbeats:
 
     def test_a_job_that_was_asked_about_survives_a_suspend_and_a_jump_of_the_clock(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), 3600.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(
+            store, self.KEY, MetricSeries(self.KEY), RunConfig(timeout=3600.0), monotonic=lambda: passed[0]
+        )
 
         # To the wall clock the row is as old as its `last_polled_at` and `started_at` of 1970.
         assert thread.look()[1] is None
@@ -92,7 +96,9 @@ class TestHeartbeats:
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), 60.0, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(
+            store, self.KEY, MetricSeries(self.KEY), RunConfig(timeout=60.0), monotonic=lambda: passed[0]
+        )
 
         passed[0] += 60.0
         assert thread.look()[1] is None
@@ -103,7 +109,7 @@ class TestHeartbeats:
 
     def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), RunConfig(), monotonic=lambda: passed[0])
         writes = []
         transaction = store.transaction
         monkeypatch.setattr(store, "transaction", lambda: (writes.append(passed[0]), transaction())[1])
@@ -118,7 +124,7 @@ class TestHeartbeats:
 
     def test_progress_is_written_with_the_sign_of_life(self, store):
         passed = [5000.0]
-        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None, monotonic=lambda: passed[0])
+        thread = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), RunConfig(), monotonic=lambda: passed[0])
         seen = []
 
         for done, passed[0] in enumerate((5000.0, 5002.0, 5006.0), start=1):
@@ -132,7 +138,7 @@ class TestHeartbeats:
     def test_an_ended_job_gets_no_sign_of_life(self, store):
         attempts.end(store, self.KEY, JobState.CANCELLED, 1.0, error="on request")
 
-        _, reason = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), None).look()
+        _, reason = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), RunConfig()).look()
 
         assert reason == Reason(JobState.CANCELLED, "on request")
         assert self.row(store).heartbeat_at is None

@@ -17,6 +17,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.state import Store
 from shoal.state.schema import Job, JobMetrics, JobState
+from shoal.training.run_config import RunConfig
 
 KEY = Key("job", 1)
 
@@ -81,7 +82,7 @@ def test_a_write_that_failed_is_repeated(store: Store) -> None:
 def test_a_heartbeat_writes_the_series(store: Store) -> None:
     series = MetricSeries(KEY)
     series.log(1, {"loss": 3.0}, 7)
-    HeartbeatThread(store, KEY, series, None).look()
+    HeartbeatThread(store, KEY, series, RunConfig()).look()
     assert seen(store) == [(7, {"rank-1/loss": 3.0})]
 
 
@@ -89,7 +90,7 @@ def test_a_heartbeat_that_writes_nothing_keeps_the_metrics_for_the_end(store: St
     series = MetricSeries(KEY)
     series.log(0, {"loss": 3.0}, 7)
     attempts.end(store, KEY, JobState.CANCELLED, 3.0)
-    HeartbeatThread(store, KEY, series, None).look()
+    HeartbeatThread(store, KEY, series, RunConfig()).look()
     assert seen(store) == []
     write(store, series)
     assert seen(store) == [(7, {"loss": 3.0})]

@@ -12,7 +12,7 @@ from tests.support.job_results import result_of
 
 def test_the_steps_add_up_to_the_time_since_the_submission(capsys):
     now = 100.0
-    watch = Stopwatch(queue_s=4.0, before_s=2.0, monotonic=lambda: now)
+    watch = Stopwatch(Job(created_at=10.0, admitted_at=14.0), 16.0, monotonic=lambda: now)
     now += 10
     watch.worked(read_s=1.5, train_s=3.0)
     now += 5
@@ -26,7 +26,7 @@ def test_the_steps_add_up_to_the_time_since_the_submission(capsys):
 
 
 def test_steps_that_a_job_does_not_have_are_left_out():
-    watch = Stopwatch()
+    watch = Stopwatch(Job(created_at=10.0), 10.0)
     watch.worked(train_s=0.0)
     assert watch.times().measured().keys() == {"queue", "start", "train", "upload"}
 
@@ -38,12 +38,12 @@ def test_steps_that_a_job_does_not_have_are_left_out():
 )
 def test_the_wait_in_the_queue_is_told_from_the_start(admitted_at, queue, start):
     job = Job(created_at=10.0, admitted_at=admitted_at)
-    watch = Stopwatch.of(job, 15.0)
+    watch = Stopwatch(job, 15.0)
     watch.worked(train_s=0.0)
     times = watch.times()
     assert (times.queue, times.start) == (queue, start)
 
 
 def test_a_stored_result_has_the_times():
-    times = Stopwatch().times()
+    times = Stopwatch(Job(created_at=10.0), 10.0).times()
     assert JobResult.model_validate(result_of(times=times).document()).times == times

@@ -12,12 +12,13 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.schema import Job, JobState
 from shoal.training.artifact_folders import MARKER
 from shoal.training.pytorch.request import FunctionResult
 from tests.support.job_results import result_of
@@ -38,7 +39,9 @@ class Opened:
 
 
 def place(store: Store, key: Key = KEY) -> AttemptContext:
-    return AttemptContext(store, key, None, {}, {}, print, MetricSeries(key), print)
+    return AttemptContext(
+        store, key, None, {}, {}, print, MetricSeries(key), print, Stopwatch(Job(created_at=0.0), 0.0)
+    )
 
 
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:

@@ -179,18 +179,18 @@ class TestGate:
             return Candidate(version, evaluated(model_loading.load(f"models:/{name}/{version}"), holdout))
 
         register = Register(model=name, metric="rmse", holdout=holdout)
-        return promotion.challenge(
+        uri = run.log_model(framework, model, frame()[COLUMNS])
+        digest, tags = holdout.digest(), {"shoal.job_id": "job"}
+        return promotion.Contest(
             run.client,
             Ledger.of(run.client, store, register),
             register,
-            run.log_model(framework, model, frame()[COLUMNS]),
-            key=Key("job", 1),
-            evaluation=evaluated(model, holdout),
+            promotion.registered(register, uri, evaluated(model, holdout), digest, tags),
             baseline=None,
-            holdout_digest=holdout.digest(),
-            tags={"shoal.job_id": "job"},
+            holdout_digest=digest,
+            key=Key("job", 1),
             score_champion=score_champion,
-        )
+        ).decided()
 
     def test_first_worse_better_equal(self, run, store, holdout):
         first, worse, better, equal = (

@@ -71,18 +71,16 @@ class Registry:
 
     def challenge(self, loss: float, client: Client | None = None) -> Outcome:
         register = Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
-        return promotion.challenge(
+        return promotion.Contest(
             client or self.client(),
             Ledger.of(client or self.client(), Store(), register),
             register,
-            self._logged,
-            key=Key("job", 1),
-            evaluation=Evaluation(loss, {"rmse": loss}),
+            promotion.registered(register, self._logged, Evaluation(loss, {"rmse": loss}), "d" * 32, {}),
             baseline=None,
             holdout_digest="d" * 32,
-            tags={},
+            key=Key("job", 1),
             score_champion=lambda version: Candidate(version, Evaluation(self.loss(version))),
-        )
+        ).decided()
 
     def loss(self, version: str) -> float:
         return float(self.client().get_model_version(self.model, version).tags["holdout.rmse"])

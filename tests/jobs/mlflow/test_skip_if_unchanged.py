@@ -30,6 +30,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import staged_queries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -38,7 +39,7 @@ from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.submission import fingerprint
 from shoal.state import Store
-from shoal.state.schema import JobState
+from shoal.state.schema import Job, JobState
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.jobs.driver.test_main import plain_xgboost
@@ -82,7 +83,9 @@ class Nights:
             "shoal.holder": order.holder,
         }
         run = Run.begin(Tracking(uri=self.uri, experiment="nights"), name=key.submission_id, tags=tags)
-        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None, MetricSeries(key), lambda: None)
+        watch = Stopwatch(Job(created_at=0.0), 0.0)
+        metrics = MetricSeries(key)
+        place = AttemptContext(self.store, key, run, tags, {}, lambda progress: None, metrics, lambda: None, watch)
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)
@@ -309,7 +312,7 @@ def test_a_run_that_is_told_to_train_trains(nights):
 
 def test_a_run_after_a_failed_promotion_trains(nights, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(promotion._Contest, "round", lambda contest: 1 / 0)
+        patch.setattr(promotion.Contest, "round", lambda contest: 1 / 0)
         with pytest.raises(JobError, match="division by zero"):
             nights.run()
     assert nights.versions() == ["1"]

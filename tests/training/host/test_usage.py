@@ -103,7 +103,7 @@ def test_peaks_are_the_highest_values_of_each_worker_and_no_training_fails_becau
     server = _Server()
     feed = MlflowFeed(server)  # type: ignore[arg-type]
     feed.close()
-    usage = _Usage(feed)
+    usage = _Usage(None, feed)
     for memory in (1.0, 3.0, 2.0):
         usage.log(1, {"memory": memory})
     feed.flush()

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
 from shoal.jobs.driver import saved_training
-from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
@@ -104,12 +105,10 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     place.on_trained()
     path, digest = artifacts.save(folder, claim, trained, inputs)
     if inputs:
-        saved_training.note(place, digest)
+        patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
-    return JobResult(
-        job_id=place.key.job_id,
-        attempt=place.key.attempt,
+    return place.result(
         model_path=path,
         model_digest=hashlib.sha256(trained.model).hexdigest(),
         model_uri=uri,
@@ -118,11 +117,9 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
         rows=trained.rows,
         data=checked.data,
         num_workers=trained.num_workers,
-        seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-        mlflow_run_id=place.run.run_id if place.run else None,
         **(outcome.result() if outcome else {}),
     )
 
@@ -209,7 +206,8 @@ def _published(
             trained_on=checked.trained_on,
         )
     if checked.fingerprints:
-        skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
+        with only_printed("the version could not be tagged, so the next training is not skipped"):
+            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
     return uri, outcome
 
 
@@ -243,26 +241,10 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
         return None
     version, reason = found
     print(reason, flush=True)
-    skip_if_unchanged.mark_skipped(run, reason)
+    with only_printed("the MLflow run could not be tagged as skipped"):
+        run.client.set_tag(run.run_id, skip_if_unchanged.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
-    return JobResult(
-        job_id=place.key.job_id,
-        attempt=place.key.attempt,
-        model_path=uri,
-        model_digest=None,
-        model_uri=uri,
-        metrics={},
-        best_iteration=None,
-        rows=data.rows,
-        data=data,
-        num_workers=0,
-        seconds=time.monotonic() - place.begun,
-        restarts=0,
-        peak_memory_per_worker=(),
-        mlflow_run_id=run.run_id,
-        model_version=version,
-        skipped=reason,
-    )
+    return place.result(model_path=uri, model_uri=uri, rows=data.rows, data=data, model_version=version, skipped=reason)
 
 
 def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:

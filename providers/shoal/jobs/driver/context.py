@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.errors import JobError, RegistryError, ShoalError
 from shoal.jobs.driver.metric_series import MetricSeries
@@ -17,7 +17,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow.job_run import Run, retrying_briefly
 from shoal.jobs.mlflow.registry import is_unreachable
-from shoal.jobs.results import JobTimes
+from shoal.jobs.results import JobResult, JobTimes
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
@@ -78,6 +78,15 @@ def saved_before(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def only_printed(what: str) -> Iterator[None]:
+    """Catch any exception of the `with` block, and print the text `what` and the exception."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {error}", flush=True)
+
+
 @dataclass(frozen=True)
 class AttemptContext:
     """Data about one attempt that its driver passes to the code that trains or predicts.
@@ -92,8 +101,7 @@ class AttemptContext:
         metrics: Series of the attempt's metrics, in the store and in MLflow.
         on_trained: Function to call when the workers have finished and only work for the driver remains. The function
             ends the workers and lets the next job of the pool start.
-        begun: Time at which the attempt started, in seconds of the monotonic clock.
-        stopwatch: Measures the seconds of each step.
+        stopwatch: Measures the seconds of each step since the attempt started.
     """
 
     store: Store
@@ -104,8 +112,17 @@ class AttemptContext:
     on_progress: OnProgress
     metrics: MetricSeries
     on_trained: Callable[[], None]
-    begun: float = field(default_factory=time.monotonic)
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    stopwatch: Stopwatch
+
+    def result(self, **fields: Any) -> JobResult:
+        """Return the job's result: the given fields, and those that each attempt has."""
+        return JobResult(
+            job_id=self.key.job_id,
+            attempt=self.key.attempt,
+            seconds=self.stopwatch.seconds,
+            mlflow_run_id=self.run.run_id if self.run else None,
+            **fields,
+        )
 
     def times(self) -> JobTimes:
         """Return the seconds that each step has taken up to now, print them, and log them to the MLflow run."""

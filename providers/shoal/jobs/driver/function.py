@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
@@ -30,16 +30,18 @@ _SYSTEM = "system/"
 
 
 class _Usage:
-    """The usage of CPU, memory and GPUs by the workers, which is sent to MLflow, and its highest values.
+    """The usage of CPU, memory and GPUs, which is sent to MLflow, and the highest values of the workers.
 
     Args:
-        feed: Sender of metrics to MLflow; None if the job has no MLflow run.
+        run: MLflow run of the attempt; None if there is none.
+        feed: Sender of metrics to that run.
     """
 
-    def __init__(self, feed: MlflowFeed | None) -> None:
+    def __init__(self, run: Run | None, feed: MlflowFeed | None) -> None:
+        self._run = run
         self._feed = feed
         self._peaks: dict[int, dict[str, float]] = {}
-        self._steps: Counter[int] = Counter()
+        self._steps: Counter[int | str] = Counter()
 
     def log(self, rank: int, values: dict[str, float]) -> None:
         """Send the usage of a worker to MLflow as metrics ``system/worker-N/...``, and remember the highest values."""
@@ -49,6 +51,12 @@ class _Usage:
         if self._feed:
             self._feed.add_usage(_metrics(f"{_SYSTEM}worker-{rank}/", values, self._steps[rank]))
         self._steps[rank] += 1
+
+    def log_node(self, node: str, values: dict[str, float]) -> None:
+        """Log the usage of a node as metrics ``system/<node>/...``. A separate thread calls the method."""
+        assert self._run is not None
+        self._run.log_metrics(_metrics(f"{_SYSTEM}{node}/", values, self._steps[node]))
+        self._steps[node] += 1
 
     def peaks(self, num_workers: int) -> tuple[dict[str, float], ...]:
         """Return the highest measured usage of each worker, in the order of the ranks."""
@@ -60,24 +68,6 @@ def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str,
     return [(front + name, value, step, time.time()) for name, value in values.items()]
 
 
-class _NodeLog:
-    """Logger of the nodes' system metrics in MLflow, under the names ``system/<node>/...``. A separate thread calls the
-    logger.
-
-    Args:
-        run: MLflow run of the attempt.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._steps: Counter[str] = Counter()
-
-    def log(self, node: str, values: dict[str, float]) -> None:
-        """Log the present metrics of a node."""
-        self._run.log_metrics(_metrics(f"{_SYSTEM}{node}/", values, self._steps[node]))
-        self._steps[node] += 1
-
-
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     """Run a job's training function on all ranks, and save and log its results.
 
@@ -87,17 +77,17 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     from shoal.training.pytorch.engine import run
 
     trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
-    tracked, key = place.run, place.key
+    tracked = place.run
     if tracked and spec.register_as:
         promotion.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
     location = spec.run_config.artifact_location
-    claim, folder = place.claim(), artifacts.folder(key, location)
+    claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
     if tracked:
         with before_work(tracked.uri, place.environment):
             tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
     program, root = _program(spec), storage.root(location)
-    usage = _Usage(place.metrics.feed)
+    usage = _Usage(tracked, place.metrics.feed)
     answer = run(
         spec,
         program,
@@ -107,7 +97,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         sink=place.metrics,
         on_progress=place.on_progress,
         on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
-        on_node=_NodeLog(tracked).log if tracked and spec.tracking and spec.tracking.system_metrics else None,
+        on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,
         may_publish=place.is_current,
     )
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
@@ -120,23 +110,16 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         with place.stopwatch.scoring(), saved_before(answer.model_dir):
             uri, outcome = _register(spec.register_as, place, tracked, trained_on)
     print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
-    result = JobResult(
-        job_id=key.job_id,
-        attempt=key.attempt,
+    result = place.result(
         model_path=answer.model_dir,
-        model_digest=None,
         model_uri=uri,
         metrics={**answer.metrics, **(outcome.metrics if outcome else {})},
-        best_iteration=None,
-        rows=None,
         results_path=results,
         num_workers=answer.num_workers,
-        seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
         peak_usage_per_worker=usage.peaks(answer.num_workers),
-        mlflow_run_id=tracked.run_id if tracked else None,
         **(outcome.result() if outcome else {}),
     )
     return result, digest
@@ -147,12 +130,10 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
     the error."""
     if place.run is None or place.run.run_id == run_id:
         return
-    try:
+    with only_printed(f"the job could not continue in MLflow run {run_id}"):
         place.run.move_to(run_id)
         attempts.note_run(place.store, place.key, run_id)
         print(f"MLflow run: {place.run.link}", flush=True)
-    except Exception as error:
-        print(f"the job could not continue in MLflow run {run_id}: {error}", flush=True)
 
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:

@@ -1,8 +1,9 @@
 """Write a driver's heartbeats, the progress of its training and its metrics into the store, and end the driver when its
 job has to end.
 
-A thread of the driver reads the job's row every 2 s. A heartbeat is the time of the driver's last sign of life. Why a
-job has to end is in `shoal.jobs.driver.time_limits`.
+A thread of the driver reads the job's row every 2 s. A heartbeat is the time of the driver's last sign of life. The
+driver ends if the job was cancelled, has exceeded its time limit or its budget, or was not polled by any process for
+`orphan_after` seconds.
 """
 
 from __future__ import annotations
@@ -12,21 +13,54 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.time_limits import Reason, why_end
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.gang.nodes_in_use import nodes_in_use
 from shoal.training.progress import Progress
+from shoal.training.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Reason why a driver has to end its job, and the final state that the job gets."""
+
+    state: JobState
+    text: str
+    permanent: bool = False
+    """Whether a further attempt would end for the same reason."""
+
+
+def why_end(
+    job: Job | None, limits: RunConfig, *, unpolled_for: float, running_for: float, used_node_hours: float
+) -> Reason | None:
+    """Return the reason why a running job has to end; None if the job may go on."""
+    if job is None:
+        return Reason(JobState.CANCELLED, "the job's row was removed from the store")
+    if job.state in JOB_ENDED:
+        return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
+    if job.orphan_after is not None and unpolled_for > job.orphan_after:
+        return Reason(
+            JobState.CANCELLED,
+            f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None to "
+            "let a job go on even if no process waits for it",
+        )
+    timeout, budget = limits.timeout, limits.budget_node_hours
+    if timeout is not None and running_for > timeout:
+        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s: raise the timeout")
+    if budget is not None and used_node_hours >= budget:
+        return Reason(JobState.FAILED, budget_spent(used_node_hours, budget), permanent=True)
+    return None
 
 
 def job_nodes() -> tuple[int, float]:
@@ -50,8 +84,7 @@ class HeartbeatThread:
         store: Store that has the attempt's row.
         key: The attempt.
         metrics: The series of metrics, which heartbeats write into the store.
-        timeout: Seconds that the job may run; None: no limit.
-        budget_node_hours: Node-hours that the job may use; None: no limit.
+        limits: Time limit and budget of the job.
         monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
@@ -60,16 +93,14 @@ class HeartbeatThread:
         store: Store,
         key: Key,
         metrics: MetricSeries,
-        timeout: float | None,
-        budget_node_hours: float | None = None,
+        limits: RunConfig,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._key = key
         self._metrics = metrics
-        self._timeout = timeout
-        self._budget = budget_node_hours
+        self._limits = limits
         self._used_node_hours = 0.0
         self._done = threading.Event()
         self._monotonic = monotonic
@@ -131,7 +162,7 @@ class HeartbeatThread:
                 self._metrics.write(batch, session, job)
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
-                if self._budget is not None:
+                if self._limits.budget_node_hours is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + HEARTBEAT_S
             else:
@@ -142,11 +173,10 @@ class HeartbeatThread:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(
             job,
-            unasked_for=now - self._polled_since,
+            self._limits,
+            unpolled_for=now - self._polled_since,
             running_for=now - self._begun,
-            timeout=self._timeout,
             used_node_hours=self._used_node_hours,
-            budget_node_hours=self._budget,
         )
         return job, reason
 

@@ -18,8 +18,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -29,13 +27,12 @@ from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError,
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, prediction
-from shoal.jobs.driver.context import AttemptContext, before_work
-from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.driver.step_times import Stopwatch
-from shoal.jobs.driver.time_limits import Reason
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
@@ -84,8 +81,7 @@ _MOST_CHARACTERS = 20_000
 """Length of the longest error that is stored whole. Lists of jobs, task logs and the page show errors."""
 
 _NODE_SECONDS = "system/node_seconds"
-"""Name of the MLflow metric for the job's node-seconds. MLflow shows this metric beside the usage of CPUs and memory,
-away from the model's metrics."""
+"""Name of the metric in MLflow, which shows it beside the usage of CPUs and memory."""
 
 _RUN_STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 """Status that MLflow's run gets for each final state of the attempt."""
@@ -134,11 +130,9 @@ class Driver:
         self._spec = spec
         self._secrets = secrets
         self._metrics = MetricSeries(self._key)
-        limits = spec.run_config
-        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, limits.timeout, limits.budget_node_hours)
+        self._heartbeats = HeartbeatThread(store, self._key, self._metrics, spec.run_config)
         self._leaving = LeavingWatch(store, job.pool)
-        self._begun = time.monotonic()
-        self._stopwatch = Stopwatch.of(job, time.time())
+        self._stopwatch = Stopwatch(job, time.time())
         self._run: Run | None = None
         self._told_to_end = False
 
@@ -156,18 +150,18 @@ class Driver:
         self._leaving.stop()
         stored = self._store_end(end)
         if stored:
-            with _logged("the next job that waits for the pool could not be started"):
+            with only_printed("the next job that waits for the pool could not be started"):
                 rounds.start_next(self._store, self._job.pool)
         # Not earlier, because workers may inherit the variable, and user code in them keeps MLflow's own patience.
         job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
-            with _logged("the rows of SQL queries could not be removed"):
+            with only_printed("the rows of SQL queries could not be removed"):
                 staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
-            with _logged("staged data could not be removed"):
+            with only_printed("staged data could not be removed"):
                 staged_data_claims.give_up(self._key, self._spec.staged())
-            with _logged("the working folder could not be removed"):
+            with only_printed("the working folder could not be removed"):
                 working_folder.discard(self._key.submission_id)
-        with _logged("credentials that were written too late could not be removed"):
+        with only_printed("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
         if self._run:
@@ -182,10 +176,10 @@ class Driver:
             print(f"not all metrics could be sent to the MLflow run: {error}", flush=True)
             if is_unreachable(error):
                 return  # the next requests would wait for a minute each, too
-        with _logged("the node-seconds could not be logged to MLflow"):
+        with only_printed("the node-seconds could not be logged to MLflow"):
             if (node_seconds := self._node_seconds()) is not None:
                 run.log_values({_NODE_SECONDS: node_seconds})
-        with _logged(f"the MLflow run could not be marked {status}"):
+        with only_printed(f"the MLflow run could not be marked {status}"):
             run.finish(status)
 
     def _until_end(self) -> _End:
@@ -339,8 +333,7 @@ class Driver:
             keep,
             self._metrics,
             self._free_room,
-            begun=self._begun,
-            stopwatch=self._stopwatch,
+            self._stopwatch,
         )
         spec = staged_queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
@@ -353,7 +346,7 @@ class Driver:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""
         from shoal.training.gang.reused_workers import end_gangs
 
-        with _logged("the room of the job's workers could not be freed before the end of the job"):
+        with only_printed("the room of the job's workers could not be freed before the end of the job"):
             used = job_nodes()
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
@@ -377,7 +370,7 @@ class Driver:
             attempts.note_run(self._store, self._key, self._run.run_id)
             self._metrics.feed = MlflowFeed(self._run)
             print(f"MLflow run: {self._run.link}", flush=True)
-            with _logged("the MLflow run of the previous attempt could not be ended"):
+            with only_printed("the MLflow run of the previous attempt could not be ended"):
                 self._end_previous_run(self._run)
 
     def _end_previous_run(self, run: Run) -> None:
@@ -444,15 +437,6 @@ def _without_package(config: str) -> str:
     found = json.loads(config)
     (found.get("runtime_env") or {}).pop("working_dir", None)
     return json.dumps(found)
-
-
-@contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """Catch any exception of the `with` block, and print the text `what` and the exception."""
-    try:
-        yield
-    except Exception as error:
-        print(f"{what}: {error}", flush=True)
 
 
 def _shortened(error: str) -> str:

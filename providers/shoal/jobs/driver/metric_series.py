@@ -21,8 +21,7 @@ from shoal.state.schema import Job
 
 _MOST_POINTS = 256
 _MOST_VALUES = 800
-"""Limits of one part of the series, so that a row has at most about 16 KB: the driver writes the last row again with
-each heartbeat."""
+"""Limits of one part of the series, about 16 KB: the driver writes the last row again with each heartbeat."""
 
 _MOST_NAMES = 200
 _LONGEST_NAME = 100

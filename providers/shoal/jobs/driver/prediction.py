@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from shoal.data.connector import DataConnector
-from shoal.jobs.driver.context import AttemptContext, before_work
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.mlflow.job_run import retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -19,8 +17,7 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     """
     from shoal.jobs.prediction.engine import run
 
-    tracked, key = place.run, place.key
-    if tracked:
+    if tracked := place.run:
         digest = DataConnector.from_spec(spec.dataset).digest()
         with before_work(tracked.uri, place.environment):
             tracked.log_params({"model": spec.model, "output_path": spec.output_path, "framework": spec.framework})
@@ -36,29 +33,16 @@ def work(spec: PredictJobSpec, place: AttemptContext) -> JobResult:
     place.stopwatch.worked(train_s=answer.seconds)
     if tracked:
         # The predictions are complete, so the job does not fail if MLflow is away.
-        try:
-            with retrying_briefly(place.environment):
-                tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
-        except Exception as error:
-            print(f"the number of rows could not be logged to MLflow: {error}", flush=True)
+        with only_printed("the number of rows could not be logged to MLflow"), retrying_briefly(place.environment):
+            tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
     print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
-    return JobResult(
-        job_id=key.job_id,
-        attempt=key.attempt,
+    return place.result(
         model_path=answer.model_uri,
-        model_digest=None,
         model_uri=answer.model_uri,
-        metrics={},
-        best_iteration=None,
         rows=answer.rows,
         output_path=answer.output_path,
         num_workers=answer.num_workers,
-        seconds=time.monotonic() - place.begun,
         times=place.times(),
         restarts=answer.restarts,
         peak_memory_per_worker=answer.peak_memory_per_worker,
-        mlflow_run_id=tracked.run_id if tracked else None,
-        model_version=None,
-        promoted=None,
-        champion=None,
     )

@@ -54,11 +54,6 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
     return {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in found.items()}
 
 
-def note(place: AttemptContext, digest: str) -> None:
-    """Record in the store that this attempt has saved its training in files with the given digest."""
-    patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
-
-
 def of_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str, str]) -> TrainResult | None:
     """Return the training that an earlier attempt has saved before it failed; None if this attempt has to train.
 

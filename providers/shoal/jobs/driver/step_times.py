@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from shoal.jobs.results import JobTimes
 from shoal.state.schema import Job
@@ -16,27 +15,25 @@ class Stopwatch:
     starts.
 
     Args:
-        queue_s: Seconds for which the attempt has waited in the pool's queue.
-        before_s: Seconds from the time at which the attempt left the queue to the start of the driver.
+        job: The attempt's row.
+        now: Time of the driver's start in seconds since the epoch.
         monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
-    def __init__(
-        self, queue_s: float = 0.0, before_s: float = 0.0, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._queue_s = max(0.0, queue_s)
-        self._before_s = max(0.0, before_s)
+    def __init__(self, job: Job, now: float, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        sent_at = job.admitted_at or job.created_at
+        self._queue_s = max(0.0, sent_at - job.created_at)
+        self._before_s = max(0.0, now - sent_at)
         self._monotonic = monotonic
         self._begun = self._worked_until = monotonic()
         self._read_s: float | None = None
         self._train_s = 0.0
         self._score_s: float | None = None
 
-    @classmethod
-    def of(cls, job: Job, now: float) -> Self:
-        """Return a stopwatch for an attempt."""
-        sent_at = job.admitted_at or job.created_at
-        return cls(sent_at - job.created_at, now - sent_at)
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the driver's start."""
+        return self._monotonic() - self._begun
 
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
         """Record that the workers have finished now, and how long they have read and trained."""

@@ -14,8 +14,7 @@ from shoal.training.pytorch.program import MAX_BYTES
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}")
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files in the archive. The time is constant, so that the same code always gives the same
-archive, and is the earliest time that a zip archive can contain."""
+"""Earliest time in a zip archive. All files have it, so that the same code gives the same archive."""
 
 
 def stored(paths: Sequence[str]) -> tuple[str, ...]:
@@ -58,10 +57,15 @@ def _packed(paths: Sequence[str]) -> bytes:
                 raise InvalidArgumentError(f'run_config.code has two modules called "{name}": rename one of them')
             names.add(name)
             for file in _files(path):
-                inside = zipfile.ZipInfo(str(file.relative_to(path.parent)), _DATE)
-                inside.external_attr = 0o644 << 16
-                archive.writestr(inside, file.read_bytes(), zipfile.ZIP_DEFLATED)
+                add_to_zip(archive, str(file.relative_to(path.parent)), file.read_bytes(), mode=0o644)
     return content.getvalue()
+
+
+def add_to_zip(archive: zipfile.ZipFile, name: str, content: bytes, *, mode: int) -> None:
+    """Add a file to an archive. A file without permissions would be unpacked as an unreadable one."""
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.external_attr = mode << 16
+    archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
 
 def _module(path: Path) -> str:

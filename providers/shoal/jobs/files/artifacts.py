@@ -36,8 +36,7 @@ _INPUTS = "inputs"
 """Key of the report under which :func:`save` stores the inputs of the training."""
 _RESULTS = "results.pkl"
 _LOGS = (LOG_NAME,)
-"""Names of files that an attempt's folder may contain before the attempt marks the folder as its own. If the folder is
-under `$SHOAL_HOME`, it contains the attempt's log from the start."""
+"""Files that an attempt's folder contains before it is marked: under `$SHOAL_HOME`, the attempt's log."""
 
 
 def folder(key: Key, artifact_location: str | None) -> str:
@@ -70,11 +69,6 @@ def discard_unfinished(folder: str, claim: Claim) -> None:
     """Remove half-written files of a killed driver from a folder, if the folder belongs to the driver's attempt."""
     if claim.has_marked(folder):
         storage.discard_unfinished(folder)
-
-
-def folder_of_job(job_id: str) -> Path:
-    """Return the folder under `$SHOAL_HOME` that has the folders of a job's attempts."""
-    return Path(storage.root(None)) / job_id
 
 
 def remove(folder: str, claim: Claim) -> None:
@@ -114,7 +108,7 @@ def load_saved(folder: str, framework: Framework, digest: str) -> tuple[TrainRes
         raise JobError(f"the files in {redact_value(folder)} were changed after the attempt had saved them")
     document = json.loads(report)
     inputs = document.pop(_INPUTS, {})
-    return _train_result({**document, "model": b64encode(model).decode()}), inputs
+    return _train_result(document, model), inputs
 
 
 def _digest(*contents: bytes) -> str:
@@ -138,8 +132,7 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
     model = storage.read(path)
     if result.model_digest is not None and hashlib.sha256(model).hexdigest() != result.model_digest:
         raise JobError(f"{result.model_path} was changed after job {result.job_id} wrote it: run the job again")
-    report["model"] = b64encode(model).decode()
-    return _train_result(report)
+    return _train_result(report, model)
 
 
 def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
@@ -150,7 +143,7 @@ def load_statistics(result: JobResult, artifact_location: str | None = None) -> 
         FileNotFoundError: The files were removed, or cannot be reached from this machine.
     """
     _, report = _trained(result, artifact_location)
-    return _train_result({**report, "model": ""})
+    return _train_result(report)
 
 
 def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dict[str, Any]]:
@@ -164,10 +157,10 @@ def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dic
     return path, json.loads(storage.read(f"{path.rpartition('/')[0]}/{_REPORT}"))
 
 
-def _train_result(report: dict[str, Any]) -> TrainResult:
+def _train_result(report: dict[str, Any], model: bytes = b"") -> TrainResult:
     from shoal.training.boosting.request import TrainResult
 
-    return TrainResult.model_validate_json(json.dumps(report))
+    return TrainResult.model_validate_json(json.dumps({**report, "model": b64encode(model).decode()}))
 
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:

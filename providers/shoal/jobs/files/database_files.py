@@ -43,9 +43,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             for name, size in session.execute(query.where(_is_at_or_under(path))):
                 inside = name.removeprefix(f"{path}/") if path else name
                 first, is_folder, _rest = inside.partition("/")
-                if name == path:
-                    found[name] = {"name": name, "size": size, "type": "file"}
-                elif is_folder:
+                if name != path and is_folder:
                     folder = f"{path}/{first}".lstrip("/")
                     found[folder] = {"name": folder, "size": 0, "type": "directory"}
                 else:
@@ -65,15 +63,6 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if [each["name"] for each in inside] == [path]:
             return inside[0]
         return {"name": path, "size": 0, "type": "directory"}
-
-    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Do nothing, because folders need not be created."""
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing, because folders need not be created."""
-
-    def rmdir(self, path: str) -> None:
-        """Do nothing, because a folder exists only as long as it contains files."""
 
     def _rm(self, path: str) -> None:
         path = self._strip_protocol(path)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from shoal.jobs.credentials import OutputFilter
 from shoal.jobs.journal.attempts import Key
 from shoal.state.home import home
 
@@ -83,18 +84,6 @@ class LogFollower:
             return copy if most_bytes < 0 else copy[:most_bytes], True
 
 
-class Filter(Protocol):
-    """Interface of a filter that hides secrets in a text that arrives in chunks."""
-
-    def feed(self, chunk: str) -> str:
-        """Take the next chunk, and return the text that is complete, without secrets."""
-        ...
-
-    def end(self) -> str:
-        """Return the rest of the text, without secrets."""
-        ...
-
-
 class _Tee:
     """Text stream that removes the secrets from all text, and writes the text to another stream and to a file.
 
@@ -108,13 +97,13 @@ class _Tee:
             workers at the same time.
     """
 
-    def __init__(self, stream: TextIO, file: FileIO, make_filter: Callable[[], Filter]) -> None:
+    def __init__(self, stream: TextIO, file: FileIO, make_filter: Callable[[], OutputFilter]) -> None:
         self._stream = stream
         self._file = file
         self._make_filter = make_filter
-        self._filters: dict[int, Filter] = {}
+        self._filters: dict[int, OutputFilter] = {}
 
-    def filter_by(self, make_filter: Callable[[], Filter]) -> None:
+    def filter_by(self, make_filter: Callable[[], OutputFilter]) -> None:
         """Write the text that the present filters hold back, and use other filters from now on."""
         while self._filters:
             self._write(self._filters.popitem()[1].end())
@@ -152,7 +141,7 @@ class _Tee:
 
 
 @contextmanager
-def teed(path: Path, make_filter: Callable[[], Filter]) -> Iterator[Callable[[Callable[[], Filter]], None]]:
+def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callable[[Callable[[], OutputFilter]], None]]:
     """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
     output.
     """
@@ -163,7 +152,7 @@ def teed(path: Path, make_filter: Callable[[], Filter]) -> Iterator[Callable[[Ca
         tees = _Tee(out, file, make_filter), _Tee(err, file, make_filter)
         sys.stdout, sys.stderr = tees
 
-        def filter_by(make_filter: Callable[[], Filter]) -> None:
+        def filter_by(make_filter: Callable[[], OutputFilter]) -> None:
             for tee in tees:
                 tee.filter_by(make_filter)
 

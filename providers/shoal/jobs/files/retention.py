@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -27,8 +28,8 @@ from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, Promot
 log = logging.getLogger(__name__)
 
 _YOUNGEST = timedelta(days=1)
-"""Smallest age that an attempt must have before it is removed. A task that is retried within this time still finds its
-job's result."""
+"""Smallest age of what is deleted. A task that is retried within this time still finds its job's result. The job of a
+younger version of a model may still compare the version with the champion, in another store, too."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,17 @@ class DeletedAttempt:
     ended_at: float
 
 
-@dataclass(frozen=True)
-class _Row:
-    """The columns of an attempt's row that decide whether the attempt is removed."""
+def checked_age(older_than: timedelta) -> float:
+    """Check the age from which attempts or versions are deleted, and return it in seconds.
 
-    key: Key
-    state: JobState
-    ended_at: float
+    Raises:
+        InvalidArgumentError: `older_than` is not legal.
+    """
+    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
+        raise InvalidArgumentError(
+            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
+        )
+    return older_than.total_seconds()
 
 
 def prune_jobs(
@@ -84,11 +89,7 @@ def prune_jobs(
         InvalidArgumentError: `older_than` is not legal.
         StoreError: The store cannot be used.
     """
-    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
-        raise InvalidArgumentError(
-            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
-        )
-    store, before = Store(), clock() - older_than.total_seconds()
+    before, store = clock() - checked_age(older_than), Store()
     removed: list[DeletedAttempt] = []
     # This lock only excludes other processes of this host. That is enough, because the files are on this host, and the
     # rows of a job are removed only by the host of the job's pool.
@@ -104,13 +105,15 @@ def prune_jobs(
                     # An error with one job must not stop the removal of the other jobs.
                     log.warning("job %s could not be removed: %s", job_id, error)
                     continue
-            removed += (DeletedAttempt(job_id, row.key.attempt, row.state, row.ended_at) for row in old)
+            removed += old
     return tuple(removed)
 
 
-def unneeded(rows: Sequence[_Row], promoted: Collection[int], *, before: float, id_is_chosen: bool) -> list[_Row]:
+def unneeded(
+    rows: Sequence[DeletedAttempt], promoted: Collection[int], *, before: float, id_is_chosen: bool
+) -> list[DeletedAttempt]:
     """Return the attempts of a job that may be removed."""
-    old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.key.attempt not in promoted]
+    old = [row for row in rows if row.state in JOB_ENDED and row.ended_at < before and row.attempt not in promoted]
     if not id_is_chosen:
         return old if len(old) == len(rows) else []
     # The marker files in the folders of all attempts contain the time at which the first attempt was submitted. shoal
@@ -129,10 +132,10 @@ def _with_old_attempts(store: Store, before: float) -> list[str]:
         return sorted({job_id for job_id, pool in session.execute(query) if pool not in elsewhere})
 
 
-def _rows(session: Session, job_id: str) -> list[_Row]:
+def _rows(session: Session, job_id: str) -> list[DeletedAttempt]:
     ended = func.coalesce(Job.ended_at, Job.created_at)
-    query = select(Job.attempt, Job.state, ended).where(Job.id == job_id).order_by(Job.attempt)
-    return [_Row(Key(job_id, attempt), state, ended_at) for attempt, state, ended_at in session.execute(query)]
+    query = select(Job.id, Job.attempt, Job.state, ended).where(Job.id == job_id).order_by(Job.attempt)
+    return [DeletedAttempt(*row) for row in session.execute(query)]
 
 
 def _is_chosen_id(session: Session, job_id: str) -> bool:
@@ -145,41 +148,35 @@ def _promoted(session: Session, job_id: str) -> set[int]:
     return set(session.scalars(query))
 
 
-def _remove(store: Store, job_id: str, old: Sequence[_Row], before: float, *, id_is_chosen: bool) -> list[_Row]:
+def _remove(
+    store: Store, job_id: str, old: Sequence[DeletedAttempt], before: float, *, id_is_chosen: bool
+) -> list[DeletedAttempt]:
     """Remove attempts of a job, and return the removed attempts.
 
     The rows are removed after the files, and in one transaction. If this process is killed before the transaction, the
     next call finds the rows again, and the markers in the folders still match the job's first row.
     """
+    from shoal.jobs.files.database_files import remove_folder
+
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
-            _remove_files(store, row.key)
+            _remove_files(store, Key(job_id, row.attempt))
         with suppress(OSError):  # the folder does not exist, or contains files of other attempts
-            artifacts.folder_of_job(job_id).rmdir()
+            (Path(storage.root(None)) / job_id).rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
         # A retry may have added an attempt meanwhile, so the unneeded attempts are determined again.
         now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)
         removed = [row for row in old if row in now]
         for row in removed:
-            session.delete(session.get_one(Job, (job_id, row.key.attempt)))
-            metric_series.remove(session, row.key)
-        _remove_stored_files(session, removed, job_id)
+            session.delete(session.get_one(Job, (job_id, row.attempt)))
+            metric_series.remove(session, Key(job_id, row.attempt))
+            remove_folder(session, artifacts.folder(Key(job_id, row.attempt), storage.IN_STORE))
+        session.flush()
+        # The files of a training function belong to all attempts of the job.
+        if not _rows(session, job_id):
+            for kind in ("model", "checkpoints"):
+                remove_folder(session, f"{storage.IN_STORE}/{kind}/{job_id}")
     return removed
-
-
-def _remove_stored_files(session: Session, removed: Sequence[_Row], job_id: str) -> None:
-    """Remove the files of removed attempts from the store.
-
-    The files of a training function belong to all attempts of the job, so they are removed with the job's last attempt.
-    """
-    from shoal.jobs.files.database_files import remove_folder
-
-    folders = [artifacts.folder(row.key, storage.IN_STORE) for row in removed]
-    session.flush()
-    if not _rows(session, job_id):
-        folders += [f"{storage.IN_STORE}/{kind}/{job_id}" for kind in ("model", "checkpoints")]
-    for folder in folders:
-        remove_folder(session, folder)
 
 
 def _remove_files(store: Store, key: Key) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shoal.data.staging import staged_data
 from shoal.jobs.journal.attempts import Key
 
 
 def claim(key: Key, locations: Iterable[str]) -> None:
     """Record in directories of staged data that an attempt uses the data, so that they are kept until the attempt
     ends."""
-    from shoal.data.staging import staged_data
-
     for location in locations:
         staged_data.claim(location, key.submission_id)
 
@@ -23,8 +22,6 @@ def give_up(key: Key, locations: Iterable[str]) -> None:
 
     Directories that no longer exist are ignored.
     """
-    from shoal.data.staging import staged_data
-
     for location in locations:
         staged_data.unclaim(location, key.submission_id)
         staged_data.discard_unused(location)
@@ -32,7 +29,5 @@ def give_up(key: Key, locations: Iterable[str]) -> None:
 
 def discard(locations: Iterable[str]) -> None:
     """Remove the directories of staged data to which an ended attempt has written the rows of its SQL queries."""
-    from shoal.data.staging import staged_data
-
     for location in locations:
         staged_data.discard(location)

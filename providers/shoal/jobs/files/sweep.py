@@ -22,8 +22,7 @@ from shoal.state.schema import JOB_ENDED, Job
 log = logging.getLogger(__name__)
 
 _NAMED = '"staging": "'
-"""Text that the stored spec of a job contains if the spec names a folder of staged data. In all other specs, the value
-of "staging" is null."""
+"""Text in each stored spec that names a folder of staged data; in other specs, the value is null."""
 
 _PAGE = 100
 """Number of rows that are read at a time."""
@@ -35,36 +34,24 @@ def discard_leftovers(store: Store) -> list[str]:
     Files that belong to no attempt in this store are kept, because several stores may share one `$SHOAL_HOME`, and the
     files may belong to an attempt in another store.
     """
-    return [*_credentials(store), *_working_folders(store), *_unfinished_files(store), *_staged_data(store)]
-
-
-def _credentials(store: Store) -> Iterator[str]:
-    for submission_id, key in _ended(store, credentials.left()):
-        credentials.discard_all(submission_id)
-        yield f"job {key.job_id}, attempt {key.attempt}: removed credentials that no driver had read"
-
-
-def _working_folders(store: Store) -> Iterator[str]:
-    for submission_id, key in _ended(store, working_folder.left()):
-        working_folder.discard(submission_id)
-        yield f"job {key.job_id}, attempt {key.attempt}: removed its working folder"
-
-
-def _unfinished_files(store: Store) -> Iterator[str]:
-    """Remove half-written models and results that killed drivers have left, which may fill the disk."""
-    submission_ids = [Key(job_id, attempt).submission_id for job_id, attempt in sorted(storage.unfinished())]
-    for _submission_id, key in _ended(store, submission_ids):
-        storage.discard_unfinished(artifacts.folder(key, None))
-        yield f"job {key.job_id}, attempt {key.attempt}: removed a half-written file"
-
-
-def _ended(store: Store, submission_ids: Iterable[str]) -> Iterator[tuple[str, Key]]:
-    """Yield each submission id whose attempt has ended, with the attempt's key. Unknown ids are skipped."""
-    for submission_id in submission_ids:
-        with store.reading() as session:
-            ended = _has_ended(session, submission_id)
-        if ended and (key := _key(submission_id)):
-            yield submission_id, key
+    # Half-written models and results may fill the disk.
+    half_written = {}
+    for key in (Key(*found) for found in sorted(storage.unfinished())):
+        half_written[key.submission_id] = artifacts.folder(key, None)
+    kinds: list[tuple[Iterable[str], Callable[[str], None], str]] = [
+        (credentials.left(), credentials.discard_all, "credentials that no driver had read"),
+        (working_folder.left(), working_folder.discard, "its working folder"),
+        (half_written, lambda each: storage.discard_unfinished(half_written[each]), "a half-written file"),
+    ]
+    did = []
+    for submission_ids, remove, removed in kinds:
+        for submission_id in submission_ids:
+            with store.reading() as session:
+                ended = _has_ended(session, submission_id)
+            if ended and (of := _key(submission_id)):
+                remove(submission_id)
+                did.append(f"job {of.job_id}, attempt {of.attempt}: removed {removed}")
+    return [*did, *_staged_data(store)]
 
 
 def _staged_data(store: Store) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
@@ -26,7 +26,6 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
-from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import TaskTry
@@ -47,8 +46,7 @@ class Order:
     pool: str
     holder: str
     spec: dict[str, Any]
-    """Spec of the job as JSON, without credentials. Its key `fingerprint` is equal if the same job is submitted
-    again."""
+    """Spec of the job as JSON, without credentials. An equal `fingerprint` in it shows the same job."""
     endpoint: dict[str, str]
     orphan_after: float | None
     priority: int = 0
@@ -69,8 +67,8 @@ class Key:
 
     @property
     def submission_id(self) -> str:
-        """Return the id under which Ray knows the attempt."""
-        return ids.submission_id(self.job_id, self.attempt)
+        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once."""
+        return f"{self.job_id}-{self.attempt}"
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
@@ -140,25 +138,20 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
     The INSERT is the transaction's only statement, so that other writers wait for a short time only. The primary key
     ensures that two processes do not add the same attempt.
     """
+    same = {each.name: getattr(order, each.name) for each in fields(order) if hasattr(Job, each.name)}
+    changed = {"gang": _gang(order.gang, uses_gpu)}
     job = Job(
         id=order.job_id,
         attempt=attempt,
-        pool=order.pool,
-        holder=order.holder,
-        spec=order.spec,
         state=JobState.PENDING,
-        endpoint=order.endpoint,
-        orphan_after=order.orphan_after,
         last_polled_at=now,
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
-        priority=order.priority,
-        gang=_gang(order.gang, uses_gpu),
         uses_gpu=uses_gpu,
         task_key=order.task and order.task.key,
         task_try=order.task and order.task.number,
-        needs_credentials=order.needs_credentials,
         created_at=now,
+        **same | changed,
     )
     try:
         with transaction(store, JobStep.ASK) as session:
@@ -261,8 +254,7 @@ class Mark:
     log_shown: int
     """Position in the job's log up to which the log was shown to the user."""
     task_try: int
-    """Number of the task's try for which the process waits. If a newer try has attached to the job, the row's
-    `log_shown` is not changed."""
+    """Number of the task's try that waits. If a newer try has attached, `log_shown` is not changed."""
 
 
 def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:

@@ -173,9 +173,9 @@ def places(store: Store) -> dict[Key, Place]:
 
 def pools_with_queue(store: Store) -> set[str]:
     """Return the names of the pools on which an attempt waits."""
+    waits = (Job.state == JobState.PENDING, Job.queued_at.is_not(None), Job.admitted_at.is_(None))
     with store.reading(snapshot=False) as session:
-        pools = _entries_by_pool(session, None)
-    return {pool for pool, entries in pools.items() if any(entry.waits for entry in entries)}
+        return set(session.scalars(select(Job.pool).where(*waits).distinct()))
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:
@@ -186,9 +186,8 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 
 def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
-    gang = Gang.from_json(job.gang)
     queued_at = now if job.queued_at is None else job.queued_at
-    mine = Entry(job.id, job.attempt, job.holder, job.priority, queued_at, waits=True, gang=gang)
+    mine = Entry((job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang))
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
@@ -212,9 +211,8 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
         stage = stage_of(row)
         if stage is Stage.UNQUEUED:
             continue
-        gang = Gang.from_json(row.gang)
         waits = stage is Stage.WAITING
-        entry = Entry(row.id, row.attempt, row.holder, row.priority, row.queued_at or 0.0, waits, gang)
+        entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, Gang(**row.gang))
         found.setdefault(row.pool, []).append(entry)
     return found
 

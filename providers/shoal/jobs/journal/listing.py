@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
@@ -76,22 +76,7 @@ class JobLine:
         return Key(self.job_id, self.attempt)
 
 
-_COLUMNS = (
-    Job.id,
-    Job.attempt,
-    Job.pool,
-    Job.holder,
-    Job.state,
-    Job.error,
-    Job.mlflow_run_id,
-    Job.progress,
-    Job.priority,
-    Job.created_at,
-    Job.queued_at,
-    Job.admitted_at,
-    Job.started_at,
-    Job.ended_at,
-)
+_COLUMNS = (Job.id.label("job_id"), *(getattr(Job, each.name) for each in fields(JobLine) if hasattr(Job, each.name)))
 
 
 def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLine]:
@@ -105,26 +90,16 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
         rows = session.execute(query).all()
     waits = any(row.state is JobState.PENDING for row in rows)
     places = job_queue.places(store) if waits else {}
-    return [
-        JobLine(
-            job_id=row.id,
-            attempt=row.attempt,
-            pool=row.pool,
-            holder=row.holder,
-            state=row.state,
-            error=row.error and redact(row.error),
-            mlflow_run_id=row.mlflow_run_id,
-            progress=None if row.progress is None else Progress.of(row.progress),
-            priority=row.priority,
-            position=place.position if (place := places.get(Key(row.id, row.attempt))) is not None else None,
-            created_at=row.created_at,
-            queued_at=row.queued_at,
-            admitted_at=row.admitted_at,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-        )
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        place = places.get(Key(row.job_id, row.attempt))
+        converted = {
+            "error": row.error and redact(row.error),
+            "progress": None if row.progress is None else Progress.of(row.progress),
+            "position": None if place is None else place.position,
+        }
+        found.append(JobLine(**row._asdict() | converted))
+    return found
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 
 _Claim = tuple[str, float]
-"""Pair of a lock's holder and its `expires_at`. At least one of the two values changes when a process takes or renews
-the lock."""
+"""A lock's holder and its `expires_at`; one of them changes whenever the lock is taken or renewed."""
 
 
 @dataclass(frozen=True)

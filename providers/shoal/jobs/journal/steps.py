@@ -22,11 +22,9 @@ class JobStep(StrEnum):
     ASK = "ask"
     """Transaction: find an existing attempt of the same job, or add the row of a new attempt."""
     HAND_OVER = "hand-over"
-    """Action: the submitter writes the credentials into a file for the driver. Transaction, on `ray://` pools (existing
-    Ray clusters): a waiting process writes the encrypted credentials into the attempt's row."""
+    """Action: write the credentials into a file; on `ray://` pools, transaction: write them encrypted into the row."""
     ADMIT = "admit"
-    """Transaction: put the attempt into its pool's queue, and admit it if there is room; or put an admitted attempt
-    back."""
+    """Transaction: put the attempt into its pool's queue, admit it if there is room, or put it back."""
     SEND = "send"
     """Action: the submitter sends the attempt to the pool's head, which starts the driver."""
     TOUCH = "touch"
@@ -34,11 +32,9 @@ class JobStep(StrEnum):
     START = "start"
     """Transaction: the driver records that the attempt runs."""
     TAKE = "take"
-    """Action: the driver reads the credentials and deletes their file. Transaction, on `ray://` pools (existing Ray
-    clusters): the driver asks for the credentials with its public key."""
+    """Action: read and delete the file of credentials; on `ray://` pools, transaction: ask for them."""
     BEAT = "beat"
-    """Transaction: the driver records its heartbeat (the time at which it was alive) and its progress, every few
-    seconds."""
+    """Transaction: the driver records its heartbeat, its progress and its metrics, every few seconds."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
     NOTE_GPU = "note-gpu"
@@ -48,8 +44,7 @@ class JobStep(StrEnum):
     PUBLISH = "publish"
     """Action: the driver writes the files of the training's result."""
     NOTE_SAVED = "note-saved"
-    """Transaction: the driver records that the training is saved, so that the next attempt need not train again if this
-    one fails."""
+    """Transaction: the driver records that the training is saved, so that the next attempt need not train again."""
     LOCK = "lock"
     """Transaction: take a named lock."""
     SETTLE = "settle"
@@ -67,8 +62,7 @@ class JobStep(StrEnum):
     STOP = "stop"
     """Action: ask the head to stop the driver."""
     TIDY = "tidy"
-    """Action: remove files that are not needed any more, such as staged data and credentials that no driver has
-    read."""
+    """Action: remove files that are not needed any more, such as staged data and credentials."""
     COLLECT = "collect"
     """Transaction: record that the result was returned to a caller."""
 

@@ -29,10 +29,6 @@ class TaskTry:
     cleared: int = 0
     durable: bool = True
 
-    def takes_over(self, job: Job) -> bool:
-        """Return whether this try uses the job of an earlier try, instead of ending that job."""
-        return self.durable and (job.task_try or 0) > self.cleared
-
     def is_older_than(self, job: Job) -> bool:
         """Return whether a job already belongs to a newer try of this task."""
         return job.task_key == self.key and (job.task_try or 0) > self.number

@@ -16,7 +16,7 @@ from shoal.data.syntax import Scalar, builtin_value, connection_variable, descri
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.run_config import RunConfig
@@ -190,8 +190,7 @@ class Names:
 log = logging.getLogger("shoal.jobs")
 
 MOST_VALUES = 1000
-"""Largest number of values that shoal accepts if it finds the values of a column itself. A column with more values is
-probably not the column that the user meant. Airflow maps a task over at most 1024 items by default."""
+"""Largest number of values that shoal finds itself. Airflow maps a task over at most 1024 items by default."""
 
 
 class SharedColumn:
@@ -385,7 +384,4 @@ def _key(dataset: DatasetSpec) -> str:
 
 
 def _label_of(spec: AnyJobSpec) -> str | None:
-    if isinstance(spec, JobSpec):
-        return spec.label_col
-    register = spec.register_as if isinstance(spec, FunctionJobSpec) else None
-    return None if register is None else register.label_col
+    return getattr(spec if isinstance(spec, JobSpec) else spec.register_as, "label_col", None)

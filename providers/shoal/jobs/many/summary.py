@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field
@@ -14,9 +15,8 @@ from pydantic import Field
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
-from shoal.jobs.mlflow.promotion_decision import is_better
+from shoal.jobs.mlflow.promotion_decision import figure, is_better
 from shoal.jobs.results import JobResult, PlainResult, RecentVersion
-from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
 
@@ -83,11 +83,12 @@ class ModelLine(PlainResult):
             InvalidArgumentError: `result` is of another type.
         """
         model, metric = _model_of(spec)
+        line = partial(cls, model=model, metric=metric)
         if isinstance(result, BaseException):
             result = NoResult(str(result) or type(result).__name__)
         if isinstance(result, NoResult):
             outcome: Outcome = "skipped" if result.skipped else "failed"
-            return cls(model=model, metric=metric, outcome=outcome, sentence=one_line(result.cause))
+            return line(outcome=outcome, sentence=one_line(result.cause))
         if isinstance(result, Mapping):
             result = JobResult.parse(result)
         if not isinstance(result, JobResult):
@@ -96,21 +97,13 @@ class ModelLine(PlainResult):
                 "exception"
             )
         if result.skipped:
-            return cls(
-                model=model,
-                outcome="skipped",
-                version=result.model_version,
-                metric=metric,
-                sentence=one_line(result.skipped),
-            )
+            return line(outcome="skipped", version=result.model_version, sentence=one_line(result.skipped))
         if result.promoted is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
         known = result.champion
-        return cls(
-            model=model,
+        return line(
             outcome="promoted" if result.promoted else "kept",
             version=result.model_version,
-            metric=metric,
             value=result.metrics.get(metric_name("holdout", metric or "")),
             champion=None if known is None else known.value,
             champion_version=None if known is None else known.version,
@@ -120,9 +113,9 @@ class ModelLine(PlainResult):
 
     def __str__(self) -> str:
         """Return the line as text, such as ``promoted  delays-UA: rmse 17.2, champion 18.1: ...``."""
-        figures = "" if self.value is None else f" {self.metric} {_figure(self.value)}"
+        figures = "" if self.value is None else f" {self.metric} {figure(self.value)}"
         if figures and self.champion is not None:
-            figures += f", champion {_figure(self.champion)}"
+            figures += f", champion {figure(self.champion)}"
         return f"{self.outcome:<8}  {self.model}:{figures and figures + ':'} {self.sentence}"
 
 
@@ -160,42 +153,27 @@ def summary_headline(lines: Iterable[ModelLine]) -> str:
 
 def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
     """Convert the lines of a summary to table rows of texts, for example for Prefect's ``create_table_artifact``."""
-    return [
-        {
-            "model": line.model,
-            "outcome": line.outcome,
-            "version": line.version or "-",
-            "metric": line.metric or "-",
-            "value": "-" if line.value is None else _figure(line.value),
-            "champion": "-" if line.champion is None else _figure(line.champion),
-            "sentence": line.sentence,
-        }
-        for line in lines
-    ]
+    columns = ("model", "outcome", "version", "metric", "value", "champion", "sentence")
+    return [{name: figure(getattr(line, name)) for name in columns} for line in lines]
 
 
 def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
     """Return the name of the model that a spec trains, and the name of the metric that decides about its promotion."""
     if isinstance(given, str):
         return given, None
-    spec = given if isinstance(given, AnySpec) else _parsed(given)
-    if isinstance(spec, Mapping):
+    try:
+        spec = parse_spec(given) if isinstance(given, Mapping) else given
+    except InvalidArgumentError:
+        assert isinstance(given, Mapping)
         # The spec is not legal, so the training of this spec failed. The summary still names the model and the metric,
         # which are read from the mapping.
-        register = spec.get("register")
+        register = given.get("register")
         fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
         metric = fields.get("metric")
         return str(fields.get("model", "(no name)")), metric if isinstance(metric, str) else None
     if spec.register_as is not None:
         return spec.register_as.model, spec.register_as.metric
     return spec.run_config.job_id or getattr(spec, "name", None) or spec.framework, None
-
-
-def _parsed(fields: Mapping[str, Any]) -> AnyJobSpec | Mapping[str, Any]:
-    try:
-        return parse_spec(fields)
-    except InvalidArgumentError:
-        return fields
 
 
 def one_line(text: str) -> str:
@@ -207,10 +185,6 @@ def one_line(text: str) -> str:
     line = " ".join(redact(text).split())
     half = _LONGEST_CAUSE // 2
     return line if len(line) <= _LONGEST_CAUSE else f"{line[:half]} … {line[-half:]}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
 
 
 _INDENT = " " * 10

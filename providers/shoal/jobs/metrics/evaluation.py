@@ -106,8 +106,7 @@ _METRICS: dict[str, Metric] = {
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
 
 _MOST_CLASSES = 100_000
-"""Largest number of classes. If a column of ids is given as the label by mistake, this limit causes an error. Without
-the limit, a matrix with one column per id would fill the memory."""
+"""Largest number of classes. A column of ids as the label would fill the memory with a column per id."""
 
 NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
 """Legal values of `register.metric`, with K for a number of ranks."""
@@ -135,11 +134,6 @@ def best_mode(metric: str) -> Mode:
         InvalidArgumentError: There is no such metric.
     """
     return metric_named(metric).best
-
-
-def ranks(metric: str) -> bool:
-    """Return whether the metric judges the order of rows within groups, such as the documents of a query."""
-    return metric_named(metric).takes is Takes.RANKS
 
 
 def metric_value(
@@ -258,13 +252,14 @@ def _as_numbers(metric: str, predictions: Any) -> Numbers:
     import numpy as np
 
     try:
-        return np.asarray(predictions, dtype=np.float64)
+        numbers = np.asarray(predictions, dtype=np.float64)
     except (ValueError, TypeError) as error:
         first = np.asarray(predictions, dtype=object).ravel()[0]
         raise DataError(
             f"{metric} needs numbers as predictions, but the model predicts {first!r}: use a model that predicts the "
             "same numbers as in the label column"
         ) from error
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
 
 
 def _suited(
@@ -324,8 +319,6 @@ def _over_groups(
 
 
 def _one_column(metric: str, predictions: Numbers) -> Numbers:
-    if predictions.ndim == 2 and predictions.shape[1] == 1:
-        predictions = predictions[:, 0]
     if predictions.ndim != 1:
         raise DataError(
             f"{metric} needs one prediction per row, but the model returns {predictions.shape[1]} values per row: "
@@ -338,8 +331,6 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
     """Return predicted probabilities as a matrix with one column per class."""
     import numpy as np
 
-    if predictions.ndim == 2 and predictions.shape[1] == 1:
-        predictions = predictions[:, 0]
     if predictions.min() < 0 or predictions.max() > 1:
         raise DataError(
             f"{metric} needs probabilities, but the model predicts {predictions.min():.3g} to {predictions.max():.3g}: "

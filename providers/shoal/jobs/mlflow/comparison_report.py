@@ -13,12 +13,13 @@ from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
-    Decision,
     Evaluation,
     UnseenRows,
     compared,
+    figure,
     worse_slices,
 )
+from shoal.jobs.results import DecisionResult
 from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 
@@ -28,7 +29,7 @@ FOLDER = "shoal"
 
 def build(
     register: Register,
-    decision: Decision,
+    decision: DecisionResult,
     challenger: Candidate,
     champion: Candidate | None,
     baseline: Baseline | None,
@@ -62,12 +63,12 @@ def build(
         "unseen": unseen and _unseen(register, unseen),
         "promotions": [
             {
+                "at": datetime.fromtimestamp(each.created_at, UTC).isoformat(timespec="seconds"),
                 "version": each.version,
                 "previous": each.previous,
                 "metric": each.metric,
                 "value": each.value,
                 "job_id": each.job_id,
-                "at": datetime.fromtimestamp(each.created_at, UTC).isoformat(timespec="seconds"),
             }
             for each in promotions
         ],
@@ -79,7 +80,8 @@ def markdown(report: dict[str, Any]) -> str:
     parts = [report["decision"]["sentence"], _version_table(report), _slice_table(report, report["slices"])]
     if report["unseen"]:
         parts.append(_slice_table(report, report["unseen"]["slices"], "on rows that neither was trained on"))
-    parts.append(_promotion_table(report["promotions"]))
+    promotions = [list(each.values()) for each in report["promotions"]]
+    parts.append(_table(["promoted at", "version", "instead of", "metric", "value", "job"], promotions))
     return "\n\n".join(filter(None, parts))
 
 
@@ -89,45 +91,24 @@ def _version_table(report: dict[str, Any]) -> str:
     versions = [("challenger", challenger), *([("champion", champion)] if champion else [])]
     names = list(challenger["metrics"])
     rows = [
-        [role, each["version"], *(_figure(each["metrics"].get(name)) for name in names), each["overlap"]]
+        [role, each["version"], *(each["metrics"].get(name) for name in names), each["overlap"]]
         for role, each in versions
     ]
     if baseline := report["baseline"]:
-        rows.append([f"baseline ({baseline['kind']})", "-", _figure(baseline[metric]), *["-"] * (len(names) - 1), "-"])
+        rows.append([f"baseline ({baseline['kind']})", None, baseline[metric], *[None] * len(names)])
     if unseen := report["unseen"]:
         on = f"on {unseen['rows']} of {report['holdout']['rows']} rows"
         rows += [
-            [f"{role} {on}", each["version"], *(_figure(unseen[role].get(name)) for name in names), "0"]
-            for role, each in versions
+            [f"{role} {on}", each["version"], *(unseen[role].get(name) for name in names), 0] for role, each in versions
         ]
     return _table(["", "version", *names, "holdout rows trained on"], rows)
 
 
 def _slice_table(report: dict[str, Any], slices: Sequence[dict[str, Any]], note: str = "") -> str:
     """Return the table of the metric of each slice; empty if there are no slices."""
-    if not slices:
-        return ""
     metric = report["rules"]["metric"]
-    return _table(
-        [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note],
-        [
-            [each["slice"], each["rows"], _figure(each["challenger"]), _figure(each["champion"]), each["note"]]
-            for each in slices
-        ],
-    )
-
-
-def _promotion_table(promotions: Sequence[dict[str, Any]]) -> str:
-    """Return the table of the last promotions; empty if there are none."""
-    if not promotions:
-        return ""
-    return _table(
-        ["promoted at", "version", "instead of", "metric", "value", "job"],
-        [
-            [each["at"], each["version"], each["previous"], each["metric"], _figure(each["value"]), each["job_id"]]
-            for each in promotions
-        ],
-    )
+    header = [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note]
+    return _table(header, [list(each.values()) for each in slices])
 
 
 def store(run: Run, report: dict[str, Any]) -> None:
@@ -171,6 +152,9 @@ def _slices(
 
 
 def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown; empty if there are no rows."""
+    if not rows:
+        return ""
     cells = [[_cell(value) for value in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -180,11 +164,7 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else " ".join(str(value).replace("|", "\\|").split())
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+    return " ".join(figure(value).replace("|", "\\|").split())
 
 
 def _plain(value: Any) -> Any:

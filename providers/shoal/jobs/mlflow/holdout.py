@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 _MOST_SLICES = 1_000
-"""Largest number of slices. If `by` names a column of ids or times by mistake, this limit causes an error. Without the
-limit, the report could have a million lines."""
+"""Largest number of slices. With a column of ids or times in `by`, the report could have a million lines."""
 
 _NAMED_FILES = 3
 """Number of files that an error message lists; the other files are only counted."""
@@ -118,7 +117,7 @@ class Holdout:
         if register.baseline is None:
             return None
         kind = best_constant(register.metric) if register.baseline == "auto" else register.baseline
-        return Baseline(kind, self._of_constant(kind, register.metric))
+        return Baseline(kind, self.of_constant(kind, register.metric))
 
     def part(self, rows: NDArray[np.bool_]) -> Holdout:
         """Return a holdout with the labels, groups and slices of some rows only. Its connector still has all rows."""
@@ -133,18 +132,8 @@ class Holdout:
             slices={name: each for name, each in slices.items() if len(each)},
         )
 
-    def check_metrics(self, register: Register) -> None:
-        """Check that every metric can be computed with the holdout's labels and groups. The check uses constant
-        predictions.
-
-        Raises:
-            DataError: The labels or groups do not suit a metric.
-        """
-        self.baseline(register)
-        for metric in register.all_metrics:
-            self._of_constant(best_constant(metric), metric)
-
-    def _of_constant(self, kind: BaselineKind, metric: str) -> float:
+    def of_constant(self, kind: BaselineKind, metric: str) -> float:
+        """Compute the value of a metric for a constant prediction."""
         predictions = constant(kind, metric, self.labels)
         return metric_value(metric, self.labels, predictions, self.groups)
 
@@ -184,7 +173,10 @@ def check_holdout(
             check(holdout.connector.source)
         except DataError as error:
             raise DataError(f"register.holdout: {error}") from error
-    holdout.check_metrics(register)
+    # Constant predictions show whether the labels and groups suit every metric.
+    holdout.baseline(register)
+    for metric in register.all_metrics:
+        holdout.of_constant(best_constant(metric), metric)
     # A promotion needs the digest of the holdout. If the holdout has filters, the digest is computed from all its rows,
     # so unreadable rows are found here, before the training.
     digest = holdout.connector.digest()

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TRIED_ROWS = 1_000
-"""Number of rows that a trial predicts at most. With one row, it would not be clear whether a model that predicts 1.0
-predicts classes or probabilities."""
+"""Rows that a trial predicts. One row would not show whether 1.0 is a class or a probability."""
 
 _NAMED_CLASSES = 5
 """Number of classes that an error message lists."""
 
 _LARGEST_CLASS = 10_000
-"""Largest number of a class of a model whose classes are not 0, 1 and so on. The predictions get one column per class
-number up to the largest."""
+"""Largest number of a class. The predictions get one column per class number up to the largest."""
 
 
 def try_out(model: Predictor, holdout: DataConnector, metric: str) -> None:

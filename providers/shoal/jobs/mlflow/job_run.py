@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _METRICS_PER_CALL = 1000
-"""Largest number of metrics that MLflow accepts in one call of `log_batch`. Metrics are sent in such batches, because a
-call for every boosting round would take longer than the rounds themselves."""
+"""Largest number of metrics that MLflow accepts in one call of `log_batch`."""
 
 MARK = "shoal"
 """Name of the entry in a model's MLflow metadata that marks the models that shoal has trained. The entry contains the
@@ -39,8 +38,7 @@ _PARAMS_PER_CALL = 100
 """Largest number of parameters that MLflow accepts in one call of `log_batch`."""
 
 _PARAM_LENGTH = 6000
-"""Largest number of characters that MLflow accepts as the value of a parameter. Longer values, such as the list of a
-thousand columns, are cut off."""
+"""Largest number of characters of a parameter's value in MLflow. Longer values are cut off."""
 
 _NAME_LENGTH = 250
 """Largest number of characters that MLflow accepts in the name of a metric or tag."""
@@ -190,11 +188,8 @@ class Run:
 
     def log_values(self, values: Mapping[str, float]) -> None:
         """Log one value per metric name, at step 0; NaN and infinite values are left out."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        entities = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
-        self.client.log_batch(self.run_id, metrics=entities)
+        now = time.time()
+        self.log_metrics([(name, value, 0, now) for name, value in values.items() if math.isfinite(value)])
 
     def logged_model(self) -> str | None:
         """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""

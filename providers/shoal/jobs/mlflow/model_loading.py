@@ -6,50 +6,24 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
-from shoal.jobs.mlflow import pyfunc
 from shoal.jobs.mlflow.job_run import MARK
+from shoal.jobs.mlflow.pyfunc import PyfuncPredictor
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 from shoal.training.host.imports import add_estimators
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from shoal.data.parquet.source import ParquetSource
+    from shoal.training.boosting.prediction import BoosterPredictor
 
 _VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 
 
-class Predictor(Protocol):
-    """Interface of an object that predicts tables with one model."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Return the names of the columns that :meth:`predict_table` needs."""
-
-    @property
-    def classes(self) -> tuple[Any, ...] | None:
-        """Return the classes that the model's probabilities belong to, in their order; None: 0, 1 and so on."""
-
-    @property
-    def code_cols(self) -> tuple[str, ...]:
-        """Return the categorical columns whose categories the model does not contain."""
-
-    @property
-    def gives_classes(self) -> bool | None:
-        """Return whether the predictions are classes and not values or probabilities; None: that is not known."""
-
-    def check(self, source: ParquetSource) -> None:
-        """Check, with the footers of the Parquet files only, that the model can predict a dataset; else raise a
-        DataError."""
-
-    def predict_table(self, table: pa.Table) -> np.ndarray:
-        """Return the predictions for a table's rows, as an array of shape ``[rows]`` or ``[rows, outputs]``."""
+Predictor: TypeAlias = "BoosterPredictor | PyfuncPredictor"
+"""An object that predicts tables with one model."""
 
 
 def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool = False) -> Predictor:
@@ -62,7 +36,7 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     """
     model, _, metadata = _native(model_uri)
     mark = metadata.get(MARK)
-    predictor = predictor_of(model, input_cols, base_margin_cols=_margins(mark))
+    predictor = predictor_of(model, input_cols, base_margin_cols=tuple((mark or {}).get("base_margin_cols", ())))
     codes = predictor.code_cols
     if codes and not category_codes and mark is None and not _registered_by_shoal(model_uri):
         raise DataError(
@@ -96,7 +70,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     """Return a model, its boosting library (None if it is another kind of model), and the metadata in its files."""
     import mlflow
 
-    folder = _downloaded(model_uri)
+    with _asking_mlflow(model_uri):
+        folder = str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
     try:
         info = mlflow.models.get_model_info(folder)
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
@@ -118,7 +93,7 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     """
     library = type(model).__module__.partition(".")[0]
     if library not in get_args(Framework):
-        return pyfunc.PyfuncPredictor(model, input_cols)
+        return PyfuncPredictor(model, input_cols)
     module = importlib.import_module(f"shoal.training.{library}.model")
     names, number = module.features_of(model) or list(input_cols), module.num_features(model)
     if len(names) != number:
@@ -129,14 +104,6 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
         )
     predictor: Predictor = module.predictor(model, names, base_margin_cols=base_margin_cols)
     return predictor
-
-
-def _downloaded(model_uri: str) -> str:
-    """Return the local folder with a model's files, which MLflow downloads if they are not on this machine."""
-    import mlflow
-
-    with _asking_mlflow(model_uri):
-        return str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
 
 
 @contextmanager
@@ -162,10 +129,6 @@ def _unreadable(model_uri: str, error: Exception) -> JobError:
         f"the model {model_uri} cannot be loaded: {str(error).strip() or type(error).__name__}. "
         "If the model is the champion, give the alias to another version in MLflow, or remove the alias"
     )
-
-
-def _margins(mark: Mapping[str, Any] | None) -> tuple[str, ...]:
-    return () if mark is None else tuple(mark.get("base_margin_cols", ()))
 
 
 def _registered_by_shoal(model_uri: str) -> bool:

@@ -29,7 +29,6 @@ from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
-    Decision,
     Evaluation,
     alias_moved,
     champion_unread,
@@ -41,11 +40,12 @@ from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
     REASON_TAG,
+    aliases_of,
     answering,
     digest_tag,
     holdout_metrics,
-    is_missing,
     metric_tag,
+    missing_ignored,
     newest_versions,
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
@@ -63,8 +63,7 @@ _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
 
 _AT_ONCE = 40
-"""Number of additional versions to request from MLflow, because other jobs may register versions while a challenger is
-evaluated. These versions are newer than the challenger, and so are not its earlier versions."""
+"""Versions to request in addition, because other jobs may have registered newer ones meanwhile."""
 
 _COLUMNS = "shoal.input_cols"
 """Name of the tag that contains the input columns of a registered version as a JSON list. Only a version whose
@@ -84,7 +83,7 @@ class Outcome:
 
     challenger: Candidate
     champion: Candidate | None
-    decision: Decision
+    decision: DecisionResult
     recent: tuple[RecentVersion, ...] = ()
 
     @property
@@ -99,7 +98,7 @@ class Outcome:
             "model_version": self.challenger.version,
             "promoted": self.decision.promote,
             "champion": champion,
-            "decision": DecisionResult(reason=self.decision.reason, sentence=self.decision.sentence),
+            "decision": self.decision,
             "recent": self.recent,
         }
 
@@ -111,16 +110,11 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
         JobError: The champion cannot be loaded, or cannot predict the holdout.
         RegistryError: MLflow cannot be reached.
     """
-    import mlflow
-
-    with answering(run.uri):
-        try:
-            version = _champion(run.client, register)
-        except mlflow.MlflowException as error:
-            if is_missing(error):
-                return
-            raise
-        columns = () if version is None else _columns_of(run.client, register, version, input_cols)
+    version, columns = None, input_cols
+    with answering(run.uri), missing_ignored():
+        version = _champion(run.client, register)
+        if version is not None:
+            columns = _columns_of(run.client, register, version, input_cols)
     if version is None:
         return
     holdout = DataConnector.from_spec(register.holdout)
@@ -229,18 +223,9 @@ def enter(
     baseline = holdout.baseline(register)
     columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
     ledger = Ledger.of(run.client, store, register)
-    outcome = challenge(
-        run.client,
-        ledger,
-        register,
-        model_uri,
-        key=key,
-        evaluation=evaluation,
-        baseline=baseline,
-        holdout_digest=holdout.connector.digest(),
-        tags={**tags, **columns, **training_rows.store(run, trained_on)},
-        score_champion=score_champion,
-    )
+    digest, tags = holdout.connector.digest(), {**tags, **columns, **training_rows.store(run, trained_on)}
+    challenger = registered(register, model_uri, evaluation, digest, tags)
+    outcome = Contest(run.client, ledger, register, challenger, baseline, digest, key, score_champion).decided()
     _report(run, register, outcome, baseline, holdout, ledger)
     try:
         return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
@@ -256,7 +241,9 @@ def _report(
     """Print the report of a comparison, and store it in the MLflow run. The promotion is complete, so an error is only
     printed."""
     try:
-        _note_decision(run.client, register.model, outcome)
+        tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
+        for name, value in tags.items():
+            run.client.set_model_version_tag(register.model, outcome.challenger.version, name, value)
         built = comparison_report.build(
             register,
             outcome.decision,
@@ -264,7 +251,7 @@ def _report(
             outcome.champion,
             baseline,
             holdout,
-            ledger.history(_HISTORY),
+            ledger.history()[:_HISTORY],
         )
         print(comparison_report.markdown(built), flush=True)
         comparison_report.store(run, built)
@@ -272,49 +259,20 @@ def _report(
         print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
 
 
-def challenge(
-    client: MlflowClient,
-    ledger: Ledger,
-    register: Register,
-    model_uri: str,
-    *,
-    key: Key,
-    evaluation: Evaluation,
-    baseline: Baseline | None,
-    holdout_digest: str,
-    tags: Mapping[str, str],
-    score_champion: Callable[[str], Candidate],
-) -> Outcome:
-    """Register an evaluated model as a new version, and promote the version if it is better than the champion."""
+def registered(
+    register: Register, model_uri: str, evaluation: Evaluation, holdout_digest: str, tags: Mapping[str, str]
+) -> Candidate:
+    """Register an evaluated model as a new version."""
     import mlflow
 
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
-    contest = _Contest(
-        client=client,
-        ledger=ledger,
-        register=register,
-        challenger=Candidate(str(version.version), evaluation),
-        baseline=baseline,
-        holdout_digest=holdout_digest,
-        key=key,
-        score_champion=score_champion,
-    )
-    while (outcome := patiently(ledger.store, contest.round)) is None:
-        pass
-    return outcome
+    return Candidate(str(version.version), evaluation)
 
 
 def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
-
-
-def _note_decision(client: MlflowClient, model: str, outcome: Outcome) -> None:
-    """Write the decision about a challenger into tags of its version."""
-    tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
-    for name, value in tags.items():
-        client.set_model_version_tag(model, outcome.challenger.version, name, value)
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
@@ -378,7 +336,7 @@ class _Standing:
 
 
 @dataclass
-class _Contest:
+class Contest:
     """Comparison of one challenger with the champion, which is repeated if the champion's alias is moved meanwhile.
 
     The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
@@ -389,7 +347,7 @@ class _Contest:
     Attributes:
         rivals: Versions that were evaluated so far, by version number.
         against: Version with which the last round compared the challenger.
-        decision: Decision of the last round.
+        decision: DecisionResult of the last round.
         written: Versions to which this process has given the alias.
         since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
             version yet.
@@ -405,9 +363,15 @@ class _Contest:
     score_champion: Callable[[str], Candidate]
     rivals: dict[str, Candidate] = field(default_factory=dict)
     against: Candidate | None = None
-    decision: Decision | None = None
+    decision: DecisionResult | None = None
     written: set[str] = field(default_factory=set)
     since: int | None = None
+
+    def decided(self) -> Outcome:
+        """Promote the challenger if it is better than the champion, and return the outcome."""
+        while (outcome := patiently(self.ledger.store, self.round)) is None:
+            pass
+        return outcome
 
     def round(self) -> Outcome | None:
         """Compare challenger and champion once, and give the champion's alias to the better version.
@@ -457,7 +421,7 @@ class _Contest:
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
-    def _decide(self, rivals: Sequence[str]) -> Decision:
+    def _decide(self, rivals: Sequence[str]) -> DecisionResult:
         """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
 
         If this process has already promoted the challenger, and no other version was promoted later, the earlier
@@ -469,7 +433,7 @@ class _Contest:
         self.against = strongest(candidates, self.challenger, self.register)
         return decide(self.register, self.challenger, self.against, self.baseline)
 
-    def _winner(self, decision: Decision) -> str | None:
+    def _winner(self, decision: DecisionResult) -> str | None:
         if decision.promote:
             return self.challenger.version
         return None if self.against is None else self.against.version
@@ -505,6 +469,4 @@ class _Contest:
 
 def _champion(client: MlflowClient, register: Register) -> str | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
-    aliases: dict[str, Any] = client.get_registered_model(register.model).aliases
-    version = aliases.get(register.alias)
-    return None if version is None else str(version)
+    return aliases_of(client.get_registered_model(register.model)).get(register.alias)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from shoal.jobs.metrics.evaluation import Mode
-from shoal.jobs.results import Reason
+from shoal.jobs.results import DecisionResult, Reason
 from shoal.jobs.specs.register import Register
 
 if TYPE_CHECKING:
@@ -168,21 +168,6 @@ class Baseline:
     value: float
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Result of `decide`: whether a challenger (newly trained model) becomes the champion, and why.
-
-    Attributes:
-        promote: Whether the challenger becomes the champion.
-        reason: Name of the rule that decided.
-        sentence: The decision in one sentence, for people.
-    """
-
-    promote: bool
-    reason: Reason
-    sentence: str
-
-
 def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     """Return whether the challenger's metric is strictly better than the champion's.
 
@@ -201,8 +186,7 @@ def improvement(challenger: float, champion: float, mode: Mode) -> float:
 
 
 Rule = Literal["compare", "keep", "baseline"]
-"""Rule for a challenger and a champion. compare: the better metric wins. keep: the champion stays. baseline: the
-challenger must beat the baseline."""
+"""compare: the better metric wins. keep: the champion stays. baseline: the challenger must beat the baseline."""
 
 
 def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule:
@@ -243,30 +227,20 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Regi
     difference to the challenger's metric, because each of them may be compared on other rows.
     """
 
-    def stronger(rival: Candidate, best: Candidate) -> bool:
-        rules = [rule(register, challenger, each) for each in (rival, best)]
-        if rules[0] != rules[1]:
-            return _STRENGTH.index(rules[0]) < _STRENGTH.index(rules[1])
-        if rules[0] != "compare":
-            return is_better(rival.value, best.value, register.best)
-        leads = [_lead(challenger, each, register.best) for each in (rival, best)]
-        return leads[0] > leads[1]
+    def strength(rival: Candidate) -> tuple[int, bool, float]:
+        found = rule(register, challenger, rival)
+        value = -rival.value if register.best == "min" else rival.value
+        if found == "compare":
+            mine, theirs = compared(challenger, rival)
+            value = improvement(theirs.value, mine.value, register.best)
+        return -_STRENGTH.index(found), not math.isnan(value), value
 
-    best: Candidate | None = None
-    for rival in rivals:
-        if best is None or stronger(rival, best):
-            best = rival
-    return best
-
-
-def _lead(challenger: Candidate, champion: Candidate, mode: Mode) -> float:
-    mine, theirs = compared(challenger, champion)
-    return improvement(theirs.value, mine.value, mode)
+    return max(rivals, key=strength, default=None)
 
 
 def decide(
     register: Register, challenger: Candidate, champion: Candidate | None, baseline: Baseline | None
-) -> Decision:
+) -> DecisionResult:
     """Decide whether a challenger replaces the champion, by the rules in `register`.
 
     The challenger's metric on all rows of the holdout must be finite and must reach `must_reach`. If the two can be
@@ -279,68 +253,67 @@ def decide(
     if challenger.evaluation.overlaps:
         note = f", although it was trained on {_overlap_text(challenger.evaluation)}"
 
-    def refused(reason: Reason, why: str) -> Decision:
-        return Decision(False, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
-
-    def promoted(reason: Reason, why: str) -> Decision:
-        return Decision(True, reason, f"{name} ({metric}={_figure(challenger.value)}) {why}{note}")
+    def decided(reason: Reason, why: str) -> DecisionResult:
+        sentence = f"{name} ({metric}={figure(challenger.value)}) {why}{note}"
+        return DecisionResult(reason=reason, sentence=sentence)
 
     if not math.isfinite(challenger.value):
-        return refused("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
+        return decided("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
     if register.must_reach is not None and is_better(register.must_reach, challenger.value, mode):
         bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"
-        return refused("bound_missed", f"is not promoted: its {metric} has to be {bound}")
+        return decided("bound_missed", f"is not promoted: its {metric} has to be {bound}")
     applied = "baseline" if champion is None else rule(register, challenger, champion)
     if champion is not None and applied == "keep":
-        return refused("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
+        return decided("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
     if champion is None or applied == "baseline":
         if baseline is not None and not is_better(challenger.value, baseline.value, mode):
-            constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={_figure(baseline.value)})"
-            return refused("baseline_not_beaten", f"is not promoted: it does not beat the baseline, which {constant}")
-        beats = "" if baseline is None else f", better than the baseline ({metric}={_figure(baseline.value)})"
+            constant = f"always predicts {_CONSTANTS[baseline.kind]} ({metric}={figure(baseline.value)})"
+            return decided("baseline_not_beaten", f"is not promoted: it does not beat the baseline, which {constant}")
+        beats = "" if baseline is None else f", better than the baseline ({metric}={figure(baseline.value)})"
         if champion is None:
-            return promoted("first", f"is the first {register.alias}{beats}")
-        against = f"version {champion.version} ({metric}={_figure(champion.value)})"
+            return decided("first", f"is the first {register.alias}{beats}")
+        against = f"version {champion.version} ({metric}={figure(champion.value)})"
         why = "whose metric is not a finite number"
         if math.isfinite(champion.value):
             why = f"which was trained on {_overlap_text(champion.evaluation)} and is not compared"
-        return promoted("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
+        return decided("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
     if champion.unseen is not None and champion.unseen.enough:
         mine, theirs = compared(challenger, champion)
         note = f", on {_rows(champion.unseen)}"
         challenger, champion = replace(challenger, evaluation=mine), replace(champion, evaluation=theirs)
-    against = f"{register.alias} version {champion.version} ({metric}={_figure(champion.value)})"
+    against = f"{register.alias} version {champion.version} ({metric}={figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
     if gain <= 0:
         why = ": both are equal" if gain == 0 else ""
-        return refused("champion_not_beaten", f"does not beat {against}{why}")
+        return decided("champion_not_beaten", f"does not beat {against}{why}")
     if gain < register.min_improvement and not _equal(gain, register.min_improvement, champion.value):
         least = f"{gain:.6g} is less than min_improvement={register.min_improvement:.6g}"
-        return refused("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
+        return decided("champion_not_beaten", f"does not replace {against}: an improvement of {least}")
     if fallen := worse_slices(register, challenger.evaluation, champion.evaluation):
         first, *others = fallen
-        before, after = (_figure(each.evaluation.slices[first].value) for each in (champion, challenger))
+        before, after = (figure(each.evaluation.slices[first].value) for each in (champion, challenger))
         more = f", and in {len(others)} other slice{'s' if len(others) > 1 else ''}" if others else ""
         allowed = f"more than slice_tolerance={register.slice_tolerance:.6g} allows"
         worse = f"{metric} is {after} instead of {before} where {register.by} is {first}{more}"
-        return refused("slice_worse", f"does not replace {against}: {worse}, {allowed}")
+        return decided("slice_worse", f"does not replace {against}: {worse}, {allowed}")
     known = f", which was trained on {_overlap_text(champion.evaluation)}" if champion.evaluation.overlaps else ""
-    return promoted("better", f"replaces {against}{known}")
+    return decided("better", f"replaces {against}{known}")
 
 
-def alias_moved(register: Register, challenger: Candidate, version: str | None) -> Decision:
+def alias_moved(register: Register, challenger: Candidate, version: str | None) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
-    return Decision(False, "alias_moved", f"{name} is not promoted: a person has {moved} during the promotion")
+    sentence = f"{name} is not promoted: a person has {moved} during the promotion"
+    return DecisionResult(reason="alias_moved", sentence=sentence)
 
 
-def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> Decision:
+def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={_figure(challenger.value)})"
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"
-    return Decision(False, "champion_unread", f"{name} {kept}: {why}")
+    return DecisionResult(reason="champion_unread", sentence=f"{name} {kept}: {why}")
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:
@@ -373,8 +346,7 @@ def _equal(difference: float, bound: float, value: float) -> bool:
 
 
 _ROUNDING = 4 * sys.float_info.epsilon
-"""Largest rounding error of the difference of two metrics, relative to one of the metrics. The bound includes the
-rounding errors of the metrics themselves."""
+"""Largest rounding error of the difference of two metrics, relative to one of them."""
 
 _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 """The rules, in the order in which :func:`strongest` prefers them."""
@@ -382,8 +354,9 @@ _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 _CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
 
 
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
+def figure(value: object) -> str:
+    """Return a metric, or another value of a table, as text for people."""
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _rows(unseen: UnseenRows) -> str:
@@ -392,7 +365,7 @@ def _rows(unseen: UnseenRows) -> str:
 
 def _why_kept(register: Register, champion: Candidate) -> str:
     """Return why a champion stays without a comparison."""
-    version = f"{register.alias} version {champion.version} ({register.metric}={_figure(champion.value)})"
+    version = f"{register.alias} version {champion.version} ({register.metric}={figure(champion.value)})"
     stays = f"{version} was trained on {champion.recency} and stays"
     unseen = champion.unseen
     if unseen is None or (register.late_run == "keep" and champion.recency is not None and champion.recency.order > 0):

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal import history
@@ -84,12 +84,11 @@ class Ledger:
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
         """
+        of_this_alias = select(Promotion).filter_by(registry_uri=self.registry, model=self.model, alias=self.alias)
         with transaction(self.store, JobStep.SETTLE) as session:
             if not lock.renew(session):
                 return False
-            newest = session.scalars(
-                select(Promotion).where(self._of_this_alias()).order_by(Promotion.id.desc()).limit(1)
-            ).first()
+            newest = session.scalars(of_this_alias.order_by(Promotion.id.desc()).limit(1)).first()
             if newest is not None and newest.state is PromotionState.INTENDED:
                 if newest.version == version:
                     _confirm(session, newest)
@@ -99,31 +98,12 @@ class Ledger:
 
     def confirmed(self, since: int = 0) -> list[str]:
         """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first."""
-        query = (
-            select(Promotion.version)
-            .where(self._of_this_alias(), Promotion.id >= since, Promotion.state == PromotionState.CONFIRMED)
-            .order_by(Promotion.id.desc())
-        )
-        with self.store.reading() as session:
-            return list(session.scalars(query))
+        return [each.version for each in self.history() if each.id >= since]
 
-    def history(self, limit: int) -> list[Promotion]:
-        """Return the store's rows about this alias's latest confirmed promotions, the newest first."""
-        query = (
-            select(Promotion)
-            .where(self._of_this_alias(), Promotion.state == PromotionState.CONFIRMED)
-            .order_by(Promotion.id.desc())
-            .limit(limit)
-        )
-        with self.store.reading() as session:
-            return list(session.scalars(query))
-
-    def _of_this_alias(self) -> ColumnElement[bool]:
-        return and_(
-            Promotion.registry_uri == self.registry,
-            Promotion.model == self.model,
-            Promotion.alias == self.alias,
-        )
+    def history(self) -> list[Promotion]:
+        """Return the store's rows about this alias's confirmed promotions, the newest first."""
+        found = confirmed_promotions(self.store, self.registry, self.model)
+        return [each for each in found if each.alias == self.alias]
 
 
 def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> list[Promotion]:

@@ -22,23 +22,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
+# Names of tags of a registered version: the attempt that registered it, the alias for which it was a challenger, the
+# rule that decided whether it was promoted, and the decision in one sentence.
 JOB_TAG = "shoal.job_id"
-"""Name of the tag that contains the id of the job that registered a version."""
-
 ATTEMPT_TAG = "shoal.attempt"
-"""Name of the tag that contains the number of the attempt that registered a version."""
-
-ALIAS_TAG = "shoal.alias"
-"""Name of the tag that contains the alias for which a version was a challenger."""
-
-REASON_TAG = "shoal.reason"
-"""Name of the tag that contains the rule that decided whether a version was promoted."""
-
-DECISION_TAG = "shoal.decision"
-"""Name of the tag that contains the decision about a version in one sentence."""
-
 HOLDER_TAG = "shoal.holder"
-"""Name of the tag that contains the name of the run that submitted the job of a version."""
+ALIAS_TAG = "shoal.alias"
+REASON_TAG = "shoal.reason"
+DECISION_TAG = "shoal.decision"
 
 _HOLDOUT = "holdout."
 _DIGEST = ".digest"
@@ -212,6 +203,18 @@ def is_ours(version: ModelVersion) -> bool:
 def is_missing(error: Exception) -> bool:
     """Return whether an error of MLflow means that the model, version or run does not exist."""
     return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+
+
+@contextmanager
+def missing_ignored() -> Iterator[None]:
+    """Leave the `with` block without an error if MLflow has no such model, version or run."""
+    import mlflow
+
+    try:
+        yield
+    except mlflow.MlflowException as error:
+        if not is_missing(error):
+            raise
 
 
 def is_unreachable(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
+from shoal.jobs.files.retention import checked_age
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.jobs.mlflow.promotion_history import Ledger, chosen_versions, confirmed_promotions
@@ -23,7 +24,7 @@ from shoal.jobs.mlflow.registry import (
     Registry,
     aliases_of,
     answering,
-    is_missing,
+    missing_ignored,
     quoted,
 )
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
@@ -32,10 +33,6 @@ from shoal.state.schema import JOB_ACTIVE, Job
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-_YOUNGEST = timedelta(days=1)
-"""Smallest age that a version must have before it is deleted. The job of a younger version may still compare the
-version with the champion, and shoal cannot check this if the job is in another store."""
 
 _LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
 """Pattern of the source of a version that was registered from a logged model."""
@@ -106,16 +103,13 @@ def prune_models(
         RegistryError: The registry cannot be used.
         MissingExtraError: MLflow is not installed.
     """
-    if not isinstance(older_than, timedelta) or older_than < _YOUNGEST:
-        raise InvalidArgumentError(
-            f"older_than={shown(older_than)} is not legal: it must be a timedelta of one day or more"
-        )
+    before = clock() - checked_age(older_than)
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
         raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, 0 or more")
     registry = Registry.open(tracking_uri)
     if registry is None:
         return ModelPruning((), 0)
-    store, before = Store(), clock() - older_than.total_seconds()
+    store = Store()
     versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
     active = _active(store)
     deleted: list[DeletedVersion] = []
@@ -190,37 +184,31 @@ class _Deletion:
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
         """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job."""
-        import mlflow
-
-        number = str(version.version)
-        with ExitStack() as stack, answering(self.registry.uri):
+        client, number, deleted = self.registry.client, str(version.version), False
+        # If another process has deleted the version, the version is not counted as deleted by this call.
+        with ExitStack() as stack, answering(self.registry.uri), missing_ignored():
             locks = [stack.enter_context(store_lock(self.store, name, DELETION_LOCK_TTL_S)) for name in lock_names]
-            try:
-                shared = self._is_shared(version)
-                with transaction(self.store, RetentionStep.CHECK) as session:
-                    if not all(lock.renew(session) for lock in locks):
-                        return False
-                    chosen = chosen_versions(session, self.registry.uri, self.model)
-                    job_id, attempt = _attempt(version)
-                    job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
-                    if number in chosen or (job is not None and job.state in JOB_ACTIVE):
-                        return False
-                if _has_alias(self.registry.client.get_model_version(self.model, number)):
+            shared = self._is_shared(version)
+            with transaction(self.store, RetentionStep.CHECK) as session:
+                if not all(lock.renew(session) for lock in locks):
                     return False
-                # The version is deleted last. If this process dies before this step, the next call finds the version
-                # again.
-                logged = _LOGGED_MODEL.fullmatch(version.source or "")
-                if logged and not shared:
-                    with act(RetentionStep.DELETE_LOGGED_MODEL):
-                        self._delete_logged_model(logged[1])
-                with act(RetentionStep.DELETE_VERSION):
-                    self.registry.client.delete_model_version(self.model, number)
-            except mlflow.MlflowException as error:
-                # Another process has deleted the version, so the version is not counted as deleted by this call.
-                if is_missing(error):
+                chosen = chosen_versions(session, self.registry.uri, self.model)
+                job_id, attempt = _attempt(version)
+                job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
+                if number in chosen or (job is not None and job.state in JOB_ACTIVE):
                     return False
-                raise
-        return True
+            if _has_alias(client.get_model_version(self.model, number)):
+                return False
+            # The version is deleted last. If this process dies before this step, the next call finds the version again.
+            logged = _LOGGED_MODEL.fullmatch(version.source or "")
+            if logged and not shared:
+                # After `mlflow gc`, the logged model does not exist any more.
+                with act(RetentionStep.DELETE_LOGGED_MODEL), missing_ignored():
+                    client.delete_logged_model(logged[1])
+            with act(RetentionStep.DELETE_VERSION):
+                client.delete_model_version(self.model, number)
+            deleted = True
+        return deleted
 
     def _is_shared(self, version: ModelVersion) -> bool:
         """Return whether another version uses the same files, for example a copy, or a version of the same logged
@@ -238,16 +226,6 @@ class _Deletion:
             for source in sources
             for other in self.registry.client.search_model_versions(f"source_path = {source}", max_results=2)
         )
-
-    def _delete_logged_model(self, model_id: str) -> None:
-        import mlflow
-
-        try:
-            self.registry.client.delete_logged_model(model_id)
-        except mlflow.MlflowException as error:
-            # If the logged model does not exist any more, for example after `mlflow gc`, nothing is left to delete.
-            if not is_missing(error):
-                raise
 
 
 def _active(store: Store) -> Attempts:

@@ -29,19 +29,16 @@ TAG = "shoal.spec_digest"
 the tag after its comparison with the champion. So the tag is missing if the training failed before that."""
 
 FILES_TAG = "shoal.files_digest"
-"""Name of the tag that contains the digest of the write times of the files with which a registered version was
-trained."""
+"""Name of the tag with the digest of the write times of the files that a version was trained with."""
 
 SKIPPED = "shoal.skipped"
 """Name of the tag of an MLflow run whose training was skipped; its value is the reason."""
 
 _LOOKED_AT = 50
-"""Number of newest versions that are searched for the version of the last successful training. Versions of failed
-trainings and of other programs are skipped."""
+"""Number of newest versions that are searched for that of the last successful training."""
 
 _OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
-"""Fields of a spec that are left out of the digest of the settings, because they do not change the model, or because
-they are compared separately. The dataset, for example, is compared by its own digest."""
+"""Fields of a spec that do not change the model, or are compared separately, as the dataset by its digest."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +124,9 @@ def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints)
 
     A later job reads the tags to find out whether its training would only repeat the training of the tagged version.
     The version is tagged after the comparison with the champion.
-
-    An error is only printed, because the model is registered already.
     """
-    try:
-        run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
-        run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
-    except Exception as error:
-        print(f"the version could not be tagged, so the next training is not skipped: {error}", flush=True)
-
-
-def mark_skipped(run: Run, reason: str) -> None:
-    """Tag the MLflow run of a skipped training with the reason. An error is only printed, because the job is done."""
-    try:
-        run.client.set_tag(run.run_id, SKIPPED, reason)
-    except Exception as error:
-        print(f"the MLflow run could not be tagged as skipped: {error}", flush=True)
+    run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
+    run.client.set_model_version_tag(register.model, version, TAG, fingerprints.settings)
 
 
 def _last(run: Run, store: Store, model: str) -> ModelVersion | None:

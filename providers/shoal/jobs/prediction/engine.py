@@ -67,67 +67,53 @@ def run(
         work = worker.Assignment(
             uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging, spec.category_codes
         )
-        restarts, peaks, names = _Run(spec, work, rows, dict(env or {}), on_progress, began).run()
+        restarts = Restarts(spec.run_config, began)
+        peaks, names = _predict_all(spec, work, rows, restarts, env or {}, on_progress)
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
-    return PredictResult(spec.output_path, rows, uri, len(peaks), restarts, time.monotonic() - began, tuple(peaks))
+    return PredictResult(
+        spec.output_path, rows, uri, len(peaks), restarts.count, time.monotonic() - began, tuple(peaks)
+    )
 
 
-class _Run:
-    def __init__(
-        self,
-        spec: PredictJobSpec,
-        work: worker.Assignment,
-        rows: int,
-        env: dict[str, str],
-        on_progress: OnProgress | None,
-        began: float,
-    ) -> None:
-        self._spec = spec
-        self._work = work
-        self._rows = rows
-        self._env = env
-        self._done = 0
-        self._on_progress = on_progress
-        self._restarts = Restarts(spec.run_config, began)
-        self._size = resolve_size(
-            spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp
-        )
-        # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
-        # differently, and the files that are already complete would be useless.
-        self._files = plan_files(work.source.row_groups(), min(self._size.num_workers, rows))
+def _predict_all(
+    spec: PredictJobSpec,
+    work: worker.Assignment,
+    rows: int,
+    restarts: Restarts,
+    env: Mapping[str, str],
+    on_progress: OnProgress | None,
+) -> tuple[list[int], list[str]]:
+    """Predict all rows; return each rank's peak memory, and the output files' names."""
+    size = resolve_size(spec.scaling_config, cluster.active_nodes(), device="cpu", clamp=spec.run_config.clamp)
+    # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
+    # differently, and the files that are already complete would be useless.
+    parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))
+    shape = GangShape(len(parts), size.cpus_per_worker, trim_memory=True)
 
-    def run(self) -> tuple[int, list[int], list[str]]:
-        """Predict all rows; return the number of restarts, each rank's peak memory, and the output files' names."""
-        peaks = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=lambda: None)
-        return self._restarts.count, peaks, [file.name for files in self._files for file in files]
+    def attempt() -> list[int]:
+        done = 0
 
-    def _attempt(self) -> list[int]:
-        self._done = 0
-        shape = GangShape(len(self._files), self._size.cpus_per_worker, trim_memory=True)
-        timeout = min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S))
+        def report(_rank: int, note: dict[str, int]) -> None:
+            nonlocal done
+            done += note["rows"]
+            progress = Progress(done, rows, "rows")
+            display.show(progress)
+            if on_progress is not None:
+                on_progress(progress)
+
+        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
         with (
-            shared_gang(shape, timeout=timeout, env=self._env) as gang,
+            shared_gang(shape, timeout=wait_s, env=env) as gang,
             ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
         ):
-            peaks: list[int] = gang.run(
-                worker.predict,
-                [(self._work, files) for files in self._files],
-                timeout=self._restarts.timeout,
-                on_note=lambda _, note: self._report(display, note["rows"]),
-            )
+            tasks = [(work, files) for files in parts]
+            peaks: list[int] = gang.run(worker.predict, tasks, timeout=restarts.timeout, on_note=report)
         return peaks
 
-    def _report(self, display: ProgressDisplay, rows: int) -> None:
-        self._done += rows
-        progress = Progress(self._done, self._rows, "rows")
-        display.show(progress)
-        if self._on_progress is not None:
-            self._on_progress(progress)
-
-    def _resume_point(self) -> str:
-        return "the files that are complete"
+    peaks = restarts.run(attempt, checkpoint=lambda: "the files that are complete", shrink=lambda: None)
+    return peaks, [file.name for files in parts for file in files]
 
 
 _ALIAS = re.compile(r"models:/(?P<name>[^/@]+)@(?P<alias>[^/@]+)")

@@ -33,8 +33,7 @@ MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""
 
 FILE_ROWS = 1_000_000
-"""Number of rows after which a worker begins a new output file with the next row group. The files are large because few
-large files are faster to list and open than many small ones."""
+"""Rows after which a new output file begins. A few large files are faster to list and open than many."""
 
 _PART = re.compile(r"part-\d{12}-\d+\.parquet")
 

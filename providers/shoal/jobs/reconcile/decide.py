@@ -38,8 +38,7 @@ class Silence(Enum):
 
 
 PATIENCE_S = {Silence.NO_ANSWER: HEAD_PATIENCE_S, Silence.NO_CONNECTION: FAR_HEAD_PATIENCE_S}
-"""Time limits in seconds, one for each reason why the head gives no answer. If the head has not answered and the driver
-has sent no heartbeat for this time, the job counts as lost."""
+"""Seconds without an answer of the head and a heartbeat after which a job counts as lost."""
 
 
 @dataclass(frozen=True)

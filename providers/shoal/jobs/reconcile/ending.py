@@ -71,7 +71,9 @@ def cancel(
     if not is_waiting(job):
         if look.find_head(target) is Silence.ELSEWHERE:
             # The driver still uses the files that `_tidy` would remove.
-            left = f"the driver of job {job.id} ends by itself on host {_host(target)} within seconds"
+            with target.store.reading() as session:
+                host = session.get_one(Pool, target.pool).host
+            left = f"the driver of job {job.id} ends by itself on host {host} within seconds"
             return Cancellation(is_done=True, left=left)
         left = _stop_driver(target, job)
     _tidy(target, job)
@@ -101,11 +103,6 @@ def _stop_driver(target: Target, job: Job) -> str | None:
             f"pool's head reported an error: {error}"
         )
     return None
-
-
-def _host(target: Target) -> str:
-    with target.store.reading() as session:
-        return session.get_one(Pool, target.pool).host
 
 
 def _request_stop(target: Target) -> bool:

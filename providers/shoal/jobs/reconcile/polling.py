@@ -10,8 +10,7 @@ from shoal.jobs.timeouts import LONGEST_PAUSE_S, POLL_PERIOD_S, SHORTEST_PAUSE_S
 from shoal.state.schema import Job
 
 POLLS_PER_ORPHAN_AFTER = 3
-"""Number of updates of `last_polled_at` within `orphan_after` seconds if `orphan_after` is short. So two updates may
-fail before the job ends itself."""
+"""Updates of `last_polled_at` within a short `orphan_after`, so that two of them may fail."""
 
 
 def bounded_pause(wanted_s: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -19,7 +19,6 @@ from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import address, find_head
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import package
-from shoal.jobs.remote.package import Package
 from shoal.pool.endpoint import NO_GCS, Endpoint, driver_command
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.boosting.request import Framework
@@ -33,12 +32,13 @@ class Supplies:
 
     Attributes:
         secrets: Credentials for the driver. None: another process has submitted the job.
-        package: Code that is sent with the job to a `ray://` pool, which is an existing Ray cluster.
+        files: Code and frames that are sent with the job to a `ray://` pool, which is an existing Ray cluster: the path
+            on this machine of each file, by its path in the package.
         end_on_interrupt: Whether Ctrl-C in this process ends the job.
     """
 
     secrets: Secrets | None = None
-    package: Package | None = None
+    files: Mapping[str, str] | None = None
     end_on_interrupt: bool = False
 
 
@@ -73,9 +73,9 @@ def _queue_and_submit(target: Target, supplies: Supplies) -> bool:
         with act(JobStep.HAND_OVER):
             credentials.hand_over(submission_id, supplies.secrets)
     head = target.endpoint_of(target.pool)
-    if supplies.package is not None and supplies.package.files:
+    if supplies.files:
         with act(JobStep.HAND_OVER):
-            JobClient.at(head).upload(package.name(submission_id), supplies.package.content())
+            JobClient.at(head).upload(package.name(submission_id), package.archived(supplies.files))
     admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
     return admitted is Admission.WAITS or _submit(target, head)
 

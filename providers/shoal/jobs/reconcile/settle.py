@@ -29,8 +29,7 @@ from shoal.state.schema import JobState, Pool
 log = logging.getLogger("shoal.settle")
 
 SETTLE_EVERY = 30
-"""Number of checks of the queues after which all unfinished jobs are checked once, to end the jobs that must not wait
-any more, for example after their timeout."""
+"""Checks of the queues between two checks of all unfinished jobs, some of which must not wait any more."""
 
 _AT_ONCE = 1000
 """One sweep checks at most this number of running jobs, and at most this number of pending jobs."""

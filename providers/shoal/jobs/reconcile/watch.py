@@ -22,8 +22,7 @@ from shoal.state.schema import Job
 log = logging.getLogger("shoal.reconciler")
 
 _SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.reconcile.settle"]
-"""Command that asks the pools' heads about jobs that may be lost, and records the end of lost jobs. It is a separate
-process because a head may take 30 s to answer."""
+"""Command that records the end of lost jobs. A process of its own, as a head may take 30 s to answer."""
 
 
 class LostJobs:
@@ -77,31 +76,25 @@ class SilentJobs:
         now = self._monotonic()
         doubtful = {_activity(job): job for job in unfinished if _is_doubtful(job)}
         self._unchanged_since = {sign: self._unchanged_since.get(sign, now) for sign in doubtful}
-        return [job for sign, job in doubtful.items() if now - self._unchanged_since[sign] >= _patience_s(job)]
-
-
-def _patience_s(job: Job) -> float:
-    return WAITING_JOB_SILENT_AFTER if is_waiting(job) else JOB_SILENT_AFTER
+        silent = []
+        for sign, job in doubtful.items():
+            patience_s = WAITING_JOB_SILENT_AFTER if is_waiting(job) else JOB_SILENT_AFTER
+            if now - self._unchanged_since[sign] >= patience_s:
+                silent.append(job)
+        return silent
 
 
 def _is_doubtful(job: Job) -> bool:
     """Return whether a job may be lost, because no process on this host is known to submit or run the job."""
-    match stage_of(job):
-        case Stage.UNQUEUED:
-            return not ProcessId.from_json(job.submitter).alive()
-        case Stage.WAITING:
-            # Checking the submitter's process would not help. The process may be alive but no longer poll the job, or
-            # may run on another host.
-            return True
-        case Stage.SENT:
-            # The driver may have died before it could record that the job runs.
-            return True
-    if job.driver is None:
-        return False
-    driver = ProcessId.from_json(job.driver)
-    # If the driver does not run on this host, the job may be lost. If the driver runs on another host, its heartbeats
-    # change the job's row, so `among` does not return the job.
-    return not driver.alive()
+    stage = stage_of(job)
+    if stage is Stage.UNQUEUED:
+        return not ProcessId.from_json(job.submitter).alive()
+    if stage in (Stage.WAITING, Stage.SENT):
+        # The submitter of a waiting job may be alive but no longer poll the job, or may run on another host. The driver
+        # of a job that was sent may have died before it could record that the job runs.
+        return True
+    # If the driver runs on another host, its heartbeats change the job's row, so `among` does not return the job.
+    return job.driver is not None and not ProcessId.from_json(job.driver).alive()
 
 
 def _activity(job: Job) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +24,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path
 
 MAX_FRAME_BYTES = 8 * 2**20
-"""Size limit in bytes of all frames that are sent with one job, as Parquet. The head keeps the frames in memory until
-the job has ended."""
+"""Limit of all frames of a job, as Parquet. The head keeps them in memory until the job has ended."""
 
 _OURS = "_shoal_"
 """Prefix of the names of files without rows, such as markers, in a directory of staged data."""
@@ -34,22 +32,10 @@ _OURS = "_shoal_"
 _CHUNK_BYTES = 1024 * 1024
 
 
-@dataclass
-class Sent:
-    """A spec whose data the nodes can read, and the files to send together with the job.
-
-    Attributes:
-        spec: Spec that names the data by paths or URIs that the nodes can read.
-        packaged: Path on this machine of each file that is sent with the job's code, by its path in the package.
-    """
-
-    spec: AnyJobSpec
-    packaged: dict[str, str] = field(default_factory=dict)
-
-
 @contextmanager
-def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
-    """Give the pool's nodes access to the staged data that a spec names.
+def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dict[str, str]]]:
+    """Give the pool's nodes access to the staged data that a spec names. Provide a spec whose data the nodes can read,
+    and the path on this machine of each file to send with the job's code, by its path in the package.
 
     Data that the nodes can reach are not copied. All other data are sent with the code if they are small; otherwise
     they are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed.
@@ -60,17 +46,17 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
     """
     local = {each.staging for each in spec.datasets() if each.staging and not is_reachable(each.staging, pool)}
     if not is_remote(pool) or not local:
-        yield Sent(spec)
+        yield spec, {}
         return
     if sum(file.stat().st_size for directory in local for file in _files(directory)) <= MAX_FRAME_BYTES:
         packed: dict[str, str] = {}
-        yield Sent(spec.with_datasets(partial(_packed, local, packed)), packed)
+        yield spec.with_datasets(partial(_packed, local, packed)), packed
         return
     base = spec.run_config.artifact_location
     # The spec names no location that the nodes can reach, so there is no place to copy the data to.
     # `reachability.check` refuses the job later.
     if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
-        yield Sent(spec)
+        yield spec, {}
         return
     from shoal.data.parquet.paths import join, normalise
     from shoal.data.staging.staged_data import release, staged
@@ -81,7 +67,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[Sent]:
             with staged(join(normalise(base), "staging")) as copy:
                 copies[original] = copy
                 _copy(original, copy)
-        yield Sent(spec.with_datasets(partial(_moved, copies)))
+        yield spec.with_datasets(partial(_moved, copies)), {}
     finally:
         for copy in copies.values():
             release(copy)

@@ -18,11 +18,11 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.data.parquet import packaged
 from shoal.jobs import ids
+from shoal.jobs.environment import code
 from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
 
@@ -31,39 +31,25 @@ _PREFIX = f"{packaged.SCHEME}:"
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
 _PLACES = ("program", "user_code", "init_model")
-_DATE = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class Package:
-    """Files with code and frames (small DataFrames) that are sent together with an attempt.
+def archived(files: Mapping[str, str]) -> bytes:
+    """Return a package as a zip archive, from the path on this machine of each file, by its path in the package.
 
-    Attributes:
-        files: Path on this machine of each file, by its path in the package.
+    Raises:
+        JobError: A file cannot be read, or was changed.
     """
-
-    files: Mapping[str, str]
-
-    def content(self) -> bytes:
-        """Return the package as a zip archive.
-
-        Raises:
-            JobError: A file cannot be read, or was changed.
-        """
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
-            for inside, path in sorted(self.files.items()):
-                # An entry without permissions would be unpacked as an unreadable file.
-                entry = zipfile.ZipInfo(inside.removeprefix("/"), _DATE)
-                entry.external_attr = 0o600 << 16
-                # The path in the package is `/_code/<digest>` or `/_data/<digest>/<name>`.
-                content = storage.read_unchanged(path, inside.split("/")[2])
-                written.writestr(entry, content, zipfile.ZIP_DEFLATED)
-        return archive.getvalue()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as written:
+        for inside, path in sorted(files.items()):
+            # The path in the package is `/_code/<digest>` or `/_data/<digest>/<name>`.
+            content = storage.read_unchanged(path, inside.split("/")[2])
+            code.add_to_zip(written, inside.removeprefix("/"), content, mode=0o600)
+    return archive.getvalue()
 
 
-def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], Package]:
-    """Build the package of a job's code and frames, and return the spec and the package.
+def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the spec, and the path on this machine of each file with its code and frames, by its path in the package.
 
     The returned spec is a copy that names the files by their paths in the package. Code at a URI, such as in an object
     store, is not packed.
@@ -76,12 +62,16 @@ def taken_along(document: dict[str, Any], frames: Mapping[str, str]) -> tuple[di
         files[found[1]] = storage.root(path)
         return _PREFIX + found[1]
 
-    return _with_code(document, inside), Package(files)
+    return _with_code(document, inside), files
 
 
 def unpacked(document: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return a copy of a spec in which the paths of the unpacked files replace the paths in the package."""
-    return _with_code(document, lambda path: path.replace(_PREFIX, folder, 1) if _is_inside(path) else path)
+
+    def outside(path: Any) -> Any:
+        return folder + path.removeprefix(_PREFIX) if isinstance(path, str) and path.startswith(_PREFIX) else path
+
+    return _with_code(document, outside)
 
 
 def for_workers(runtime_env: dict[str, Any], submission_id: str) -> dict[str, Any]:
@@ -107,10 +97,6 @@ def has_frames(spec: AnyJobSpec) -> bool:
 def name(submission_id: str) -> str:
     """Return the name of an attempt's package. The name contains only characters that Ray allows."""
     return f"_ray_pkg_shoal_{ids.digest(submission_id)[:32]}.zip"
-
-
-def _is_inside(path: Any) -> bool:
-    return isinstance(path, str) and path.startswith(_PREFIX)
 
 
 def _with_code(document: dict[str, Any], replaced: Any) -> dict[str, Any]:

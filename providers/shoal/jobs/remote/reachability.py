@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from sqlalchemy import select
 
@@ -71,8 +70,9 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """
     if not is_remote(pool):
         return
-    for path, what, remedy in _needed(spec):
-        if not is_reachable(path, pool):
+    for location, what, remedy in _needed(spec):
+        path = None if location is None else path_here(location)
+        if path is not None and not is_reachable(path, pool):
             raise InvalidArgumentError(
                 f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
                 f"it: {remedy}; or, {_SHARED}"
@@ -98,37 +98,24 @@ def check_nodes(store: Store, pool: PoolSpec) -> None:
         )
 
 
-def _needed(spec: AnyJobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield each local path that a job needs, with a description of the path and a remedy."""
-    location = spec.run_config.artifact_location
+def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
+    """Yield each location that a job needs, with a description and a remedy if it cannot be reached."""
     for dataset in spec.datasets():
-        if dataset.staging is not None and (path := path_here(dataset.staging)):
-            yield path, "the staged copy of a frame or a query in", _TOO_LARGE
-        for given in dataset.paths:
-            if path := path_here(given):
-                yield path, "the dataset", f"copy it to {_OBJECT_STORE}"
-    if location is not None and (path := path_here(location)):
-        yield path, "artifact_location", f"set it to a URI in {_OBJECT_STORE}"
+        yield dataset.staging, "the staged copy of a frame or a query in", _TOO_LARGE
+        for path in dataset.paths:
+            yield path, "the dataset", f"copy it to {_OBJECT_STORE}"
+    yield spec.run_config.artifact_location, "artifact_location", f"set it to a URI in {_OBJECT_STORE}"
     tracking = spec.tracking
-    if tracking is not None and tracking.uri and (path := _database(tracking.uri)):
+    if tracking is not None and tracking.uri and tracking.uri != "databricks":
         yield (
-            path,
+            tracking.uri.removeprefix(SQLITE).removeprefix("sqlite:"),
             f"MLflow's database {redact_value(tracking.uri)}, the file",
             "set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing",
         )
     if isinstance(spec, JobSpec) and spec.init_model is not None and not is_stored(spec.init_model):
         # A file that an estimator has stored is sent with the job.
-        path = path_here(spec.init_model)
-        yield from [(path, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI")] if path else []
+        yield spec.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
     if isinstance(spec, PredictJobSpec):
         if is_model_folder(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
-        if path := path_here(spec.output_path):
-            yield path, "output_path", f"set it to a URI in {_OBJECT_STORE}"
-
-
-def _database(uri: str) -> str | None:
-    """Return the local file or folder that an MLflow tracking URI names; None if the URI names a server."""
-    if uri.startswith("sqlite:"):
-        return str(Path(uri.removeprefix(SQLITE)).absolute())
-    return None if uri == "databricks" else path_here(uri)
+        yield spec.output_path, "output_path", f"set it to a URI in {_OBJECT_STORE}"

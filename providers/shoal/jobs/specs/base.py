@@ -74,13 +74,9 @@ class AnySpec(Settings, ABC):
         return {**fields, "run_config": others, "tracking": config["tracking"]}
 
     @model_validator(mode="after")
-    def _legal_id(self) -> Self:
+    def _legal_run(self) -> Self:
         if self.run_config.job_id is not None:
             ids.checked(self.run_config.job_id)
-        return self
-
-    @model_validator(mode="after")
-    def _tracked_to_register(self) -> Self:
         if self.register_as is not None and self.tracking is None:
             raise ValueError(
                 "register needs tracking, because a model is registered from the job's MLflow run: remove "
@@ -159,9 +155,8 @@ class AnySpec(Settings, ABC):
         register = self.register_as
         if register is None:
             return self
-        return self.model_copy(
-            update={"register_as": register.model_copy(update={"holdout": replaced(register.holdout)})}
-        )
+        holdout = replaced(register.holdout)
+        return self.model_copy(update={"register_as": register.model_copy(update={"holdout": holdout})})
 
     def staged(self) -> set[str]:
         """Return the directories of staged data: copies of in-memory data that were written for jobs."""

@@ -40,16 +40,12 @@ class FunctionRegister(Register):
     )
 
     @model_validator(mode="after")
-    def _groups_to_rank(self) -> Self:
+    def _suits_functions(self) -> Self:
         if self.ranks and self.group_col is None:
             raise ValueError(
                 "a ranking metric in register needs group_col as well: set group_col to the name of the holdout's "
                 "column that assigns rows to groups, such as queries"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _never_skipped(self) -> Self:
         if self.skip_if_unchanged:
             raise ValueError(
                 "skip_if_unchanged is not possible for a training function: shoal cannot know whether its code, or "
@@ -134,8 +130,7 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
 
 
 AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Type of the spec of any job: a boosting training (XGBoost or LightGBM), a training function, or a batch
-prediction."""
+"""Spec of any job: a boosting training, a training function, or a batch prediction."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),

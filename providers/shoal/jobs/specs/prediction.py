@@ -101,10 +101,6 @@ class PredictJobSpec(AnySpec):
             raise InvalidArgumentError(
                 f'prediction_col "{self.prediction_col}" is also in keep_cols: choose another name for the predictions'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _uses_mlflow(self) -> Self:
         if self.register_as is not None:
             raise ValueError(
                 "register is only for jobs that train a model, but a prediction trains no model: remove register"

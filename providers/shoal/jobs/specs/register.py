@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, as_dataset_spec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.metrics.evaluation import Mode, best_mode, ranks
+from shoal.jobs.metrics.evaluation import Mode, Takes, best_mode, metric_named
 from shoal.option_validation import Settings
 
 DEFAULT_ALIAS = "champion"
@@ -154,4 +154,4 @@ class Register(Settings):
     @property
     def ranks(self) -> bool:
         """Return whether one of the metrics is a ranking metric, which needs the option `group_col`."""
-        return any(ranks(metric) for metric in self.all_metrics)
+        return any(metric_named(metric).takes is Takes.RANKS for metric in self.all_metrics)

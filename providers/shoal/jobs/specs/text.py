@@ -16,12 +16,10 @@ SUFFIXES = (".json", *_YAML)
 """Suffixes of the names of files that contain a job spec."""
 
 _DEEPEST = 100
-"""Largest number of levels of nested lists and objects in a spec. The limit is far below the 1,000 nested calls at
-which Python stops recursive code."""
+"""Most levels of nested lists and objects in a spec, far below the 1,000 calls at which Python stops."""
 
 _LONGEST_INTEGER_BITS = 14_000
-"""Largest number of bits of an integer in a spec, about 4,200 digits. Python refuses to convert integers of more than
-4,300 digits to or from text, so a longer integer could not be stored as JSON."""
+"""Most bits of an integer, about 4,200 digits. Python converts at most 4,300 digits to or from text."""
 
 
 def check_json(fields: Any) -> None:

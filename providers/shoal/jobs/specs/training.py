@@ -40,16 +40,12 @@ class JobSpec(TrainRequest, AnySpec):
     )
 
     @model_validator(mode="after")
-    def _groups_to_rank(self) -> Self:
+    def _consistent_job(self) -> Self:
         if self.register_as is not None and self.register_as.ranks and self.group_col is None:
             raise ValueError(
                 "a ranking metric in register needs group_col as well: set group_col to the name of the column that "
                 "assigns rows to groups, such as queries"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _label_to_compare(self) -> Self:
         if self.register_as is not None and self.label_cols:
             raise ValueError(
                 "register compares the predictions of one label column, and label_cols names several: train without "
@@ -60,19 +56,11 @@ class JobSpec(TrainRequest, AnySpec):
                 "register compares predictions with label_col, but no metric takes the bounds of labels into account: "
                 "set label_col to a column whose values the metric may use, or remove register"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _no_user_code_to_skip(self) -> Self:
         if self.user_code is not None and self.register_as is not None and self.register_as.skip_if_unchanged:
             raise ValueError(
                 "skip_if_unchanged is not possible with callbacks or functions of your own: shoal cannot know whether "
                 "their code has changed. Omit skip_if_unchanged, or set it to false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _tracked_to_continue(self) -> Self:
         if self.tracking is None and self.init_model is not None and is_mlflow(self.init_model):
             raise ValueError(
                 f'"tracking" is null, but init_model {self.init_model} is loaded from MLflow: leave the option '
@@ -95,13 +83,6 @@ class JobSpec(TrainRequest, AnySpec):
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
-        return (
-            super()
-            .with_datasets(replaced)
-            .model_copy(
-                update={
-                    "dataset": replaced(self.dataset),
-                    "eval_set": {name: replaced(dataset) for name, dataset in self.eval_set.items()},
-                }
-            )
-        )
+        eval_set = {name: replaced(dataset) for name, dataset in self.eval_set.items()}
+        changed = {"dataset": replaced(self.dataset), "eval_set": eval_set}
+        return super().with_datasets(replaced).model_copy(update=changed)
