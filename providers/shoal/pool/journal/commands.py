@@ -87,7 +87,7 @@ def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, 
         )
     pool.touched_at = now
     demand = session.get(Demand, spec.name)
-    options = ScaleOptions(rollback_after_seconds=rollback_after)
+    options = ScaleOptions.model_construct(rollback_after_seconds=rollback_after)
     operation = _open(session, pool, OperationKind.UP, pool.min_nodes, holder, options, now)
     if demand is None:
         session.add(Demand(pool=pool.name, size=pool.min_nodes, operation_id=operation.id, set_at=now))
