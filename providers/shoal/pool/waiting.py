@@ -75,7 +75,8 @@ class Waiting:
             while True:
                 try:
                     self._reconcile()
-                    operation = self._operation(operation_id)
+                    with self._store.reading(snapshot=False) as session:
+                        operation = session.get_one(Operation, operation_id)
                     if operation.state is not OperationState.OPEN:
                         return operation
                     least = operation.block_until_min_cluster_size
@@ -152,10 +153,6 @@ class Waiting:
         lease = next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
         active = len(status.active)
         return status, nodes_for(snapshot, lease, active) if lease else active
-
-    def _operation(self, operation_id: str) -> Operation:
-        with self._store.reading(snapshot=False) as session:
-            return session.get_one(Operation, operation_id)
 
 
 def _pause(began: float) -> None:
