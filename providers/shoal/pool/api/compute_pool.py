@@ -278,10 +278,7 @@ class ComputePool:
         """
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        if not ttl > 0:
-            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-        if not isinstance(exclusive, bool):
-            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
+        _check_lease(ttl, exclusive)
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -637,3 +634,10 @@ def _nodes(count: int) -> str:
 
 def _limits(pool: Pool) -> str:
     return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"
+
+
+def _check_lease(ttl: float, exclusive: bool) -> None:
+    if not ttl > 0:
+        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+    if not isinstance(exclusive, bool):
+        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
