@@ -103,9 +103,7 @@ def _wait_for_pool(_: int) -> None:
     from shoal.pool.waiting import Waiting
     from shoal.state import Store
 
-    Waiting(Store(), "bench", time.time).for_operation(
-        "waited-for", math.inf, block_until_min_cluster_size=None, on_progress=None
-    )
+    Waiting(Store(), "bench", time.time).for_operation("waited-for", math.inf, on_progress=None)
 
 
 def _wait_for_job(number: int) -> None:

@@ -124,10 +124,8 @@ class Leasing(RuleBasedStateMachine):
     def scale(self, size: int) -> None:
         with self.writing() as session:
             if size <= rows.load(session, "p").pool.max_nodes:
-                commands.scale(
-                    session, "p", size, holder="s", rollback_after=60, block_until_min_cluster_size=None,
-                    now=self.clock(),
-                )  # fmt: skip
+                options = LeaseOptions(rollback_after_seconds=60)
+                commands.scale(session, "p", size, holder="s", options=options, now=self.clock())
 
     @rule(size=st.integers(MAX_NODES - 1, MAX_NODES + 2))
     def alter(self, size: int) -> None:

@@ -249,9 +249,7 @@ def test_a_lease_that_is_taken_back_goes_whatever_others_have_asked_for_since(up
             session, "tiny", 3, exclusive=False, holder="test:a", ttl=900.0, options=options, now=1e9
         )
     with Store().transaction() as session:
-        commands.scale(
-            session, "tiny", 2, holder="test:b", rollback_after=60, block_until_min_cluster_size=None, now=1e9 + 1
-        )
+        commands.scale(session, "tiny", 2, holder="test:b", options=options, now=1e9 + 1)
     with Store().transaction() as session:
         withdraw(session, failing, "given up", 1e9 + 2)
     assert (up.describe().leases, up.describe().target) == ((), 2)

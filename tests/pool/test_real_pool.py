@@ -18,7 +18,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.versions import TESTED_RAY
+from shoal.pool.spec import PoolSpec
 from shoal.state.process import ProcessId
+from shoal.state.schema import Node
 from tests.support.pool_processes import node_processes, node_rows, processes_of_home
 from tests.support.waiting import wait_until
 
@@ -185,7 +187,7 @@ def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_the
     for name in ("Node", "_NodeWithoutDashboard"):
         monkeypatch.setattr(raylet, name, _SilentHeadsNode)
     monkeypatch.setattr(raylet, "time", SimpleNamespace(monotonic=lambda: now))
-    node = raylet.Raylet(raylet.RayletSpec("n", tmp_path, 1, 0, 2**20, head))
+    node = raylet.Raylet(Node(name="n", cpus=1, gpus=0), PoolSpec(name="silent"), head, tmp_path)
     assert not node.busy()
     node._node.answers = False
     assert node.busy()

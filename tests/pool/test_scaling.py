@@ -259,12 +259,12 @@ def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up,
     """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
     from shoal.pool.journal import commands
     from shoal.pool.journal.rollback import withdraw
+    from shoal.pool.spec import ScaleOptions
 
     def request(size: int) -> str:
         with Store().transaction() as session:
-            return commands.scale(
-                session, "tiny", size, holder="test", rollback_after=60, block_until_min_cluster_size=None, now=1e9
-            )
+            options = ScaleOptions(rollback_after_seconds=60)
+            return commands.scale(session, "tiny", size, holder="test", options=options, now=1e9)
 
     def give_up(operation_id: str) -> None:
         with Store().transaction() as session:

@@ -16,11 +16,9 @@ from shoal.state.schema import Node
 
 def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
     """A Ray node on this host's address."""
-    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
+    from shoal.pool.backends.local.raylet import Raylet
 
-    store_bytes = spec.object_store_mb * 2**20
-    size = node.cpus, node.gpus, store_bytes
-    return Raylet(RayletSpec(node.name, folder, *size, gcs, dashboard=True, ip=sys.argv[3]))
+    return Raylet(node, spec.model_copy(update={"ray_dashboard": True}), gcs, folder, ip=sys.argv[3])
 
 
 if __name__ == "__main__":

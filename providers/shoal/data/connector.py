@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.gang_position import current_position
-from shoal.data.ingest import INGESTERS, ArrowIngester, RayDataIngester
+from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
 from shoal.data.libraries import need
 from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shoal.data.torch.dataset import TorchDataset
 
-IngesterClass = type[ArrowIngester] | type[RayDataIngester]
 PathLike = str | os.PathLike[str]
 
 
@@ -418,7 +417,7 @@ class DataConnector:
         """Return the number of groups of rows that the column `group_col` defines. The whole column is read."""
         return sum(int(begins.sum()) for begins in find_groups(self.source, group_col))
 
-    def ingester(self) -> ArrowIngester | RayDataIngester:
+    def ingester(self) -> Ingester:
         """Return a new ingester that reads shards of this dataset."""
         return self.ingestor_class(self.source)
 

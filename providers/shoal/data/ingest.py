@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowRange, Shard
@@ -11,23 +11,6 @@ from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from shoal.data.parquet.source import ParquetSource
-
-
-class Ingester(Protocol):
-    """Interface of the classes that read the rows of a shard. Each worker creates one instance."""
-
-    name: ClassVar[str]
-    worker_cpu_fraction: ClassVar[float]
-    source: ParquetSource
-
-    def __init__(self, source: ParquetSource) -> None: ...
-
-    def iter_batches(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read the rows of a shard (one worker's rows) in order. Yield one table per row range (rows of one row
-        group)."""
-        ...
 
 
 class ArrowIngester:
@@ -98,10 +81,9 @@ class RayDataIngester:
         return iter_ranges(self.source, shard.ranges, columns)
 
 
-INGESTERS: dict[str, type[ArrowIngester] | type[RayDataIngester]] = {
-    ArrowIngester.name: ArrowIngester,
-    RayDataIngester.name: RayDataIngester,
-}
+Ingester = ArrowIngester | RayDataIngester
+IngesterClass = type[ArrowIngester] | type[RayDataIngester]
+INGESTERS: dict[str, IngesterClass] = {each.name: each for each in (ArrowIngester, RayDataIngester)}
 
 
 # Number of CPUs that a read task requests. A worker with one CPU requests half of this CPU for itself

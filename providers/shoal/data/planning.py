@@ -403,26 +403,23 @@ def plan_groups(
         # `nearest` is the index of the group with which this worker should begin, so that the shards have nearly equal
         # sizes. The worker begins with another group if some worker would otherwise get no group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
-    bounds = [*(int(at[cut]) for cut in cuts), total]
-    return tuple(
-        Shard(tuple(sorted(_ranges(row_groups, line, start, stop)))) for start, stop in itertools.pairwise(bounds)
-    )
+    bounds = [*map(int, at[cuts]), total]
+    whole = [_whole(row_groups[index]) for index in line]
+    return tuple(Shard(tuple(sorted(cut(whole, start, stop)))) for start, stop in itertools.pairwise(bounds))
 
 
-def _ranges(row_groups: Sequence[RowGroup], line: Sequence[int], start: int, stop: int) -> list[RowRange]:
-    """Return the rows ``start <= i < stop`` of a sequence of row groups, as a list of row ranges.
+def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
+    """Return the rows ``start <= i < stop`` of a list of row ranges, as a new list of row ranges.
 
-    `line` contains the indexes of the row groups in `row_groups`. The rows are numbered from 0 across the whole
-    sequence.
+    The rows are numbered from 0 across the whole list.
     """
     found = []
     offset = 0
-    for index in line:
-        group = row_groups[index]
-        low, high = max(start - offset, 0), min(stop - offset, group.rows)
+    for part in line:
+        low, high = max(start - offset, 0), min(stop - offset, part.rows)
         if low < high:
-            found.append(RowRange(group.path, group.index, low, high))
-        offset += group.rows
+            found.append(RowRange(part.path, part.row_group, part.start + low, part.start + high))
+        offset += part.rows
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shoal.data.parquet.digest import kind_of
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
 
@@ -44,7 +45,7 @@ def dtype_of(type_: pa.DataType) -> str | None:
         return "bool"
     if types.is_decimal(type_):
         return "float64"
-    return OBJECTS if _is_text(type_) or _is_bytes(type_) else None
+    return OBJECTS if kind_of(type_) in ("text", "bytes") or types.is_fixed_size_binary(type_) else None
 
 
 def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.DataType] | None:
@@ -142,7 +143,7 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     if dtype == OBJECTS:
         # The values are cast to Arrow's "large" types, which have 64-bit offsets. With 32-bit offsets, the
         # array of several concatenated row groups could not exceed 2 GiB.
-        column = column.cast(pa.large_string() if _is_text(type_) else pa.large_binary())
+        column = column.cast(pa.large_string() if kind_of(type_) == "text" else pa.large_binary())
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_decimal(type_):
         column = column.cast(pa.float64())
@@ -185,20 +186,3 @@ def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
     # times as long.
     values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
     return values
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    views = getattr(types, "is_binary_view", lambda _: False)
-    return bool(
-        types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_) or views(type_)
-    )

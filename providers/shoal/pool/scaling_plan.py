@@ -202,8 +202,9 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:
     """Return whether to set the pool's count of failed nodes to 0, because all wanted nodes are ready now, and were
-    planned at least START_TIMEOUT seconds ago."""
-    return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and has_settled(snapshot, now)
+    planned at least START_TIMEOUT seconds ago: nodes can evidently start and keep running."""
+    old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
+    return bool(snapshot.pool.start_failures or snapshot.pool.last_failure) and len(old) >= wanted(snapshot)
 
 
 def unclaimed(nodes: Sequence[Node], now: float) -> list[Node]:
@@ -249,15 +250,6 @@ def cooldown(failures: int) -> float:
     # doublings is already longer than REPLACE_COOLDOWN_MOST.
     doublings = min(failures - 2, 30)
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
-
-
-def has_settled(snapshot: Snapshot, now: float) -> bool:
-    """Return whether all wanted nodes are ready, and were planned at least START_TIMEOUT seconds ago.
-
-    In this case, earlier failed starts no longer count, because nodes can evidently start and keep running.
-    """
-    old = [node for node in snapshot.nodes if node.state is NodeState.READY and now - node.created_at >= START_TIMEOUT]
-    return len(old) >= wanted(snapshot)
 
 
 def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:

@@ -39,15 +39,12 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) 
                 raise PoolNotFoundError(given, rows.pool_names(session))
             return given
         known = rows.pool_names(session)
-        up = [pool.name for pool in session.scalars(select(Pool).where(Pool.name.in_(known))) if _is_up(pool)]
+        pools = session.scalars(select(Pool).where(Pool.name.in_(known), Pool.state == PoolState.UP))
+        up = [pool.name for pool in pools if is_here(pool)]
     candidates = up if up or only_up else known
     if len(candidates) == 1:
         return candidates[0]
     raise NoPoolError(_why_none(known, sorted(up)))
-
-
-def _is_up(pool: Pool) -> bool:
-    return pool.state is PoolState.UP and is_here(pool)
 
 
 def _why_none(known: Sequence[str], up: Sequence[str]) -> str:

@@ -36,104 +36,84 @@ class PoolSpec(Settings):
         InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
     """
 
-    name: Annotated[str, Field(description=f"Name of the pool: {NAME_RULE}.")]
-    backend: Annotated[
-        BackendName,
-        Field(description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster."),
-    ] = "local"
-    min_nodes: Annotated[
-        int, Field(ge=1, description="Smallest number of nodes while the pool is up, including the head node.")
-    ] = 1
-    max_nodes: Annotated[
-        int, Field(ge=1, le=1000, description="Largest number of nodes of the pool, including the head node.")
-    ] = 4
-    cpus_per_node: Annotated[int, Field(ge=1, le=1024, description="Number of CPUs that each node offers.")] = 1
-    gpus_per_node: Annotated[
-        int,
-        Field(
-            ge=-1,
-            le=64,
-            description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node uses "
-            "when the node starts; only for local:// pools.",
-        ),
-    ] = 0
-    object_store_mb: Annotated[
-        int,
-        Field(ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."),
-    ] = 128
-    idle_timeout: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            allow_inf_nan=False,
-            description="Seconds without a job, lease or request after which the pool goes down. "
-            "With `none`, an idle pool stays up.",
-        ),
-    ] = 24 * 3600.0  # one day: a pool that is used every day stays up, but a forgotten pool goes down
+    name: str = Field(description=f"Name of the pool: {NAME_RULE}.")
+    backend: BackendName = Field(
+        default="local",
+        description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster.",
+    )
+    min_nodes: int = Field(
+        default=1, ge=1, description="Smallest number of nodes while the pool is up, including the head node."
+    )
+    max_nodes: int = Field(
+        default=4, ge=1, le=1000, description="Largest number of nodes of the pool, including the head node."
+    )
+    cpus_per_node: int = Field(default=1, ge=1, le=1024, description="Number of CPUs that each node offers.")
+    gpus_per_node: int = Field(
+        default=0,
+        ge=-1,
+        le=64,
+        description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node uses "
+        "when the node starts; only for local:// pools.",
+    )
+    object_store_mb: int = Field(
+        default=128, ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."
+    )
+    # one day: a pool that is used every day stays up, but a forgotten pool goes down
+    idle_timeout: float | None = Field(
+        default=24 * 3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without a job, lease or request after which the pool goes down. "
+        "With `none`, an idle pool stays up.",
+    )
 
-    ray: Annotated[
-        bool,
-        Field(
-            description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-            "and starts in a second. It takes trainings with XGBoost and LightGBM, and predictions, whose workers are "
-            "plain processes."
-        ),
-    ] = True
+    ray: bool = Field(
+        default=True,
+        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
+        "and starts in a second. It takes trainings with XGBoost and LightGBM, and predictions, whose workers are "
+        "plain processes.",
+    )
 
-    ray_dashboard: Annotated[
-        bool,
-        Field(
-            description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
-            "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it."
-        ),
-    ] = False
+    ray_dashboard: bool = Field(
+        default=False,
+        description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
+        "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it.",
+    )
 
-    address: Annotated[
-        str | None,
-        Field(
-            description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
-            "Required for ray:// pools, and allowed only for them."
-        ),
-    ] = None
-    gcs: Annotated[
-        str | None,
-        Field(
-            description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
-            "Default: port 6379 of the host in `address`. Allowed only for ray:// pools."
-        ),
-    ] = None
-    token_file: Annotated[
-        str | None,
-        Field(
-            description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
-            "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
-            "pools."
-        ),
-    ] = None
+    address: str | None = Field(
+        default=None,
+        description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
+        "Required for ray:// pools, and allowed only for them.",
+    )
+    gcs: str | None = Field(
+        default=None,
+        description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
+        "Default: port 6379 of the host in `address`. Allowed only for ray:// pools.",
+    )
+    token_file: str | None = Field(
+        default=None,
+        description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
+        "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
+        "pools.",
+    )
 
-    ca_file: Annotated[
-        str | None,
-        Field(
-            description="Path of a PEM file with the CA certificates to trust for an https:// `address`. "
-            "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
-            "Allowed only for ray:// pools."
-        ),
-    ] = None
-    token_over_http: Annotated[
-        Literal["allow"] | None,
-        Field(
-            description="`allow`: send the token even to an http:// `address` on another host, although other users of "
-            "the network can read it. Default: such a pool is refused. Allowed only for ray:// pools."
-        ),
-    ] = None
-    shared_folders: Annotated[
-        str | None,
-        Field(
-            description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
-            "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
-            "only for ray:// pools."
-        ),
-    ] = None
+    ca_file: str | None = Field(
+        default=None,
+        description="Path of a PEM file with the CA certificates to trust for an https:// `address`. "
+        "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
+        "Allowed only for ray:// pools.",
+    )
+    token_over_http: Literal["allow"] | None = Field(
+        default=None,
+        description="`allow`: send the token even to an http:// `address` on another host, although other users of "
+        "the network can read it. Default: such a pool is refused. Allowed only for ray:// pools.",
+    )
+    shared_folders: str | None = Field(
+        default=None,
+        description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
+        "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
+        "only for ray:// pools.",
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
 from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
@@ -15,7 +15,7 @@ from shoal.pool.lease_queue import leased, queue, queue_note, quota_note
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
-from shoal.state.schema import Node, NodeState, Operation, OperationState, PoolState
+from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, PoolState
 
 
 class NodeInfo(TypedDict):
@@ -184,21 +184,22 @@ class PoolReport:
     dashboard: str | None
 
 
+_Status = TypeVar("_Status", NodeStatus, LeaseStatus, OperationStatus, PoolStatus)
+
+
 def report_of(snapshot: Snapshot, now: float, check: Callable[[Snapshot], Seen]) -> PoolReport:
     """Build a pool's report: the pool's status (see `status_of`) and its operations."""
     return PoolReport(
-        status=_status_of(snapshot, now, check(snapshot)),
+        status=status_of(snapshot, now, check(snapshot)),
         operations=tuple(_operation_status(row) for row in reversed(snapshot.operations)),
         dashboard=PoolSpec.model_validate(snapshot.pool.spec).address,
     )
 
 
-def status_of(snapshot: Snapshot, now: float) -> PoolStatus:
-    """Build a pool's status from its rows in the database and the current state of its nodes."""
-    return _status_of(snapshot, now, check_nodes(snapshot))
-
-
-def _status_of(snapshot: Snapshot, now: float, seen: Seen) -> PoolStatus:
+def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolStatus:
+    """Build a pool's status from its rows in the database and the current state of its nodes. If `seen` is None, the
+    nodes are checked first."""
+    seen = seen or check_nodes(snapshot)
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     backend = BACKENDS[spec.backend]()
@@ -212,30 +213,19 @@ def _status_of(snapshot: Snapshot, now: float, seen: Seen) -> PoolStatus:
         ]
         return tuple(sorted(chosen, key=lambda node: not node.is_head))
 
-    return PoolStatus(
-        name=pool.name,
+    return _from_row(
+        PoolStatus,
+        pool,
         uri=spec.uri,
         state=pool.state.value,
-        host=pool.host,
         is_here=is_here(pool),
-        min_nodes=pool.min_nodes,
-        max_nodes=pool.max_nodes,
         target=wanted(snapshot),
         active=nodes_in(NodeState.READY),
         pending=nodes_in(NodeState.PLANNED, NodeState.STARTING),
         failed=nodes_in(NodeState.FAILED),
         leaving=nodes_in(NodeState.DRAINING, NodeState.ENDING),
         leases=tuple(
-            LeaseStatus(
-                lease.id,
-                lease.holder,
-                lease.size,
-                lease.expires_at,
-                lease.exclusive,
-                positions.get(lease.id),
-                lease.team,
-                quota_note(snapshot, lease),
-            )
+            _from_row(LeaseStatus, lease, position=positions.get(lease.id), quota_note=quota_note(snapshot, lease))
             for lease in snapshot.leases
         ),
         last_operation=_operation_status(last) if last else None,
@@ -244,6 +234,12 @@ def _status_of(snapshot: Snapshot, now: float, seen: Seen) -> PoolStatus:
         embedded_in=_embedded_in(snapshot),
         quotas=pool.quotas or {},
     )
+
+
+def _from_row(kind: type[_Status], row: Base, /, **others: Any) -> _Status:
+    """Build a status whose fields are `others` and, for all other fields, the row's columns of the same name."""
+    columns = {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in others}
+    return kind(**columns, **others)
 
 
 def _embedded_in(snapshot: Snapshot) -> str | None:
@@ -292,31 +288,12 @@ def _current_state(node: Node, seen: Seen) -> NodeState:
 
 
 def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStatus:
-    return NodeStatus(
-        name=node.name,
-        state=state.value,
-        is_head=node.is_head,
-        cpus=node.cpus,
-        gpus=node.gpus,
-        busy=node.busy,
-        error=node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None),
-        log=log,
-        leaving_at=node.leaving_at,
-    )
+    error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
+    return _from_row(NodeStatus, node, state=state.value, error=error, log=log)
 
 
 def _operation_status(row: Operation) -> OperationStatus:
-    return OperationStatus(
-        id=row.id,
-        kind=row.kind.value,
-        state=row.state.value,
-        holder=row.holder,
-        size=row.size,
-        created_at=row.created_at,
-        deadline=row.deadline,
-        ended_at=row.ended_at,
-        error=row.error,
-    )
+    return _from_row(OperationStatus, row, kind=row.kind.value, state=row.state.value)
 
 
 def _reason(snapshot: Snapshot, now: float) -> str | None:

@@ -46,8 +46,6 @@ class Waiting:
         self,
         operation_id: str,
         patience: float,
-        *,
-        block_until_min_cluster_size: int | None,
         on_progress: OnProgress | None,
     ) -> None:
         """Wait until an operation (a request to change the pool's size) has succeeded, or was rolled back or replaced.
@@ -57,14 +55,10 @@ class Waiting:
             StoreUnreachableError: The store was still unreachable after `patience` seconds.
         """
         began = time.monotonic()
-        operation = self._wait_for_end(
-            operation_id, patience, block_until_min_cluster_size=block_until_min_cluster_size, on_progress=on_progress
-        )
+        operation = self._wait_for_end(operation_id, patience, on_progress)
         state = OperationState.SUCCEEDED if operation is None else operation.state
         telemetry.nodes_awaited(self._name, state.value, time.monotonic() - began)
-        if operation is None:
-            return
-        if operation.state is OperationState.SUCCEEDED:
+        if operation is None or operation.state is OperationState.SUCCEEDED:
             return
         if operation.state is OperationState.ROLLED_BACK:
             self.until_settled()
@@ -73,28 +67,20 @@ class Waiting:
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
 
-    def _wait_for_end(
-        self,
-        operation_id: str,
-        patience: float,
-        *,
-        block_until_min_cluster_size: int | None,
-        on_progress: OnProgress | None,
-    ) -> Operation | None:
-        """Wait until an operation ends, and return the operation. Return None as soon as `block_until_min_cluster_size`
-        nodes are ready, if this happens earlier."""
+    def _wait_for_end(self, operation_id: str, patience: float, on_progress: OnProgress | None) -> Operation | None:
+        """Wait until an operation ends, and return the operation. Return None as soon as the operation's
+        `block_until_min_cluster_size` nodes are ready, if this happens earlier."""
         began = time.monotonic()
         with self._giving_up_turn():
             while True:
                 try:
                     self._reconcile()
-                    operation = self._operation(operation_id)
+                    with self._store.reading(snapshot=False) as session:
+                        operation = session.get_one(Operation, operation_id)
                     if operation.state is not OperationState.OPEN:
                         return operation
-                    if block_until_min_cluster_size is not None or on_progress:
-                        status, ready = self._progress(operation)
-                    else:
-                        status, ready = None, 0
+                    least = operation.block_until_min_cluster_size
+                    status, ready = self._progress(operation) if least is not None or on_progress else (None, 0)
                 # Keep waiting, because the nodes continue to start while the store is unreachable.
                 except StoreUnreachableError as error:
                     if time.monotonic() - began >= patience:
@@ -102,7 +88,7 @@ class Waiting:
                     log.warning("waiting for the store: %s", error)
                     time.sleep(STORE_PERIOD)
                     continue
-                if block_until_min_cluster_size is not None and ready >= block_until_min_cluster_size:
+                if least is not None and ready >= least:
                     return None
                 if status and on_progress:
                     on_progress(status)
@@ -167,10 +153,6 @@ class Waiting:
         lease = next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
         active = len(status.active)
         return status, nodes_for(snapshot, lease, active) if lease else active
-
-    def _operation(self, operation_id: str) -> Operation:
-        with self._store.reading(snapshot=False) as session:
-            return session.get_one(Operation, operation_id)
 
 
 def _pause(began: float) -> None:

@@ -295,7 +295,7 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
 
     @event.listens_for(made, "begin")
     def _begin(connection: Connection) -> None:
-        connection.info[_TO_BEGIN] = reading if _reads(connection) else writing
+        connection.info[_TO_BEGIN] = reading if connection.get_execution_options().get(_READ_ONLY) else writing
 
     @event.listens_for(made, "before_cursor_execute")
     def _first_statement(connection: Connection, *_statement: Any) -> None:
@@ -313,10 +313,6 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
 def _run(connection: Connection, statement: str) -> CursorResult[Any]:
     # With `no_parameters`, PostgreSQL's driver can send the three statements of `_BEGIN_WRITING` in a single message.
     return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
-
-
-def _reads(connection: Connection) -> bool:
-    return bool(connection.get_execution_options().get(_READ_ONLY))
 
 
 def _forked() -> None:

@@ -1,13 +1,10 @@
-"""Upgrade the store's tables to the schema of this shoal version with Alembic, and reject a newer schema."""
+"""Upgrade the store's tables to the schema of this shoal version with Alembic."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sqlalchemy import Connection
-
-from shoal.errors import StoreError
-from shoal.state.database_errors import shown
 
 SCHEMA_VERSION = "0001"
 """Newest revision in `migrations/versions`."""
@@ -29,11 +26,3 @@ def upgrade(connection: Connection) -> None:
     config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-
-
-def too_new(url: str, version: str, known: str) -> StoreError:
-    """Return the error for a store whose tables were changed by a newer version of shoal."""
-    return StoreError(
-        f"{shown(url)} was written by a newer shoal (its schema is {version}, this version supports {known}): upgrade "
-        "shoal, or set SHOAL_HOME or SHOAL_STATE_URL to another store"
-    )

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from shoal.errors import StoreError
 from shoal.state import engines, migrate
-from shoal.state.database_errors import explain
+from shoal.state.database_errors import explain, shown
 from shoal.state.home import home
 from shoal.state.private_folders import keep_file_private, make_file
 
@@ -118,7 +119,11 @@ class Store:
                 if version == migrate.SCHEMA_VERSION:
                     return
                 if version is not None and version > migrate.SCHEMA_VERSION:
-                    raise migrate.too_new(self.url, version, migrate.SCHEMA_VERSION)
+                    raise StoreError(
+                        f"{shown(self.url)} was written by a newer shoal (its schema is {version}, this version "
+                        f"supports {migrate.SCHEMA_VERSION}): upgrade shoal, or set SHOAL_HOME or SHOAL_STATE_URL to "
+                        "another store"
+                    )
                 migrate.upgrade(connection)
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.planning import RowRange
+from shoal.data.planning import RowRange, cut
 from shoal.data.torch import shuffling
-from shoal.data.torch.shuffling import count_items, cut, evened, share_of, windows
+from shoal.data.torch.shuffling import count_items, evened, share_of, windows
 
 
 def line_of(sizes: list[int]) -> list[RowRange]:

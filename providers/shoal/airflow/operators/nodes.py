@@ -56,10 +56,7 @@ class _NodesOperator(WaitingOperator):
             pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
             self.end_if_killed()
         checked = LeaseOptions.parse(self.options or {})
-        request = {
-            "operation_id": pool.operation_id,
-            "block_until_min_cluster_size": checked.block_until_min_cluster_size,
-        }
+        request = {"operation_id": pool.operation_id}
         deadline, limit = deadline_of_operation(checked.rollback_after_seconds), self.execution_timeout
         if limit is not None:
             deadline = min(deadline, time.time() + limit.total_seconds())

@@ -124,7 +124,8 @@ def resolve(path: str) -> tuple[Any, str]:
     if scheme in _ARROW_SCHEMES:
         filesystem, base = _arrow_filesystem(f"{scheme}://{netloc}{mark}{query}")
         return filesystem, f"{base.rstrip('/')}{slash}{inner}"
-    return _fsspec_filesystem(scheme, netloc), _strip_protocol(scheme, netloc, head)
+    filesystem, opened = _fsspec(scheme, netloc)
+    return filesystem, str(opened._strip_protocol(head))
 
 
 @functools.cache
@@ -140,23 +141,15 @@ def _arrow_filesystem(base: str) -> tuple[Any, str]:
 
 
 @functools.cache
-def _fsspec(scheme: str, netloc: str) -> Any:
+def _fsspec(scheme: str, netloc: str) -> tuple[Any, Any]:
+    """Return the filesystem of a URI as an object of Arrow, and as an object of fsspec."""
     import fsspec
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
 
     try:
-        return fsspec.core.url_to_fs(f"{scheme}://{netloc}")[0]
+        opened = fsspec.core.url_to_fs(f"{scheme}://{netloc}")[0]
     except ImportError as exc:
         raise DataError(f"{scheme}:// paths need a package that is not installed here: {exc}") from exc
     except ValueError as exc:
         raise DataError(f"neither Arrow nor fsspec supports {scheme}:// paths: {exc}") from exc
-
-
-@functools.cache
-def _fsspec_filesystem(scheme: str, netloc: str) -> Any:
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    return PyFileSystem(FSSpecHandler(_fsspec(scheme, netloc)))
-
-
-def _strip_protocol(scheme: str, netloc: str, uri: str) -> str:
-    return str(_fsspec(scheme, netloc)._strip_protocol(uri))
+    return PyFileSystem(FSSpecHandler(opened)), opened

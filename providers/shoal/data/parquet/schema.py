@@ -13,36 +13,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def reference_footer(footers: Sequence[Footer], used: Iterable[Footer]) -> Footer:
-    """Return the footer that defines the columns of a dataset: the footer of the first file that has rows.
-
-    The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
-    """
-    return next(iter(used), None) or _first_with_rows(footers)
-
-
-def partition_fields(footers: Sequence[Footer], types: Mapping[str, str]) -> dict[str, pa.Field]:
-    """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
-    name.
-    """
-    import pyarrow as pa
-
-    stored = set(_first_with_rows(footers).schema.names)
-    return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items() if name not in stored}
-
-
-def dataset_schema(reference: Footer, partitions: Mapping[str, pa.Field], used: Iterable[Footer]) -> pa.Schema:
-    """Return the schema of a dataset: the columns of the reference file in their common types, then the partition
-    columns.
-    """
-    schema = reference.schema
-    for footer in distinct(used):
-        schema = _widened(schema, footer.schema)
-    for field in partitions.values():
-        schema = schema.append(field)
-    return schema
-
-
 def distinct(footers: Iterable[Footer]) -> list[Footer]:
     """Return one footer for each different schema: the first footer with this schema."""
     # Footers with equal schemas share one object; see `read_footers`.
@@ -64,7 +34,8 @@ def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: I
     return pa.schema([field for field in schema if field.name in common])
 
 
-def _widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+def widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return a schema with the common types of its columns and of the other schema's columns of the same names."""
     if other is schema:
         return schema
     for i, field in enumerate(schema):
@@ -77,7 +48,8 @@ def _widened(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _first_with_rows(footers: Sequence[Footer]) -> Footer:
+def first_with_rows(footers: Sequence[Footer]) -> Footer:
+    """Return the footer of the first file that has rows, or of the first file if none has."""
     return next((footer for footer in footers if footer.rows), footers[0])
 
 
@@ -109,8 +81,8 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return _common_dictionary(one, other)
     if _is_number(one) and _is_number(other):
         return _common_number(one, other)
-    for kinds, wide in ((_texts(), pa.large_string()), (_bytes(), pa.large_binary())):
-        if str(one) in kinds and str(other) in kinds:
+    for kind, wide in (("text", pa.large_string()), ("bytes", pa.large_binary())):
+        if kind_of(one) == kind_of(other) == kind:
             return wide
     if types.is_date(one) and types.is_date(other):
         return pa.date32()
@@ -170,14 +142,6 @@ def _is_number(type_: pa.DataType) -> bool:
 
     types = pa.types
     return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
-
-
-def _texts() -> tuple[str, ...]:
-    return "string", "large_string", "string_view"
-
-
-def _bytes() -> tuple[str, ...]:
-    return "binary", "large_binary", "binary_view"
 
 
 def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_foote
 from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
-from shoal.data.parquet.schema import common_schema, dataset_schema, partition_fields, reference_footer, to_schema
+from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.data.syntax import Filters, columns_of
 from shoal.errors import DataError, InvalidArgumentError
@@ -134,12 +135,16 @@ class ParquetSource:
 
         The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
         """
-        return reference_footer(self.footers(), self.used_footers())
+        return next(iter(self.used_footers()), None) or first_with_rows(self.footers())
 
     def partition_fields(self) -> dict[str, pa.Field]:
         """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
         name."""
-        return partition_fields(self.footers(), self._partition_types)
+        import pyarrow as pa
+
+        stored = first_with_rows(self.footers()).schema.names
+        types = {name: type_ for name, type_ in self._partition_types.items() if name not in stored}
+        return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items()}
 
     def partition_value(self, path: str, name: str) -> int | str | None:
         """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type."""
@@ -153,7 +158,12 @@ class ParquetSource:
         int64 for int32 and int64.
         """
         if self._schema is None:
-            self._schema = dataset_schema(self.reference(), self.partition_fields(), self.used_footers())
+            schema = self.reference().schema
+            for footer in distinct(self.used_footers()):
+                schema = widened(schema, footer.schema)
+            for field in self.partition_fields().values():
+                schema = schema.append(field)
+            self._schema = schema
         return self._schema
 
     def row_groups(self) -> tuple[RowGroup, ...]:
@@ -190,12 +200,9 @@ class ParquetSource:
         """Split the rows at random into parts, without reading or copying rows."""
         parts = []
         for index in range(len(weights) or 1):
-            chain = (*self.splits, Split(tuple(map(float, weights)), index, seed))
-            part = ParquetSource(self.paths, chain, self.filters, by_value=self._by_value)
-            part.staged_copy = self.staged_copy
-            part._footers, part._metadata = self._footers, self._metadata
-            part._partition_types, part._matching = self._partition_types, self._matching
-            part._schema = self._schema
+            part = copy(self)
+            part.splits = (*self.splits, Split(tuple(map(float, weights)), index, seed))
+            part._metadata, part._selections = self._metadata, None
             parts.append(part)
         return parts
 
@@ -237,13 +244,13 @@ class ParquetSource:
             Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
             statistics for the column, or if a filter may exclude the rows with nulls.
         """
-        nulls = self._null_count(path, row_group, column)
+        nulls = self._recorded_nulls(path, row_group, column)
         if nulls and self.filters is not None:
             every = self.footer(path).groups[row_group][0]
             return nulls if nulls == every or self._matching_counts(self.filters)[path][row_group] == every else None
         return nulls
 
-    def _null_count(self, path: str, row_group: int, column: str) -> int | None:
+    def _recorded_nulls(self, path: str, row_group: int, column: str) -> int | None:
         footer = self.footer(path)
         if column not in footer.schema.names:
             values = dict(footer.partitions)
@@ -252,24 +259,16 @@ class ParquetSource:
         # nulls is the number of rows.
         if str(footer.schema.field(column).type) == "null":
             return footer.groups[row_group][0]
-        group = self.metadata(path).row_group(row_group)
-        for i in range(group.num_columns):
-            chunk = group.column(i)
-            if chunk.path_in_schema == column:
-                stats = chunk.statistics if chunk.is_stats_set else None
-                return stats.null_count if stats is not None and stats.has_null_count else None
-        return None
+        stats = _statistics(self.metadata(path), row_group, column)
+        return stats.null_count if stats is not None and stats.has_null_count else None
 
     def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
         """Yield the smallest and the largest value of a column in each row group of a file that has such statistics."""
         metadata = self.metadata(path)
         for row_group in range(metadata.num_row_groups):
-            group = metadata.row_group(row_group)
-            for i in range(group.num_columns):
-                chunk = group.column(i)
-                stats = chunk.statistics if chunk.path_in_schema == column and chunk.is_stats_set else None
-                if stats is not None and stats.has_min_max:
-                    yield stats.min, stats.max
+            stats = _statistics(metadata, row_group, column)
+            if stats is not None and stats.has_min_max:
+                yield stats.min, stats.max
 
     def digest(self) -> str:
         """Return a fingerprint of the dataset, which is computed from the footers, or from the rows if there are
@@ -390,6 +389,13 @@ class ParquetSource:
             chosen = select(rows, [f"{i}/{group}" for i, _, group in keys], self.splits)
             self._selections = {(path, group): one for (_, path, group), one in zip(keys, chosen, strict=True)}
         return self._selections
+
+
+def _statistics(metadata: Any, row_group: int, column: str) -> Any:
+    """Return the statistics of a column in a row group, or None if the footer has none."""
+    group = metadata.row_group(row_group)
+    chunks = map(group.column, range(group.num_columns))
+    return next((chunk.statistics for chunk in chunks if chunk.path_in_schema == column and chunk.is_stats_set), None)
 
 
 def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:

@@ -49,6 +49,7 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
 
 def _write(query: Any, connection: Any, directory: str) -> list[str]:
     """Run a query, write the rows to Parquet files, and return the paths of the files in the order of the rows."""
+    import pyarrow as pa
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -59,7 +60,8 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
             names, chunks = _run(query, connection, stack)
             for chunk in chunks:
                 table = _to_table(names, chunk)
-                schema = _widen(schemas[-1], table.schema) if schemas else table.schema
+                with _one_type():
+                    schema = pa.unify_schemas([*schemas[-1:], table.schema], promote_options="permissive")
                 if writer is None or schema != schemas[-1]:
                     if writer is not None:
                         writer.close()
@@ -292,23 +294,18 @@ def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
     return pa.table(columns)
 
 
-def _widen(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    import pyarrow as pa
-
-    try:
-        return pa.unify_schemas([one, other], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        raise DataError(
-            f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
-        ) from exc
-
-
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    with _one_type():
+        return table.cast(schema)
+
+
+@contextlib.contextmanager
+def _one_type() -> Iterator[None]:
     import pyarrow as pa
 
     try:
-        return table.cast(schema)
-    except pa.ArrowInvalid as exc:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
         raise DataError(
             f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
         ) from exc

@@ -38,12 +38,6 @@ MARKER = "_shoal_staging"
 _USED_BY = "_shoal_used_by."
 
 
-def hold(location: str) -> None:
-    """Record in a directory of staged data that this process uses the data."""
-    filesystem, inner = resolve(normalise(location))
-    _write_holder(filesystem, inner, _this_process())
-
-
 def claim(location: str, user: str) -> None:
     """Record in a directory of staged data that a job uses the data.
 
@@ -203,7 +197,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
         filesystem.create_dir(inner, recursive=True)
-        hold(directory)
+        _write_holder(filesystem, inner, _this_process())
     except DataError:
         raise
     except (OSError, ValueError, pa.ArrowException) as exc:

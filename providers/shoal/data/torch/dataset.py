@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
-from shoal.data.planning import Shard, shuffled
+from shoal.data.planning import Shard, cut, shuffled
 from shoal.data.tensor_columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.torch import shuffling
-from shoal.data.torch.shuffling import EpochCounter, count_items, cut, evened, rows_of, share_of
+from shoal.data.torch.shuffling import EpochCounter, count_items, evened, rows_of, share_of
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

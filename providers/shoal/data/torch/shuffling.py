@@ -82,21 +82,6 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
     return longer
 
 
-def cut(line: Sequence[RowRange], start: int, stop: int) -> list[RowRange]:
-    """Return the rows ``start <= i < stop`` of a list of row ranges, as a new list of row ranges.
-
-    The rows are numbered from 0 across the whole list.
-    """
-    found = []
-    offset = 0
-    for part in line:
-        low, high = max(start - offset, 0), min(stop - offset, part.rows)
-        if low < high:
-            found.append(RowRange(part.path, part.row_group, part.start + low, part.start + high))
-        offset += part.rows
-    return found
-
-
 def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
     """Divide row ranges into windows. The rows of a window are in memory at the same time and shuffled together."""
     found: list[tuple[RowRange, ...]] = []

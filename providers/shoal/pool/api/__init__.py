@@ -1,25 +1,11 @@
 """The public API of compute pools: the class `ComputePool`, and plain functions such as `scale_cluster`."""
 
-from shoal.pool.api.compute_pool import ComputePool
-from shoal.pool.api.functions import (
-    alter_pool,
-    describe_pool,
-    get_nodes,
-    list_pools,
-    report_pools,
-    scale_cluster,
-    sweep,
-    sweep_nodes,
-)
-
-__all__ = [
-    "ComputePool",
-    "alter_pool",
-    "describe_pool",
-    "get_nodes",
-    "list_pools",
-    "report_pools",
-    "scale_cluster",
-    "sweep",
-    "sweep_nodes",
-]
+from shoal.pool.api.compute_pool import ComputePool as ComputePool
+from shoal.pool.api.functions import alter_pool as alter_pool
+from shoal.pool.api.functions import describe_pool as describe_pool
+from shoal.pool.api.functions import get_nodes as get_nodes
+from shoal.pool.api.functions import list_pools as list_pools
+from shoal.pool.api.functions import report_pools as report_pools
+from shoal.pool.api.functions import scale_cluster as scale_cluster
+from shoal.pool.api.functions import sweep as sweep
+from shoal.pool.api.functions import sweep_nodes as sweep_nodes

@@ -209,8 +209,7 @@ class ComputePool:
                 self.name,
                 size,
                 holder=self.holder,
-                rollback_after=parsed.rollback_after_seconds,
-                block_until_min_cluster_size=parsed.block_until_min_cluster_size,
+                options=parsed,
                 now=self._clock(),
             )
             before = session.get_one(Operation, operation_id).replaced_size
@@ -218,12 +217,7 @@ class ComputePool:
             self._requests.record(session, ActionKind.SCALED, change, operation_id=operation_id)
             return operation_id
 
-        self._requests.carry_out(
-            request,
-            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
-            is_async=is_async,
-            on_progress=on_progress,
-        )
+        self._requests.carry_out(request, is_async=is_async, on_progress=on_progress)
         return True
 
     def lease(
@@ -329,7 +323,6 @@ class ComputePool:
             request,
             bring_up=bring_up,
             owner=owner,
-            block_until_min_cluster_size=parsed.block_until_min_cluster_size,
             is_async=is_async,
             on_progress=on_progress,
             while_waiting=renewed,
@@ -386,13 +379,7 @@ class ComputePool:
         """Return the id of the last operation (a request to change the pool's size) that this object has made."""
         return self._requests.operation_id
 
-    def wait_for_operation(
-        self,
-        operation_id: str,
-        *,
-        block_until_min_cluster_size: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> None:
+    def wait_for_operation(self, operation_id: str, *, on_progress: OnProgress | None = None) -> None:
         """Wait until an operation that was requested with `is_async` has ended. If the operation failed, raise its
         error.
 
@@ -400,7 +387,6 @@ class ComputePool:
 
         Args:
             operation_id: Id of the operation, from :attr:`operation_id`.
-            block_until_min_cluster_size: Return as soon as this number of nodes is ready.
             on_progress: Function called with the pool's status while waiting.
 
         Raises:
@@ -409,12 +395,8 @@ class ComputePool:
         try:
             with self._store.reading(snapshot=False) as session:
                 operation = session.get_one(Operation, operation_id)
-            self._requests.waiting.for_operation(
-                operation_id,
-                operation.deadline - operation.created_at,
-                block_until_min_cluster_size=block_until_min_cluster_size,
-                on_progress=on_progress,
-            )
+            patience = operation.deadline - operation.created_at
+            self._requests.waiting.for_operation(operation_id, patience, on_progress)
         except BaseException as error:
             self._requests.give_up(operation_id, error)
             raise
@@ -635,10 +617,8 @@ class ComputePool:
         return preflight_once(spec)
 
     def _known_spec(self) -> PoolSpec:
-        if self._spec is not None:
-            return self._spec
         with self._store.reading() as session:
-            return PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
+            return self._requests.spec_to_start(session)
 
     def sweep(self) -> list[str]:
         """End all nodes on this host that no pool needs any more, including nodes of other pools. Return one sentence

@@ -44,7 +44,6 @@ class Requests:
         *,
         bring_up: bool = False,
         owner: ProcessId | None = None,
-        block_until_min_cluster_size: int | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
         while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -72,12 +71,7 @@ class Requests:
             if not is_async:
                 patience = operation.deadline - operation.created_at
                 with while_waiting():
-                    self.waiting.for_operation(
-                        operation_id,
-                        patience,
-                        block_until_min_cluster_size=block_until_min_cluster_size,
-                        on_progress=on_progress,
-                    )
+                    self.waiting.for_operation(operation_id, patience, on_progress)
         except BaseException as error:
             if operation_id:
                 self.give_up(operation_id, error)
@@ -137,7 +131,7 @@ class Requests:
 
     def spec_to_start(self, session: Session) -> PoolSpec:
         """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row."""
-        return self.spec or PoolSpec.model_validate(rows.load(session, self.name).pool.spec)
+        return self.spec or PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
 
     def admit(self, size: int, *, bring_up: bool = False) -> None:
         """Raise an error if the pool can never have this many nodes, for example because its Ray cluster is too small.

@@ -30,7 +30,7 @@ def untested_ray() -> str | None:
         found = metadata.version("ray")
     except metadata.PackageNotFoundError:
         return None
-    if _minor(found) == TESTED_RAY:
+    if minor(found) == TESTED_RAY:
         return None
     return (
         f"local pools are tested with Ray {TESTED_RAY}, and Ray {found} is installed: if nodes do not start, run "
@@ -75,14 +75,15 @@ def check(pool: str, theirs: Mapping[str, str], library: str | None = None) -> N
         return
     ours = mine()
     for name in ("python", "shoal", *([library] if library else [])):
-        if name in theirs and name in ours and _minor(theirs[name]) != _minor(ours[name]):
+        if name in theirs and name in ours and minor(theirs[name]) != minor(ours[name]):
             what = _TITLES[name]
             raise InvalidArgumentError(
                 f'pool "{pool}" runs {what} {theirs[name]}, but this process runs {what} {ours[name]}: use an '
-                f"environment with {what} {_minor(theirs[name])}, or start the pool again with {what} "
-                f"{_minor(ours[name])}"
+                f"environment with {what} {minor(theirs[name])}, or start the pool again with {what} "
+                f"{minor(ours[name])}"
             )
 
 
-def _minor(version: str) -> str:
+def minor(version: str) -> str:
+    """Return the first two numbers of a version, such as 3.12."""
     return ".".join(version.split(".")[:2])

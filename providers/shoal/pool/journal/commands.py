@@ -22,7 +22,7 @@ from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.lease_queue import grantable, leased, may_resize, queue
 from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import LeaseOptions, PoolSpec
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
 from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
@@ -87,22 +87,14 @@ def up(session: Session, spec: PoolSpec, *, holder: str, rollback_after: float, 
         )
     pool.touched_at = now
     demand = session.get(Demand, spec.name)
-    operation = _open(session, pool, OperationKind.UP, pool.min_nodes, holder, now + rollback_after, now)
+    options = ScaleOptions.model_construct(rollback_after_seconds=rollback_after)
+    operation = _open(session, pool, OperationKind.UP, pool.min_nodes, holder, options, now)
     if demand is None:
         session.add(Demand(pool=pool.name, size=pool.min_nodes, operation_id=operation.id, set_at=now))
     return operation.id
 
 
-def scale(
-    session: Session,
-    name: str,
-    size: int,
-    *,
-    holder: str,
-    rollback_after: float,
-    block_until_min_cluster_size: int | None,
-    now: float,
-) -> str:
+def scale(session: Session, name: str, size: int, *, holder: str, options: ScaleOptions, now: float) -> str:
     """Set a pool's base demand (the number of nodes to keep). Return the id of the new operation.
 
     Raises:
@@ -119,8 +111,7 @@ def scale(
             f'a size of {size} is below MIN_NODES={pool.min_nodes} of pool "{name}": lower the limit with '
             f"`shoal pool alter {name} --min-nodes {size}` or shoal.alter_pool({name!r}, min_nodes={size})"
         )
-    operation = _open(session, pool, OperationKind.SCALE, size, holder, now + rollback_after, now)
-    operation.block_until_min_cluster_size = block_until_min_cluster_size
+    operation = _open(session, pool, OperationKind.SCALE, size, holder, options, now)
     demand = snapshot.demand
     # A pool that was started by a lease has no base demand (size set by `up` or `scale`) yet, and would go down after
     # its last lease. The base demand that is set here keeps the pool up.
@@ -195,9 +186,8 @@ def lease(
         granted.waiting = False
     _set_expiry(session, lease, now)
     lease.epoch += 1
-    operation = _open(session, pool, OperationKind.LEASE, size, holder, now + options.rollback_after_seconds, now)
+    operation = _open(session, pool, OperationKind.LEASE, size, holder, options, now)
     operation.lease_id, operation.replaced_size = lease.id, replaced
-    operation.block_until_min_cluster_size = options.block_until_min_cluster_size
     pool.touched_at = now
     _reset_cooldown(pool)
     usage.follow_leases(session, name, now)
@@ -470,7 +460,7 @@ def _require_below_max(pool: Pool, size: int, what: str) -> None:
 
 
 def _open(
-    session: Session, pool: Pool, kind: OperationKind, size: int, holder: str, deadline: float, now: float
+    session: Session, pool: Pool, kind: OperationKind, size: int, holder: str, options: ScaleOptions, now: float
 ) -> Operation:
     operation = Operation(
         id=uuid.uuid4().hex[:12],
@@ -479,7 +469,8 @@ def _open(
         state=OperationState.OPEN,
         holder=holder,
         size=size,
-        deadline=deadline,
+        block_until_min_cluster_size=options.block_until_min_cluster_size,
+        deadline=now + options.rollback_after_seconds,
         failures=0,
         node_errors={},
         created_at=now,

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from shoal.pool.journal import rows, usage
+from sqlalchemy import delete, select
+
+from shoal.pool.journal import rows
 from shoal.state import Store, home
+from shoal.state.schema import Operation, OperationState, Usage
 
 KEEP_OPERATIONS = 100
 """Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
@@ -34,8 +37,10 @@ def retain(store: Store, name: str, now: float) -> None:
     """
     with store.transaction() as session:
         nodes = {node.name for node in rows.load(session, name).nodes}
-        rows.keep_newest_operations(session, name, KEEP_OPERATIONS)
-        usage.forget_before(session, now - KEEP_USAGE)
+        ended = select(Operation).where(Operation.pool == name, Operation.state != OperationState.OPEN)
+        for operation in session.scalars(ended.order_by(Operation.created_at.desc()).offset(KEEP_OPERATIONS)):
+            session.delete(operation)
+        session.execute(delete(Usage).where(Usage.ended_at < now - KEEP_USAGE))
     # A ray:// pool has no log folder, so the loop finds no files. If another process deletes the same log at the same
     # time, the missing file is not an error.
     for log in (home() / "pools" / name / "logs").glob("*.log"):

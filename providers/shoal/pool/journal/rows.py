@@ -89,9 +89,8 @@ def load_all(session: Session) -> list[Snapshot]:
     leases = _by_pool(session.scalars(select(Lease).order_by(Lease.created_at)))
     operations = _by_pool(session.scalars(select(Operation).order_by(Operation.created_at)))
     nodes = _by_pool(session.scalars(select(Node).order_by(Node.created_at)))
-    drivers: dict[str, list[dict[str, Any] | None]] = {}
-    for name, driver in session.execute(select(Job.pool, Job.driver).where(_UNFINISHED)):
-        drivers.setdefault(name, []).append(driver)
+    jobs = session.execute(select(Job.pool, Job.driver).where(_UNFINISHED))
+    working = {name for name, driver in jobs if _still_uses_pool(driver)}
     return [
         Snapshot(
             pool=pool,
@@ -99,7 +98,7 @@ def load_all(session: Session) -> list[Snapshot]:
             leases=tuple(leases.get(pool.name, ())),
             operations=tuple(operations.get(pool.name, ())),
             nodes=tuple(nodes.get(pool.name, ())),
-            works=any(map(_still_uses_pool, drivers.get(pool.name, ()))),
+            works=pool.name in working,
         )
         for pool in pools
     ]
@@ -169,19 +168,6 @@ def require_up(pool: Pool) -> None:
     require_here(pool)
     if pool.state is not PoolState.UP:
         raise PoolDownError(f'pool "{pool.name}" is {pool.state.value}: `shoal pool up {pool.name}` starts it')
-
-
-def keep_newest_operations(session: Session, name: str, keep: int) -> None:
-    """Delete a pool's ended operations except the newest `keep` ones. Every read of the pool loads all its operations,
-    so too many operations would make each read slow."""
-    ended = session.scalars(
-        select(Operation)
-        .where(Operation.pool == name, Operation.state != OperationState.OPEN)
-        .order_by(Operation.created_at.desc())
-        .offset(keep)
-    )
-    for operation in ended:
-        session.delete(operation)
 
 
 def forget(session: Session, gone: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from shoal.pool.timeouts import DRIVER_LOST_AFTER
@@ -151,12 +151,6 @@ def of_job(session: Session, job_id: str, now: float) -> float:
     attempts are counted."""
     after = session.scalar(select(func.max(Job.attempt)).where(Job.id == job_id, Job.state == JobState.SUCCEEDED)) or 0
     return _sum_matching(session, (Usage.job_id == job_id) & (Usage.attempt > after), now)
-
-
-def forget_before(session: Session, time: float) -> None:
-    """For all pools, delete the rows of the table `usage` whose period ended before the given time (in seconds since
-    the epoch)."""
-    session.execute(delete(Usage).where(Usage.ended_at < time))
 
 
 def _of_attempt(job_id: str, attempt: int) -> Select[Usage]:

@@ -75,13 +75,10 @@ def load_node(spec: PoolSpec) -> Start:
 
     if not spec.ray:
         return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
-    from shoal.pool.backends.local.raylet import Raylet, RayletSpec
+    from shoal.pool.backends.local.raylet import Raylet
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-        store_bytes = spec.object_store_mb * 2**20
-        raylet = Raylet(
-            RayletSpec(node.name, folder, node.cpus, node.gpus, store_bytes, gcs, dashboard=spec.ray_dashboard)
-        )
+        raylet = Raylet(node, spec, gcs, folder)
         return raylet if gcs or spec.ray_dashboard else RayHead(raylet, job_server(spec, folder))
 
     return start

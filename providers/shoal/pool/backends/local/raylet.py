@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray._private.accelerators import NvidiaGPUAcceleratorManager, get_accelerator_manager_for_resource
 from ray._private.node import Node
@@ -21,6 +21,10 @@ from ray.exceptions import RayError
 
 from shoal.exit_status import how_ended
 from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
+
+if TYPE_CHECKING:
+    from shoal.pool.spec import PoolSpec
+    from shoal.state import schema
 
 
 class _NodeWithoutDashboard(Node):  # type: ignore[misc]
@@ -45,52 +49,44 @@ def show_other_gpus(numbers: Sequence[str]) -> None:
     get_accelerator_manager_for_resource("GPU").set_current_process_visible_accelerator_ids(list(numbers))
 
 
-@dataclass(frozen=True)
-class RayletSpec:
-    """Settings of one local Ray node."""
-
-    name: str
-    folder: Path
-    cpus: int
-    gpus: int
-    object_store_bytes: int
-    gcs: str | None
-    """Address of the head to join; None if this node is the head."""
-    dashboard: bool = False
-    """Whether the head runs Ray's dashboard, with Ray's own Job API and its state API."""
-    ip: str = "127.0.0.1"
-    """Address on which the node listens and at which the other nodes reach it."""
-
-
 class Raylet:
     """A running Ray node. The constructor has to run in the main thread, and returns when the node has joined its
     cluster.
+
+    Args:
+        row: The node's row.
+        spec: The pool's spec.
+        gcs: Address of the head to join; None if this node is the head.
+        folder: The node's folder.
+        ip: Address on which the node listens and at which the other nodes reach it.
 
     Raises:
         Exception: Ray could not start the node.
     """
 
-    def __init__(self, spec: RayletSpec) -> None:
-        is_head = spec.gcs is None
+    def __init__(
+        self, row: schema.Node, spec: PoolSpec, gcs: str | None, folder: Path, *, ip: str = "127.0.0.1"
+    ) -> None:
+        is_head = gcs is None
         params = RayParams(
-            node_ip_address=spec.ip,
-            node_name=spec.name,
-            temp_dir=str(spec.folder),
-            num_cpus=spec.cpus,
-            num_gpus=spec.gpus,
-            object_store_memory=spec.object_store_bytes,
-            labels={"shoal-node": spec.name},
+            node_ip_address=ip,
+            node_name=row.name,
+            temp_dir=str(folder),
+            num_cpus=row.cpus,
+            num_gpus=row.gpus,
+            object_store_memory=spec.object_store_mb * 2**20,
+            labels={"shoal-node": row.name},
             min_worker_port=0,
             max_worker_port=0,
             dashboard_agent_listen_port=0,
             include_log_monitor=is_head,
-            gcs_address=spec.gcs,
+            gcs_address=gcs,
         )
         if is_head:
-            params.update(include_dashboard=True, dashboard_host=spec.ip, dashboard_port=0, no_monitor=True)
-        kind = Node if spec.dashboard else _NodeWithoutDashboard
+            params.update(include_dashboard=True, dashboard_host=ip, dashboard_port=0, no_monitor=True)
+        kind = Node if spec.ray_dashboard else _NodeWithoutDashboard
         self._node = kind(params, head=is_head, shutdown_at_exit=False, spawn_reaper=True)
-        self._head = spec.gcs
+        self._head = gcs
         self._silent_since: float | None = None
 
     @property

@@ -104,13 +104,13 @@ def _of_host(
         theirs, ours = facts[name], mine.get(name)
         if theirs is None:
             yield Finding(f"{where}: {title}", "broken", "not installed", f"install {name} {ours} there")
-        elif ours and _minor(theirs) != _minor(ours):
-            advice = f"use {title} {_minor(ours)} there, or {_minor(theirs)} here"
+        elif ours and versions.minor(theirs) != versions.minor(ours):
+            advice = f"use {title} {versions.minor(ours)} there, or {versions.minor(theirs)} here"
             yield Finding(f"{where}: {title}", "broken", f"{theirs}, and this process has {ours}", advice)
         else:
             yield Finding(f"{where}: {title}", "ok", theirs)
     tested = versions.TESTED_RAY
-    is_tested = _minor(facts["ray"] or "") == tested
+    is_tested = versions.minor(facts["ray"] or "") == tested
     hint = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
     yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), hint)
     there = {name: version for name, version in facts["libraries"].items() if version}
@@ -161,7 +161,3 @@ def _compare_versions(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Fin
         advice = "install the same versions on all nodes"
         return Finding("head and worker", "broken" if must else "note", ", ".join([*must, *may]), advice)
     return Finding("head and worker", "ok", "the same versions")
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
