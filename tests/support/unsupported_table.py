@@ -19,7 +19,11 @@ def page() -> str:
     """Return the text of the page, with the table of the code."""
     before, _, rest = PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    rows = "".join(f"| {' | '.join(_cells(entry))} |\n" for entry in UNSUPPORTED)
+    rows = "".join(
+        f"| {_LIBRARIES[library]} | {' | '.join(_cells(entry))} |\n"
+        for library, entries in UNSUPPORTED.items()
+        for entry in entries
+    )
     head = "| library | parameter | workers | reason | instead |\n| --- | --- | --- | --- | --- |\n"
     return f"{before}{_BEGIN}\n{head}{rows}\n{_END}{after}"
 
@@ -30,7 +34,7 @@ def _cells(entry: Unsupported) -> tuple[str, ...]:
     if entry.allowed:
         name += f" other than {', '.join(f'`{value}`' for value in entry.allowed)}"
     workers = "several" if entry.only_several_workers else "any number"
-    return _LIBRARIES[entry.library], name, workers, entry.reason, entry.remedy
+    return name, workers, entry.reason, entry.remedy
 
 
 if __name__ == "__main__":

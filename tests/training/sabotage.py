@@ -54,8 +54,7 @@ class Sabotage:
 
             ShardRows._batch = second_fails
         if mine and self.stage == "round":
-            task = args[0] if self.framework == "xgboost" else args[0].task
-            object.__setattr__(task, "user_code", UserCode(callbacks=(self._after_round_3(),)))
+            object.__setattr__(args[0], "user_code", UserCode(callbacks=(self._after_round_3(),)))
         return getattr(worker, name)(*args)
 
     def _after_round_3(self) -> Any:

@@ -53,9 +53,9 @@ class Attempt:
         self.gang: Gang | None = None
 
     def train(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def on_all(training: Any, gang: Gang, name: str, args: Sequence[Any] = (), **how: Any) -> list:
+        def on_all(training: Any, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], **how: Any) -> list:
             self.gang = gang
-            return gang.run(self.sabotage, [(name, arg) for arg in args], timeout=HANG_SECONDS, **how)
+            return gang.run(self.sabotage, [(name, *each) for each in args], timeout=HANG_SECONDS, **how)
 
         monkeypatch.setattr(engine._Training, "_on_all", on_all)
         engine.train(request(self.rows, self.sabotage.framework))
@@ -200,10 +200,10 @@ from tests.training.sabotage import Sabotage
 address, rows, stage, reached, columns = json.loads(sys.argv[1])
 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
 
-def on_all(training, gang, name, args=(), **how):
+def on_all(training, gang, name, args, **how):
     if name == "prepare":
         print(json.dumps([*(worker.pid for worker in gang.workers), gang._sidecars["xgboost"].pid]), flush=True)
-    return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, arg) for arg in args], **how)
+    return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, *each) for each in args], **how)
 
 engine._Training._on_all = on_all
 engine.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))

@@ -39,10 +39,11 @@ class Losses:
         self.lost: list[int] = []
         on_all = engine._Training._on_all
 
-        def act(training: Any, gang: Gang, name: str, args: Sequence[Any] = (), **how: Any) -> list[Any]:
+        def act(training: Any, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], **how: Any) -> list[Any]:
             if name == "boost":
-                self.seen.append(args[0])
-                if self.left and args[0].index == self.left[0]:
+                [segment] = args[0]
+                self.seen.append(segment)
+                if self.left and segment.index == self.left[0]:
                     self.left.pop(0)
                     self.lost.append(gang.workers[1].pid)
                     (deed or (lambda: os.kill(gang.workers[1].pid, signal.SIGKILL)))()

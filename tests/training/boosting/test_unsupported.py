@@ -41,8 +41,11 @@ def params(library: str, given: dict[str, Any], workers: int) -> dict[str, Any]:
     return ENGINES[library].params(request, GangSize(workers, 1, 1, 0), UserCode())[0]
 
 
-@pytest.mark.parametrize("entry", UNSUPPORTED, ids=lambda entry: f"{entry.library}-{entry.name}")
-def test_each_entry_is_refused_by_name_with_its_remedy(entry: Unsupported, tmp_path: Any) -> None:
+ENTRIES = [(library, entry) for library, entries in UNSUPPORTED.items() for entry in entries]
+
+
+@pytest.mark.parametrize(("library", "entry"), ENTRIES, ids=lambda each: getattr(each, "name", each))
+def test_each_entry_is_refused_by_name_with_its_remedy(library: str, entry: Unsupported, tmp_path: Any) -> None:
     file = tmp_path / "splits.json"
     file.write_text("{}")
     values = [value.replace("ams", "ams@0.15") for value in entry.values]
@@ -50,10 +53,10 @@ def test_each_entry_is_refused_by_name_with_its_remedy(entry: Unsupported, tmp_p
     for value in values or (GIVEN[entry.name] or str(file),):
         for workers in (1, 2):
             if workers == 1 and entry.only_several_workers:
-                assert params(entry.library, {**rank, entry.name: value}, 1)[entry.name] == value
+                assert params(library, {**rank, entry.name: value}, 1)[entry.name] == value
                 continue
             with pytest.raises(InvalidArgumentError) as caught:
-                params(entry.library, {**rank, entry.name: value}, workers)
+                params(library, {**rank, entry.name: value}, workers)
             assert all(part in str(caught.value) for part in (f"{entry.name}=", entry.reason, entry.remedy))
 
 

@@ -57,7 +57,7 @@ def train(
     library = LightGBM()
 
     def on_all(name: str, arguments: Sequence[Any]) -> list[Any]:
-        return [getattr(worker, name)(each) for each in arguments]
+        return [getattr(worker, name)(*each) for each in arguments]
 
     library.prepare(on_all, [Task(part, {}, columns, params)])
     for index, stop in enumerate(stops):

@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,9 +52,9 @@ _LIBRARIES = {
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
 
-OnAll = Callable[[str, Sequence[Any]], list[Any]]
+OnAll = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
 """Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
-the function to call and one argument per rank."""
+the function to call and the arguments of each rank."""
 
 
 class Library(Protocol):
@@ -202,12 +202,8 @@ class _WorkerTotals:
             rank=worker.rank,
             node=worker.node,
             rows=task.train.shard.rows,
-            passes=self.prepared.passes,
-            external_memory=self.prepared.external_memory,
-            read_seconds=self.prepared.read_seconds,
-            quantise_seconds=self.prepared.quantise_seconds,
+            **asdict(self.prepared),
             train_seconds=self.train_seconds,
-            idle_rss_bytes=self.prepared.idle_rss_bytes,
             peak_rss_bytes=self.peak_rss_bytes,
         )
 
@@ -299,7 +295,7 @@ class _Training:
             prepared = self._library.prepare(partial(self._on_all, gang), tasks)
             workers = [_WorkerTotals(each) for each in prepared]
             last = self._boost(gang, workers)
-            self._on_all(gang, "finish")
+            self._on_all(gang, "finish", [()] * len(workers))
             stats = tuple(
                 worker.stats(info, task) for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
             )
@@ -367,7 +363,7 @@ class _Training:
                 answers: list[Boosted] = self._on_all(
                     gang,
                     "boost",
-                    [segment] * len(workers),
+                    [(segment,)] * len(workers),
                     on_note=lambda _, note: self._report(display, note["first"], note["rounds"], note["metrics"]),
                 )
                 for worker, answer in zip(workers, answers, strict=True):
@@ -394,10 +390,11 @@ class _Training:
         if self._on_progress is not None:
             self._on_progress(progress)
 
-    def _on_all(self, gang: Gang, name: str, args: Sequence[Any] = (), on_note: OnNote | None = None) -> list[Any]:
+    def _on_all(
+        self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
+    ) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
-        each: list[tuple[Any, ...]] = [(arg,) for arg in args] or [()] * len(gang.workers)
-        return gang.run(function, each, timeout=self._restarts.timeout, on_note=on_note)
+        return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Compute the number and size of the workers from the scaling config and the active nodes."""

@@ -122,24 +122,14 @@ def shard_datasets(
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
     for name, connector in eval_sets.items():
         if whole:
-            everything = Part(connector, connector.plan(1, seed, group_col)[0])
-            for rank in range(num_workers):
-                evals[rank][name] = everything
-            continue
-        if connector is train:
-            for rank in range(num_workers):
-                evals[rank][name] = mine[rank]
-            continue
-        # If there are fewer rows (or groups) than workers, `_plan` returns fewer shards than workers. The other workers
-        # then get an empty shard.
-        shards = _plan(connector, num_workers, seed, group_col)
-        for rank in range(num_workers):
-            evals[rank][name] = Part(connector, shards[rank] if rank < len(shards) else Shard(()))
+            parts = [Part(connector, connector.plan(1, seed, group_col)[0])] * num_workers
+        elif connector is train:
+            parts = mine
+        else:
+            # If there are fewer rows (or groups) than workers, the last workers get an empty shard.
+            most = connector.num_groups(group_col) if group_col else connector.num_rows()
+            shards = connector.plan(min(num_workers, most), seed, group_col)
+            parts = [Part(connector, shard) for shard in (*shards, *[Shard(())] * (num_workers - len(shards)))]
+        for rank, part in enumerate(parts):
+            evals[rank][name] = part
     return list(zip(mine, evals, strict=True))
-
-
-def _plan(connector: DataConnector, num_workers: int, seed: int, group_col: str | None) -> tuple[Shard, ...]:
-    """Divide an eval set into one shard per worker, but not into more shards than the eval set has rows (or groups, if
-    `group_col` is set)."""
-    most = connector.num_groups(group_col) if group_col else connector.num_rows()
-    return connector.plan(min(num_workers, most), seed, group_col)

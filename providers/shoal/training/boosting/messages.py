@@ -86,6 +86,14 @@ class Boosted:
 History = dict[str, dict[str, list[float]]]
 """Values of the metrics: name of an eval set -> name of a metric -> one value per round."""
 
+
+def part_of(history: History, first: int = 0, stop: int | None = None) -> History:
+    """Return a copy of the metrics of the rounds from `first` to before `stop`; None: to the last round."""
+    return {
+        name: {metric: values[first:stop] for metric, values in metrics.items()} for name, metrics in history.items()
+    }
+
+
 _FEWEST_ROUNDS = 50
 """Minimum default number of rounds between two checkpoints. 50 rounds take seconds and a checkpoint takes milliseconds,
 so the checkpoints do not slow the training down."""

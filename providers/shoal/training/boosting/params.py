@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +60,7 @@ def merge(
     merged = {name: _plain(name, value) for name, value in (params or {}).items() if value is not None}
     given: dict[str, tuple[str, Any]] = {}
     for name, value in merged.items():
-        canonical = names.canonical(name)
-        if canonical in given and given[canonical][1] != value:
-            other, theirs = given[canonical]
-            raise InvalidArgumentError(
-                f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one of the two"
-            )
-        given[canonical] = (name, value)
+        add_once(given, names.canonical(name), name, value)
     if callable(objective):
         if "objective" in given:
             name, inside = given["objective"]
@@ -93,6 +87,27 @@ def merge(
                 f"remove {name} from params and set n_estimators"
             )
     return {name: value for name, value in merged.items() if names.canonical(name) != ROUNDS}
+
+
+def add_once(given: dict[str, tuple[str, Any]], canonical: str, name: str, value: Any) -> None:
+    """Add a parameter's name and value to `given`, by its canonical name.
+
+    Raises:
+        InvalidArgumentError: `given` contains another value of the parameter.
+    """
+    if canonical in given and given[canonical][1] != value:
+        other, theirs = given[canonical]
+        raise InvalidArgumentError(
+            f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
+            "remove one of the two"
+        )
+    given[canonical] = (name, value)
+
+
+def unknown_hint(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown parameter: similar names, if there are any."""
+    near = difflib.get_close_matches(name, known, n=2)
+    return "; did you mean " + " or ".join(near) + "?" if near else ""
 
 
 def json_params(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shoal.training.boosting.messages import History
+from shoal.training.boosting.messages import History, part_of
 from shoal.training.context import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
@@ -35,7 +35,7 @@ class RoundReporter:
             self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
             while self._rounds < rounds:
                 stop = min(rounds, self._rounds + _ROUNDS_A_NOTE)
-                part = _between(self._rounds, stop, history)
+                part = part_of(history, self._rounds, stop)
                 self._context.note({"first": self._rounds, "rounds": stop, "metrics": part})
                 self._rounds = stop
 
@@ -50,12 +50,6 @@ class RoundReporter:
             if rounds > self._rounds:
                 self.done(rounds, history)
             raise
-
-
-def _between(first: int, stop: int, history: History) -> History:
-    return {
-        name: {metric: values[first:stop] for metric, values in metrics.items()} for name, metrics in history.items()
-    }
 
 
 def by_round(history: History) -> list[dict[str, float]]:

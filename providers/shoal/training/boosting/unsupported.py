@@ -21,7 +21,6 @@ class Unsupported:
     """A parameter with which a library cannot train, or trains another model in several workers than in one.
 
     Args:
-        library: Library.
         name: Canonical name of the parameter.
         values: The unsupported values; empty: every value that switches the parameter on.
         allowed: Values that are supported although `values` is empty.
@@ -30,7 +29,6 @@ class Unsupported:
         remedy: Advice in the imperative.
     """
 
-    library: Framework
     name: str
     values: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
@@ -46,116 +44,105 @@ class Unsupported:
         return next((item for item in items if _without_argument(item) in self.values), None)
 
 
-UNSUPPORTED = (
-    Unsupported(
-        library="xgboost",
-        name="objective",
-        values=("survival:cox",),
-        reason="the loss of a row sums over all rows at risk, and each worker sums over its own rows only",
+UNSUPPORTED: Mapping[Framework, tuple[Unsupported, ...]] = {
+    "xgboost": (
+        Unsupported(
+            name="objective",
+            values=("survival:cox",),
+            reason="the loss of a row sums over all rows at risk, and each worker sums over its own rows only",
+        ),
+        Unsupported(
+            name="eval_metric",
+            values=("cox-nloglik", "ams"),
+            reason="XGBoost cannot evaluate this metric in several workers",
+            remedy=f"{_ONE_WORKER}, or use another metric",
+        ),
+        Unsupported(
+            name="lambdarank_unbiased",
+            reason="each worker estimates the bias of positions from its own groups only",
+        ),
+        Unsupported(
+            name="tree_method",
+            values=("exact", "approx", "gpu_hist"),
+            only_several_workers=False,
+            reason=_QUANTISED,
+            remedy='remove tree_method, or set it to "hist"',
+        ),
+        Unsupported(
+            name="booster",
+            values=("gblinear",),
+            only_several_workers=False,
+            reason=_QUANTISED,
+            remedy='use "gbtree" or "dart"',
+        ),
+        Unsupported(
+            name="updater",
+            allowed=("grow_quantile_histmaker", "grow_gpu_hist"),
+            only_several_workers=False,
+            reason="other updaters cannot build trees from quantised data (histogram bins), which shoal uses",
+            remedy="remove updater",
+        ),
+        Unsupported(
+            name="process_type",
+            values=("update",),
+            only_several_workers=False,
+            reason="shoal trains new trees and does not update those of another model",
+            remedy="remove process_type",
+        ),
     ),
-    Unsupported(
-        library="xgboost",
-        name="eval_metric",
-        values=("cox-nloglik", "ams"),
-        reason="XGBoost cannot evaluate this metric in several workers",
-        remedy=f"{_ONE_WORKER}, or use another metric",
+    "lightgbm": (
+        Unsupported(
+            name="linear_tree",
+            only_several_workers=False,
+            reason="LightGBM trains linear trees only in one process and with all rows in memory",
+            remedy="remove linear_tree",
+        ),
+        Unsupported(
+            name="tree_learner",
+            allowed=("data", "data_parallel", "voting", "voting_parallel", "serial"),
+            only_several_workers=False,
+            reason="other learners need all rows in each worker",
+            remedy='remove tree_learner, or set it to "data" or "voting"',
+        ),
+        Unsupported(
+            name="tree_learner",
+            values=("serial",),
+            reason="it cannot train on rows that are divided among workers",
+            remedy=f'{_ONE_WORKER}, remove tree_learner, or set it to "data" or "voting"',
+        ),
+        Unsupported(
+            name="interaction_constraints",
+            reason="LightGBM crashes with it in several workers",
+            remedy=f"{_ONE_WORKER}, or use XGBEstimator",
+        ),
+        Unsupported(
+            name="monotone_constraints_method",
+            values=("intermediate", "advanced"),
+            reason='LightGBM replaces it by "basic" in several workers',
+            remedy=f'{_ONE_WORKER}, or set it to "basic"',
+        ),
+        Unsupported(
+            name="forcedsplits_filename",
+            reason="LightGBM refuses forced splits in several workers",
+        ),
+        Unsupported(
+            name="min_data_in_leaf",
+            values=("0",),
+            reason="LightGBM then estimates the rows of a leaf, and fails if an estimate is 0",
+            remedy="set it to 1 or more",
+        ),
+        Unsupported(
+            name="cegb_penalty_feature_lazy",
+            reason="LightGBM keeps account of the rows for which a feature was used per worker, and trains another "
+            "model",
+        ),
+        Unsupported(
+            name="cegb_penalty_feature_coupled",
+            reason="each worker then grows other trees, because LightGBM keeps account of the used features per worker",
+        ),
     ),
-    Unsupported(
-        library="xgboost",
-        name="lambdarank_unbiased",
-        reason="each worker estimates the bias of positions from its own groups only",
-    ),
-    Unsupported(
-        library="xgboost",
-        name="tree_method",
-        values=("exact", "approx", "gpu_hist"),
-        only_several_workers=False,
-        reason=_QUANTISED,
-        remedy='remove tree_method, or set it to "hist"',
-    ),
-    Unsupported(
-        library="xgboost",
-        name="booster",
-        values=("gblinear",),
-        only_several_workers=False,
-        reason=_QUANTISED,
-        remedy='use "gbtree" or "dart"',
-    ),
-    Unsupported(
-        library="xgboost",
-        name="updater",
-        allowed=("grow_quantile_histmaker", "grow_gpu_hist"),
-        only_several_workers=False,
-        reason="other updaters cannot build trees from quantised data (histogram bins), which shoal uses",
-        remedy="remove updater",
-    ),
-    Unsupported(
-        library="xgboost",
-        name="process_type",
-        values=("update",),
-        only_several_workers=False,
-        reason="shoal trains new trees and does not update those of another model",
-        remedy="remove process_type",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="linear_tree",
-        only_several_workers=False,
-        reason="LightGBM trains linear trees only in one process and with all rows in memory",
-        remedy="remove linear_tree",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="tree_learner",
-        allowed=("data", "data_parallel", "voting", "voting_parallel", "serial"),
-        only_several_workers=False,
-        reason="other learners need all rows in each worker",
-        remedy='remove tree_learner, or set it to "data" or "voting"',
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="tree_learner",
-        values=("serial",),
-        reason="it cannot train on rows that are divided among workers",
-        remedy=f'{_ONE_WORKER}, remove tree_learner, or set it to "data" or "voting"',
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="interaction_constraints",
-        reason="LightGBM crashes with it in several workers",
-        remedy=f"{_ONE_WORKER}, or use XGBEstimator",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="monotone_constraints_method",
-        values=("intermediate", "advanced"),
-        reason='LightGBM replaces it by "basic" in several workers',
-        remedy=f'{_ONE_WORKER}, or set it to "basic"',
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="forcedsplits_filename",
-        reason="LightGBM refuses forced splits in several workers",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="min_data_in_leaf",
-        values=("0",),
-        reason="LightGBM then estimates the rows of a leaf, and fails if an estimate is 0",
-        remedy="set it to 1 or more",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="cegb_penalty_feature_lazy",
-        reason="LightGBM keeps account of the rows for which a feature was used per worker, and trains another model",
-    ),
-    Unsupported(
-        library="lightgbm",
-        name="cegb_penalty_feature_coupled",
-        reason="each worker then grows other trees, because LightGBM keeps account of the used features per worker",
-    ),
-)
-"""The table. Each remedy was tried: for example, one worker trains the model of the plain library."""
+}
+"""The table, by library. Each remedy was tried: for example, one worker trains the model of the plain library."""
 
 _QUANTILE_LEAVES: Mapping[Framework, tuple[str, ...]] = {
     "xgboost": ("reg:absoluteerror", "reg:quantileerror"),
@@ -169,8 +156,8 @@ def refuse_unsupported(library: Framework, params: Mapping[str, Any], num_worker
     Raises:
         InvalidArgumentError: A parameter is in the table; the message contains the reason and the remedy.
     """
-    for entry in UNSUPPORTED:
-        if entry.library != library or (entry.only_several_workers and num_workers == 1):
+    for entry in UNSUPPORTED[library]:
+        if entry.only_several_workers and num_workers == 1:
             continue
         value = entry.given(params.get(entry.name))
         if value is None:

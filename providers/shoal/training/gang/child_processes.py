@@ -20,7 +20,7 @@ from functools import partial
 from io import BufferedReader
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.exit_status import how_ended
@@ -239,17 +239,6 @@ class _Template:
         self._proxy.close()
 
 
-class _Process(Protocol):
-    """Process of a worker: a `subprocess.Popen` or a :class:`_Forked`."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def wait(self) -> int: ...
-
-
 class _Forked:
     """Process of a worker that a template has forked.
 
@@ -336,7 +325,7 @@ def _lines(pipe: BufferedReader) -> Iterator[bytes]:
         yield text
 
 
-def _start(settings: _StartSettings, calls: socket.socket, output: int) -> _Process:
+def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subprocess.Popen[bytes] | _Forked:
     """Start the process of a worker: fork it from the template if the template has the same settings; otherwise start a
     new Python process."""
     with _template_lock:

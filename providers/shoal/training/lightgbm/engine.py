@@ -13,7 +13,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
-from shoal.training.lightgbm.messages import Agreed, Offer, Opening, shares
+from shoal.training.lightgbm.messages import shares
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
     RANKING,
@@ -136,11 +136,9 @@ class LightGBM:
         import pyarrow as pa
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
-        offers: list[Offer] = on_all("begin", [Opening(*each) for each in zip(tasks, sample_shares, strict=True)])
-        machines = tuple(offer.address for offer in offers)
-        sample = cluster.share(pa.concat_tables([offer.sample for offer in offers]))
-        bins = on_all("bin_sample", [sample, *[None] * (len(tasks) - 1)])[0]
+        samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
+        sample = cluster.share(pa.concat_tables(samples))
+        bins = on_all("bin_sample", [(sample,), *[(None,)] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
-        del offers, sample
-        agreed = Agreed(cluster.share(bins), machines)
-        return on_all("prepare", [agreed] * len(tasks))
+        del samples, sample
+        return on_all("prepare", [(cluster.share(bins), machines)] * len(tasks))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.params import ROUNDS, Names, add_once, merge, seed_in, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
 
@@ -303,16 +302,9 @@ def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
         if (canonical or name) in _REFUSED:
             raise InvalidArgumentError(f"params must not contain {name}: {_REFUSED[canonical or name]}")
         if canonical is None:
-            near = difflib.get_close_matches(name, sorted(names), n=2)
-            hint = "; did you mean " + " or ".join(near) + "?" if near else ""
+            hint = unknown_hint(name, sorted(names))
             raise InvalidArgumentError(f"LightGBM does not know the parameter {name!r}{hint}")
-        if canonical in found and found[canonical][1] != value:
-            other, theirs = found[canonical]
-            raise InvalidArgumentError(
-                f"params contain {other}={theirs!r} and {name}={value!r}, which are two names of the same parameter: "
-                "remove one of the two"
-            )
-        found[canonical] = (name, value)
+        add_once(found, canonical, name, value)
     return {canonical: value for canonical, (_, value) in found.items() if value is not None}
 
 

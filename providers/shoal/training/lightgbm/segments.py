@@ -14,7 +14,7 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, part_of
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.user_code import refuse_namesakes
@@ -53,7 +53,8 @@ class Trainer:
             self._state = segment.resume
             self._first_round = segment.resume.rounds
         booster = self._booster = self._booster_for(segment)
-        history, rounds = _copy(self._state.history), self._state.rounds
+        # The history is a copy, so that the rounds of this segment do not change the checkpoint.
+        history, rounds = part_of(self._state.history), self._state.rounds
         # As in `lightgbm.train`, callbacks and the number of the best round count the rounds of the model from which
         # the training continued, too.
         before = self._state.init_rounds
@@ -214,11 +215,6 @@ def _best(stopping: Stopping | None, asked: EarlyStopException | None, before: i
     if asked is None:
         return None, None
     return asked.best_iteration, float(asked.best_score[-1][2]) if asked.best_score else None
-
-
-def _copy(history: History) -> History:
-    """Copy a checkpoint's history of metrics, so that the rounds of this segment do not change the checkpoint."""
-    return {name: {metric: list(values) for metric, values in metrics.items()} for name, metrics in history.items()}
 
 
 class Stopping:

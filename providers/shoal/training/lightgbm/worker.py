@@ -29,7 +29,7 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
-from shoal.training.lightgbm.messages import Agreed, Offer, Opening, sample
+from shoal.training.lightgbm.messages import Share, sample
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 from shoal.training.timeouts import COLLECTIVE_S
@@ -46,32 +46,33 @@ class _Session:
     """State of a LightGBM training in one worker.
 
     Args:
-        opening: First message from the driver.
+        task: Data and parameters of the worker.
+        share: Position of the worker's rows among all rows.
         context: Gang context of this worker.
     """
 
-    def __init__(self, opening: Opening, context: GangContext) -> None:
+    def __init__(self, task: Task, share: Share, context: GangContext) -> None:
         began = time.perf_counter()
         self._idle = memory.reset_peak()
         end_fork = context.end_fork
-        self.task = task = replace(opening.task, user_code=opening.task.user_code.ending_forks(end_fork))
+        self.task = task = replace(task, user_code=task.user_code.ending_forks(end_fork))
         self._context = context
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
         # The session stores the position of the rows and not the sample, so that the memory of the sample is free when
         # the datasets are built.
-        self._share = opening.share
+        self._share = share
         self._machines: tuple[str, ...] = ()
         self._trainer: Trainer | None = None
         self._seconds = time.perf_counter() - began
 
-    def offer(self) -> Offer:
-        """Read this worker's part of the sample, and return it with this worker's address."""
+    def sample(self) -> pa.Table:
+        """Read this worker's part of the sample for LightGBM's bins."""
         began = time.perf_counter()
         chosen = sample(self._rows, self._share, self.task.params, self.task.seed)
         self._seconds += time.perf_counter() - began
-        return Offer(chosen, self.port.address)
+        return chosen
 
     def bin_sample(self, rows: pa.Table) -> Bins:
         """Find the bins from the whole sample.
@@ -85,13 +86,13 @@ class _Session:
         self._seconds += time.perf_counter() - began
         return bins
 
-    def prepare(self, agreed: Agreed) -> Prepared:
+    def prepare(self, shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
         """Build this worker's LightGBM datasets with the bins that rank 0 has found."""
         began = time.perf_counter()
         task = self.task
-        self._machines = agreed.machines
+        self._machines = machines
         columns = task.columns
-        bins: Bins = cluster.fetch(agreed.bins)
+        bins: Bins = cluster.fetch(shared_bins)
         reference = bins.reference(columns.categories)
         keep = begins_anew_with(task)
         train = Binned(self._rows, reference, keep=keep)
@@ -120,16 +121,17 @@ class _Session:
 _session: _Session | None = None
 
 
-def begin(opening: Opening) -> Offer:
-    """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins.
+def begin(task: Task, share: Share) -> tuple[pa.Table, str]:
+    """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, and
+    the address and port at which the worker will listen.
 
     Raises:
         DataError: The rows cannot be used, or their bins do not fit in memory.
     """
     global _session
     with _own_errors():
-        _session = _Session(opening, gang_context())
-        return _session.offer()
+        _session = _Session(task, share, gang_context())
+        return _session.sample(), _session.port.address
 
 
 def bin_sample(rows: Any) -> Bins | None:
@@ -145,8 +147,12 @@ def bin_sample(rows: Any) -> Bins | None:
         return _session.bin_sample(cluster.fetch(rows))
 
 
-def prepare(agreed: Agreed) -> Prepared:
+def prepare(shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
     """Build this worker's LightGBM datasets with the bins that rank 0 has found.
+
+    Args:
+        shared_bins: The :class:`Bins`, from `cluster.share`.
+        machines: Address and port of each worker, by rank.
 
     Raises:
         DataError: The rows cannot be used for the training.
@@ -154,7 +160,7 @@ def prepare(agreed: Agreed) -> Prepared:
     """
     assert _session is not None
     with _own_errors():
-        return _session.prepare(agreed)
+        return _session.prepare(shared_bins, machines)
 
 
 def boost(segment: Segment) -> Boosted:

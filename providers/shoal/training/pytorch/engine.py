@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -83,26 +84,23 @@ def _require_torch() -> None:
         raise MissingExtraError("torch", "torch")
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        request: FunctionRequest,
-        program: bytes,
-        claim: Claim,
-        checkpoints: Checkpoints,
-        key: bytes,
-        destination: Destination,
-        env: dict[str, str],
-        metrics: Metrics,
-        on_note: Mapping[str, Callable[[int, Any], None]],
-        on_node: Callable[[str, dict[str, float]], None] | None,
-        began: float,
-    ) -> None:
-        self._request = request
-        self._program = program
-        self._env = env
-        self._began = began
-        self._restarts = Restarts(request.run_config, began)
+    request: FunctionRequest
+    program: bytes
+    claim: Claim
+    checkpoints: Checkpoints
+    key: bytes
+    destination: Destination
+    env: dict[str, str]
+    metrics: Metrics
+    on_note: Mapping[str, Callable[[int, Any], None]]
+    on_node: Callable[[str, dict[str, float]], None] | None
+    began: float
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self._restarts = Restarts(request.run_config, self.began)
         self._layout = lay_out(
             request.scaling_config,
             cluster.active_nodes(),
@@ -111,54 +109,47 @@ class _Run:
         )
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
-        self._claim = claim
-        self._checkpoints = checkpoints
-        self._key = key
-        self._destination = destination
-        self._metrics = metrics
-        self._on_note = on_note
-        self._on_node = on_node
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:
         """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
         # See `train`: the folders of all checkpoints and of the job belong to shoal.
-        self._claim.take(self._checkpoints.folder, shared=self._checkpoints.folder.rsplit("/", 2)[0])
+        self.claim.take(self.checkpoints.folder, shared=self.checkpoints.folder.rsplit("/", 2)[0])
         self._announce("Started")
         try:
-            with self._metrics:
+            with self.metrics:
                 result = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
-                self._claim.remove(self._checkpoints.folder)
+                self.claim.remove(self.checkpoints.folder)
             except (ShoalError, OSError) as error:
-                say(f"the checkpoints in {self._checkpoints.folder} could not be removed: {error}")
+                say(f"the checkpoints in {self.checkpoints.folder} could not be removed: {error}")
         self._announce("Finished")
         return result
 
     def _announce(self, event: str) -> None:
         """Print the same line as PySpark at the start or the end of the training, if a `TorchDistributor` has created
         the request."""
-        if mode := self._request.torch_distributor:
+        if mode := self.request.torch_distributor:
             processes = "processes" if mode == "local" else "executor processes"
             say(f"{event} {mode} training with {self._layout.num_workers} {processes}")
 
     def _attempt(self) -> FunctionResult:
         from shoal.training.pytorch import worker
 
-        request, layout = self._request, self._layout
+        request, layout = self.request, self._layout
         each = layout.each
         shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
         left = self._restarts.left(RESOURCES_WAIT_S)
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
         end_gangs()
-        gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self._env)
-        self._metrics.continued()
+        gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self.env)
+        self.metrics.continued()
         try:
             nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
             machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
-            if on_node := self._on_node:
+            if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
                 gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))
             threads = max(1, each.num_cpus)
@@ -169,17 +160,17 @@ class _Run:
                 max_restarts=request.run_config.max_restarts,
             )
             assignment = worker.Assignment(
-                program=self._program,
+                program=self.program,
                 dataset_map=request.dataset_map,
                 hyper_params=request.hyper_params,
-                checkpoints=self._checkpoints.folder,
-                checkpoint_key=self._key,
-                checkpoint_seals=self._checkpoints.known_seals,
+                checkpoints=self.checkpoints.folder,
+                checkpoint_key=self.key,
+                checkpoint_seals=self.checkpoints.known_seals,
                 threads=threads,
                 seed=request.run_config.seed,
                 nodes=frozenset(info.node_id for info in gang.workers),
             )
-            start_seconds = time.monotonic() - self._began
+            start_seconds = time.monotonic() - self.began
             outcomes: list[worker.Outcome] = gang.run(
                 partial(worker.call, assignment),
                 list(zip(machines, places, strict=True)),
@@ -196,11 +187,11 @@ class _Run:
             gang.end()
         return FunctionResult(
             results=tuple(_loaded(outcome.value) for outcome in outcomes),
-            metrics=self._metrics.last,
+            metrics=self.metrics.last,
             model_dir=model_dir,
             num_workers=layout.num_workers,
             restarts=self._restarts.count,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
             workers=workers,
             start_seconds=start_seconds,
         )
@@ -209,12 +200,12 @@ class _Run:
         """Handle a note (message) from a worker. A note contains metrics, the signatures of the checkpoints, or values
         for the functions in `on_note`."""
         if "checkpoints" in note:
-            self._checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
+            self.checkpoints.known_seals = {int(number): str(seal) for number, seal in note["checkpoints"].items()}
         elif "metrics" in note:
-            self._metrics.note(rank, note)
+            self.metrics.note(rank, note)
         else:
             for key, value in note.items():
-                if act := self._on_note.get(key):
+                if act := self.on_note.get(key):
                     act(rank, value)
 
     def _publish(self, gang: Gang, files: Sequence[Mapping[str, str]]) -> str:
@@ -224,7 +215,7 @@ class _Run:
         """
         from shoal.training.pytorch import worker
 
-        destination = self._destination
+        destination = self.destination
         parts = shared_out(files)
         destination.prepare()
         try:
@@ -235,16 +226,16 @@ class _Run:
             raise
 
     def _resume_point(self) -> str:
-        number = self._checkpoints.latest()
+        number = self.checkpoints.latest()
         return "the beginning, because there is no checkpoint" if number is None else f"checkpoint {number}"
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        min_workers = self._request.run_config.min_workers
+        min_workers = self.request.run_config.min_workers
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = lay_out(self._request.scaling_config, cluster.active_nodes(), clamp=True)
+            layout = lay_out(self.request.scaling_config, cluster.active_nodes(), clamp=True)
         if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout

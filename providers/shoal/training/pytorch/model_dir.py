@@ -15,19 +15,14 @@ from shoal.training.artifact_folders import Claim, copy_file, make_folder
 from shoal.training.context import say
 from shoal.training.locations import filesystem, is_local
 
-_BLOCK_BYTES = 2**20
-
 
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 digests of all files under a folder, as a dict with the relative paths as keys."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            digest = hashlib.sha256()
             with path.open("rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
-            found[path.relative_to(folder).as_posix()] = digest.hexdigest()
+                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 

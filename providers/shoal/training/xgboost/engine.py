@@ -134,4 +134,4 @@ class XGBoost:
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make all workers connect to each other and build their matrices together."""
-        return on_all("prepare", tasks)
+        return on_all("prepare", [(task,) for task in tasks])

@@ -5,15 +5,14 @@ XGBoost does not combine all metrics of workers exactly, and it accepts only one
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in
+from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Metric, Objective
 
@@ -152,19 +151,24 @@ def check_params(
         enable_categorical=bool(categorical_cols),
         nthread=1,
     )
+    known = set(_NAMES.aliases)
+
+    def noted(settings: dict[str, Any]) -> dict[str, Any]:
+        known.update(name for name, value in settings.items() if not isinstance(value, dict | list))
+        return settings
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             booster = xgboost.Booster(probed, [rows])
             if num_labels > 1:
                 booster.update(rows, 0)  # an objective that accepts one label only says so here
-            config: dict[str, Any] = json.loads(booster.save_config())
+            config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
     unused = [name for warning in caught for name in _unused(str(warning.message))]
     if unused:
-        known = sorted({*_names(config), *_NAMES.aliases})
-        raise InvalidArgumentError("; ".join(_describe_unused(name, params, known) for name in unused))
+        raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
         if grouped:
             rows.set_group([2])
@@ -207,23 +211,11 @@ def _unused(warning: str) -> list[str]:
 def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str]) -> str:
     if name in _REFUSED:
         return f"{name} is not a parameter of XGBoost's learner: {_REFUSED[name]}"
-    near = difflib.get_close_matches(name, known, n=2)
-    hint = "; did you mean " + " or ".join(near) + "?" if near else ""
     objective = params.get("objective", "reg:squarederror")
-    return f"XGBoost does not know the parameter {name!r}, or does not use it with objective {objective}{hint}"
-
-
-def _names(config: Any) -> Iterator[str]:
-    """Yield the names of all settings in XGBoost's configuration, which is a nested dict."""
-    if isinstance(config, dict):
-        for name, value in config.items():
-            if isinstance(value, dict | list):
-                yield from _names(value)
-            else:
-                yield name
-    elif isinstance(config, list):
-        for value in config:
-            yield from _names(value)
+    return (
+        f"XGBoost does not know the parameter {name!r}, or does not use it with objective {objective}"
+        f"{unknown_hint(name, known)}"
+    )
 
 
 _WITHIN_GROUPS = frozenset({"auc", "aucpr", "map", "ndcg", "pre"})

@@ -27,7 +27,7 @@ from xgboost.core import XGBoostError
 
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, part_of
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
@@ -197,12 +197,8 @@ class _Session:
         return container, stopping
 
     def _checkpoint(self, booster: xgboost.Booster, callbacks: CallbackContainer) -> Checkpoint:
-        history = {
-            name: {metric: list(values) for metric, values in metrics.items()}
-            for name, metrics in callbacks.history.items()
-        }
         rounds = booster.num_boosted_rounds() - self._init_rounds
-        return Checkpoint(rounds, bytes(booster.save_raw("ubj")), history, self._init_rounds)
+        return Checkpoint(rounds, bytes(booster.save_raw("ubj")), part_of(callbacks.history), self._init_rounds)
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
