@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from shoal.cli.ending import on_interrupt
-from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
+from shoal.cli.output import Json, duration, fields, print_json, require_pool_if, say, show, show_list, table, when
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.jobs.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
+
+T = TypeVar("T")
 
 _FOLLOW_S = 2.0
 """Seconds between two reads of the metrics. The driver stores new ones every 5 s."""
@@ -73,29 +75,22 @@ def list_(
     from shoal.jobs import list_jobs
 
     found = list_jobs(pool_name, limit=limit)
-    if pool_name and not found:
-        # The pool's name may be wrong. The name is checked only if no job was found, because a deleted pool may still
-        # have jobs.
-        _require_pool(pool_name)
-    if as_json:
-        print_json({"jobs": found})
-    elif not found:
-        show("no jobs")
-    else:
-        rows = [
-            (
-                job.job_id,
-                job.attempt,
-                job.pool,
-                _state(job),
-                job.progress and job.progress.brief,
-                when(job.created_at),
-                _took(job),
-                _brief(job.error),
-            )
-            for job in found
-        ]
-        show(table(("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR"), rows))
+    require_pool_if(not found, pool_name)
+    rows = [
+        (
+            job.job_id,
+            job.attempt,
+            job.pool,
+            _state(job),
+            job.progress and job.progress.brief,
+            when(job.created_at),
+            _took(job),
+            _brief(job.error),
+        )
+        for job in found
+    ]
+    columns = ("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
+    show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
 
 
 @app.command("show")
@@ -136,15 +131,8 @@ def logs(
 ) -> None:
     """Print a job's log."""
     handle = _attach(job_id)
-    lines = []
     with on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
-        for line in handle.logs(follow=follow):
-            if as_json:
-                lines.append(line)
-            if not as_json:
-                typer.echo(line)
-            elif follow:
-                _log(line)
+        lines = _print_each(handle.logs(follow=follow), str, follow=follow, as_json=as_json)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
 
@@ -157,18 +145,26 @@ def metrics(
 ) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
     handle = _attach(job_id)
-    points = []
     with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
-        for point in _metrics(handle, follow=follow):
-            text = "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
-            if as_json:
-                points.append(point)
-            if not as_json:
-                typer.echo(text)
-            elif follow:
-                _log(text)
+        points = _print_each(_metrics(handle, follow=follow), _point_text, follow=follow, as_json=as_json)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
+
+
+def _point_text(point: MetricPoint) -> str:
+    return "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
+
+
+def _print_each(items: Iterator[T], text_of: Callable[[T], str], *, follow: bool, as_json: bool) -> list[T]:
+    """Print each line of a log, or each point of a series. With `as_json`, return them for the JSON document, and print
+    them only if the command follows them, on stderr."""
+    kept = []
+    for item in items:
+        if as_json:
+            kept.append(item)
+        if follow or not as_json:
+            typer.echo(text_of(item), err=as_json)
+    return kept
 
 
 def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
@@ -259,13 +255,6 @@ def _attach(job_id: str) -> JobHandle:
     from shoal.pool.holder import cli_holder
 
     return attach(job_id, actor=cli_holder())
-
-
-def _require_pool(name: str) -> None:
-    from shoal.pool.selection import which_pool
-    from shoal.state import Store
-
-    which_pool(Store(), name)
 
 
 def _read(source: str) -> dict[str, Any]:
