@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,7 +17,7 @@ from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
@@ -36,38 +35,37 @@ InitialModel = Any
 """Type of the model from which a training continues: a booster or estimator of the library, a path or an MLflow URI."""
 
 BoosterT = TypeVar("BoosterT")
+ScalingT = TypeVar("ScalingT", bound=ScalingConfig)
 
 
-class BoostingEstimator(ABC, Generic[BoosterT]):
+class BoostingEstimator(Generic[BoosterT, ScalingT]):
     """Base class of estimators that train with XGBoost or LightGBM on all nodes of a pool.
-
-    Args:
-        n_estimators: Number of boosting rounds.
-        params: The library's parameters, already merged with the estimator's other arguments.
-        scaling_config: Number of the workers and resources of each worker.
-        user_code: Callbacks, objective and metrics of the user.
-        run_config: Pool to run on, and limits of the run.
 
     Raises:
         InvalidArgumentError: Arguments contradict each other.
     """
 
     _framework: ClassVar[Framework]
+    _scaling: ClassVar[type[ScalingConfig]]
 
     def __init__(
         self,
-        n_estimators: int,
-        params: dict[str, Any],
-        scaling_config: ScalingConfig,
-        user_code: UserCode,
-        run_config: RunConfig | None,
+        n_estimators: int = 100,
+        objective: str | Objective | None = None,
+        params: Mapping[str, Any] | None = None,
+        scaling_config: ScalingT | None = None,
+        callbacks: Sequence[Any] | None = None,
+        run_config: RunConfig | None = None,
+        *,
+        custom_metric: Metric | Sequence[Metric] | None = None,
     ) -> None:
-        self.n_estimators = n_estimators
-        self.params = params
-        self.scaling_config = scaling_config
-        self.user_code = user_code
+        library = importlib.import_module(f"shoal.training.{self._framework}.params")
+        self.n_estimators = checked_rounds(n_estimators)
+        self.params: dict[str, Any] = library.merge_params(params, objective, n_estimators)
+        self.scaling_config = scaling_config or self._scaling()
+        self.user_code = UserCode.of(callbacks, objective, custom_metric)
         self.run_config = run_config or RunConfig()
-        gpu_wish(self.scaling_config, self._device())
+        gpu_wish(self.scaling_config, library.device_of(self.params))
         self._result: TrainResult | None = None
         self._booster: BoosterT | None = None
         self._input_cols: tuple[str, ...] = ()
@@ -228,11 +226,6 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             predictor = self._library().predictor(booster, self._input_cols, base_margin_cols=self._base_margin_cols)
             predictions: np.ndarray = predictor.predict_dataset(connector)
             return predictions
-
-    @abstractmethod
-    def _device(self) -> str | None:
-        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if the parameters name no
-        device."""
 
     def _library(self) -> Any:
         """Return the module of the library's trained models."""
