@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -55,8 +56,10 @@ def train(
     with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
-    if result is not None:
-        _show_result(result, as_json)
+    if result is not None and as_json:
+        print_json(result)
+    elif result is not None:
+        show(_result_table(result))
     elif as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
     else:
@@ -242,7 +245,7 @@ def _follow(handle: JobHandle) -> JobResult:
         # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
         # such lines, so `first_line_s=inf` turns them off here.
         with ProgressDisplay(first_line_s=math.inf) as display:
-            return handle.wait(on_log=_log, on_progress=display.show)
+            return handle.wait(on_log=partial(typer.echo, err=True), on_progress=display.show)
     except KeyboardInterrupt:
         # `wait` cancels the job on Ctrl-C. But Ctrl-C may have been pressed before `wait` began, so the job is
         # cancelled here as well. Cancelling a job twice does no harm.
@@ -274,21 +277,14 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     """Build the job spec from the fields of the JSON file and the options of the command."""
     from shoal.jobs import parse_spec
 
-    run_config: dict[str, Any] = {}
-    if pool_name is not None:
-        run_config["pool_name"] = pool_name
-    if job_id is not None:
-        run_config["job_id"] = job_id
+    named = {"pool_name": pool_name, "job_id": job_id}
+    run_config: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if detach:
         run_config["orphan_after"] = None
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **run_config}}
     return parse_spec(fields)
-
-
-def _log(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _brief(text: str | None) -> str | None:
@@ -303,13 +299,6 @@ def _state(job: JobStatus) -> str:
 
 def _took(job: JobStatus) -> str | None:
     return f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None
-
-
-def _show_result(result: JobResult, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        show(_result_table(result))
 
 
 def _result_table(result: JobResult) -> Any:
