@@ -90,13 +90,12 @@ class Site:
         each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
         if not self.remote:
             return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
+        cpus, gpus = workers * each.num_cpus, workers * each.num_gpus
         return pool_for(
             self.run_config.pool_name,
-            cpus=workers * each.num_cpus,
-            gpus=lambda: workers * each.num_gpus,
+            lambda why: embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id, timeout_s=timeout_s, why=why),
             size_on=lambda pool: self._size(pool.describe()),
             job_id=job_id,
-            timeout_s=timeout_s,
         )
 
     def _size(self, pool: PoolStatus) -> int:
