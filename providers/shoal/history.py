@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -191,17 +191,7 @@ def read(
         query = query.where(Action.at >= since)
     with (store or Store()).reading(snapshot=False) as session:
         return [
-            Entry(
-                id=row.id,
-                at=row.at,
-                actor=row.actor,
-                kind=row.kind,
-                pool=row.pool,
-                subject=row.subject,
-                detail=row.detail,
-                outcome=row.outcome,
-                operation_id=row.operation_id,
-            )
+            Entry(**{column.name: getattr(row, column.name) for column in fields(Entry)})
             for row in session.scalars(query)
         ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 
 import pytest
 from prefect import flow
 
-from shoal.errors import InvalidArgumentError, JobFailedError
+from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
 from shoal.jobs import StaleModel, WaitingJob
 from shoal.prefect import adistributed_train, distributed_train, emit_alerts, events
 from tests.support.job_results import result_of
@@ -98,6 +99,33 @@ def test_a_failure_is_sent_once_after_the_last_try(sent, ends):
     assert train(retries=1, retry_delay_seconds=0) == "Failed" == asyncio.run(atrain())
     assert [event.event for event in sent] == ["shoal.model.failed"] * 2
     assert sent[0].payload["text"] == "failed    delays: job failed: a worker was lost"
+
+
+def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, monkeypatch):
+    runs, cancelled, reasons = threading.Event(), threading.Event(), []
+
+    class Endless(Job):
+        def wait(self, **_):
+            runs.set()
+            assert cancelled.wait(60)
+            raise JobCancelledError("job was cancelled")
+
+        def cancel(self, reason):
+            reasons.append(reason)
+            cancelled.set()
+
+    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Endless(None))
+
+    @flow
+    async def cancels():
+        training = asyncio.ensure_future(adistributed_train(SPEC))
+        assert await asyncio.to_thread(runs.wait, 60)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+
+    asyncio.run(cancels())
+    assert (reasons, sent) == (["its Prefect run was cancelled"], [])
 
 
 def test_a_wrong_spec_is_a_failure_of_its_model(sent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from pathlib import Path
 
 import cloudpickle
@@ -30,6 +31,7 @@ from shoal.prefect import (
     scale_cluster,
     wait_for_nodes,
 )
+from shoal.prefect._progress import NodeLog
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
 from tests.support.tiny_node import FAIL_FILE
@@ -108,6 +110,22 @@ def test_waiting_for_nodes_that_nobody_wants_ends_at_once(up, tiny):
     (tiny / FAIL_FILE).write_text("quota exceeded")
     with pytest.raises(ScaleError, match=r"last request of .* was rolled back: \d nodes failed to start"):
         grow_and_wait()
+
+
+def test_a_cancelled_async_wait_ends_at_once(up, monkeypatch):
+    up.scale(3, is_async=True)  # and nobody reconciles
+    waits, show = threading.Event(), NodeLog.__call__
+    monkeypatch.setattr(NodeLog, "__call__", lambda log, status: (waits.set(), show(log, status)))
+
+    @flow
+    async def cancels():
+        waiting = asyncio.ensure_future(await_for_nodes(3, pool_name="tiny", timeout=600))
+        assert await asyncio.to_thread(waits.wait, 60)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(cancels())
 
 
 def test_waiting_has_an_end(up):

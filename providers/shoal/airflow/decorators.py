@@ -92,20 +92,17 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
                 f"spec of {cls.custom_operator_name} must not contain scaling_config: use num_workers, num_cpus and "
                 "gpus instead"
             )
-        return {**(spec or {}), **cls.workers(num_workers, num_cpus, gpus, gpu_type)}
-
-    @classmethod
-    def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
-        """Return the fields of the job's spec that set the number and the size of the workers.
-
-        :param num_workers: Number of workers.
-        :param num_cpus: Number of CPUs per worker.
-        :param gpus: Total number of GPUs of all workers.
-        :param gpu_type: Type of GPU that the workers need.
-        """
         from shoal.training.pytorch.request import spread
 
-        return {"scaling_config": spread(gpus, num_workers, num_cpus, gpu_type).model_dump()}
+        return {**(spec or {}), **cls.room(spread(gpus, num_workers, num_cpus, gpu_type).model_dump())}
+
+    @classmethod
+    def room(cls, requested: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the job's spec that set the number and the size of the workers.
+
+        :param requested: The `SpreadScalingConfig` of the operator's arguments, as a dict.
+        """
+        return {"scaling_config": requested}
 
     def execute(self, context: Context) -> Any:
         """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
@@ -163,23 +160,17 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
     custom_operator_name = "@task.ray_launch"
 
     @classmethod
-    def workers(cls, num_workers: int | None, num_cpus: int, gpus: int, gpu_type: str | None) -> dict[str, Any]:
+    def room(cls, requested: dict[str, Any]) -> dict[str, Any]:
         """Return two fields of the job's spec: `scaling_config` and `room_for`.
 
         The field `scaling_config` describes the one worker, which calls the function and reserves no resources. The
         field `room_for` contains the resources that the function's own Ray tasks and actors need.
 
-        :param num_workers: Number of the function's own Ray tasks and actors.
-        :param num_cpus: Number of CPUs per Ray task or actor.
-        :param gpus: Total number of GPUs of all Ray tasks and actors.
-        :param gpu_type: Type of GPU that the Ray tasks and actors need.
+        :param requested: The `SpreadScalingConfig` of the operator's arguments, as a dict.
         """
-        from shoal.training.pytorch.request import launched, spread
+        from shoal.training.pytorch.request import launched
 
-        return {
-            "scaling_config": launched().model_dump(),
-            "room_for": spread(gpus, num_workers, num_cpus, gpu_type).model_dump(),
-        }
+        return {"scaling_config": launched().model_dump(), "room_for": requested}
 
     def value_of(self, result: JobResult) -> Any:
         """Return the function's return value from a job's result.

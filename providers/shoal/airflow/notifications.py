@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator
@@ -32,11 +33,7 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message. The
         notifier is copied for each message, because rendering replaces its templates.
     """
-
-    def send(context: Context) -> None:
-        _send(notifier, context, _about_task(context))
-
-    return send
+    return partial(_send, notifier, _about_task)
 
 
 def run_message(notifier: Notifier) -> Callable[[Context], None]:
@@ -47,15 +44,11 @@ def run_message(notifier: Notifier) -> Callable[[Context], None]:
 
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message.
     """
-
-    def send(context: Context) -> None:
-        _send(notifier, context, _about_run(context))
-
-    return send
+    return partial(_send, notifier, _about_run)
 
 
-def _send(notifier: Notifier, context: Context, message: Message) -> None:
-    copy.copy(notifier)(cast("Context", {**context, "shoal": message}))
+def _send(notifier: Notifier, about: Callable[[Context], Message], context: Context) -> None:
+    copy.copy(notifier)(cast("Context", {**context, "shoal": about(context)}))
 
 
 def _about_task(context: Context) -> Message:

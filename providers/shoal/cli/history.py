@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.output import Json, duration, print_json, show, table, when
+from shoal.cli.output import Json, duration, require_pool_if, show_list, when
 
 
 def history(
@@ -28,19 +28,7 @@ def history(
 
     oldest = None if since is None else time.time() - duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
-    if pool_name and not found:
-        # The pool's name may be wrong. The name is checked only if no action was found, because a deleted pool may
-        # still have actions.
-        from shoal.pool.selection import which_pool
-        from shoal.state import Store
-
-        which_pool(Store(), pool_name)
-    if as_json:
-        print_json({"history": found})
-    elif not found:
-        show("no actions found")
-    else:
-        rows = [
-            (when(one.at), one.actor, one.kind.value, one.pool, one.subject, one.detail, one.outcome) for one in found
-        ]
-        show(table(("TIME", "ACTOR", "ACTION", "POOL", "SUBJECT", "DETAIL", "OUTCOME"), rows))
+    require_pool_if(not found, pool_name)
+    rows = [(when(one.at), one.actor, one.kind.value, one.pool, one.subject, one.detail, one.outcome) for one in found]
+    columns = ("TIME", "ACTOR", "ACTION", "POOL", "SUBJECT", "DETAIL", "OUTCOME")
+    show_list({"history": found}, columns, rows, "no actions found", as_json=as_json)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from shoal.cli.ending import on_interrupt
-from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
+from shoal.cli.output import Json, duration, fields, print_json, require_pool_if, say, show, show_list, table, when
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from shoal.jobs.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
+
+T = TypeVar("T")
 
 _FOLLOW_S = 2.0
 """Seconds between two reads of the metrics. The driver stores new ones every 5 s."""
@@ -53,8 +56,10 @@ def train(
     with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
-    if result is not None:
-        _show_result(result, as_json)
+    if result is not None and as_json:
+        print_json(result)
+    elif result is not None:
+        show(_result_table(result))
     elif as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
     else:
@@ -73,29 +78,22 @@ def list_(
     from shoal.jobs import list_jobs
 
     found = list_jobs(pool_name, limit=limit)
-    if pool_name and not found:
-        # The pool's name may be wrong. The name is checked only if no job was found, because a deleted pool may still
-        # have jobs.
-        _require_pool(pool_name)
-    if as_json:
-        print_json({"jobs": found})
-    elif not found:
-        show("no jobs")
-    else:
-        rows = [
-            (
-                job.job_id,
-                job.attempt,
-                job.pool,
-                _state(job),
-                job.progress and job.progress.brief,
-                when(job.created_at),
-                _took(job),
-                _brief(job.error),
-            )
-            for job in found
-        ]
-        show(table(("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR"), rows))
+    require_pool_if(not found, pool_name)
+    rows = [
+        (
+            job.job_id,
+            job.attempt,
+            job.pool,
+            _state(job),
+            job.progress and job.progress.brief,
+            when(job.created_at),
+            _took(job),
+            _brief(job.error),
+        )
+        for job in found
+    ]
+    columns = ("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
+    show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
 
 
 @app.command("show")
@@ -136,15 +134,8 @@ def logs(
 ) -> None:
     """Print a job's log."""
     handle = _attach(job_id)
-    lines = []
     with on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
-        for line in handle.logs(follow=follow):
-            if as_json:
-                lines.append(line)
-            if not as_json:
-                typer.echo(line)
-            elif follow:
-                _log(line)
+        lines = _print_each(handle.logs(follow=follow), str, follow=follow, as_json=as_json)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
 
@@ -157,18 +148,26 @@ def metrics(
 ) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
     handle = _attach(job_id)
-    points = []
     with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
-        for point in _metrics(handle, follow=follow):
-            text = "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
-            if as_json:
-                points.append(point)
-            if not as_json:
-                typer.echo(text)
-            elif follow:
-                _log(text)
+        points = _print_each(_metrics(handle, follow=follow), _point_text, follow=follow, as_json=as_json)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
+
+
+def _point_text(point: MetricPoint) -> str:
+    return "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
+
+
+def _print_each(items: Iterator[T], text_of: Callable[[T], str], *, follow: bool, as_json: bool) -> list[T]:
+    """Print each line of a log, or each point of a series. With `as_json`, return them for the JSON document, and print
+    them only if the command follows them, on stderr."""
+    kept = []
+    for item in items:
+        if as_json:
+            kept.append(item)
+        if follow or not as_json:
+            typer.echo(text_of(item), err=as_json)
+    return kept
 
 
 def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
@@ -246,7 +245,7 @@ def _follow(handle: JobHandle) -> JobResult:
         # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
         # such lines, so `first_line_s=inf` turns them off here.
         with ProgressDisplay(first_line_s=math.inf) as display:
-            return handle.wait(on_log=_log, on_progress=display.show)
+            return handle.wait(on_log=partial(typer.echo, err=True), on_progress=display.show)
     except KeyboardInterrupt:
         # `wait` cancels the job on Ctrl-C. But Ctrl-C may have been pressed before `wait` began, so the job is
         # cancelled here as well. Cancelling a job twice does no harm.
@@ -259,13 +258,6 @@ def _attach(job_id: str) -> JobHandle:
     from shoal.pool.holder import cli_holder
 
     return attach(job_id, actor=cli_holder())
-
-
-def _require_pool(name: str) -> None:
-    from shoal.pool.selection import which_pool
-    from shoal.state import Store
-
-    which_pool(Store(), name)
 
 
 def _read(source: str) -> dict[str, Any]:
@@ -285,21 +277,14 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     """Build the job spec from the fields of the JSON file and the options of the command."""
     from shoal.jobs import parse_spec
 
-    run_config: dict[str, Any] = {}
-    if pool_name is not None:
-        run_config["pool_name"] = pool_name
-    if job_id is not None:
-        run_config["job_id"] = job_id
+    named = {"pool_name": pool_name, "job_id": job_id}
+    run_config: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if detach:
         run_config["orphan_after"] = None
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **run_config}}
     return parse_spec(fields)
-
-
-def _log(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _brief(text: str | None) -> str | None:
@@ -314,13 +299,6 @@ def _state(job: JobStatus) -> str:
 
 def _took(job: JobStatus) -> str | None:
     return f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None
-
-
-def _show_result(result: JobResult, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        show(_result_table(result))
 
 
 def _result_table(result: JobResult) -> Any:

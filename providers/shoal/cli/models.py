@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.ending import ExitCode
-from shoal.cli.output import Json, duration, fields, print_json, say, show, table, when
+from shoal.cli.output import Json, duration, fields, print_json, say, show, show_list, table, when
 
 if TYPE_CHECKING:
     from shoal.jobs import HistoryEntry, VersionStatus
@@ -35,30 +35,22 @@ def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     from shoal.jobs import list_models
 
     found = list_models(tracking_uri)
-    if as_json:
-        print_json({"models": found})
-    elif not found:
-        show("no models: jobs register them with the option register of their spec")
-    else:
-        rows = [
-            (
-                model.name,
-                model.champion and model.champion.version,
-                model.champion and model.champion.metric,
-                model.champion and model.champion.value,
-                _age(model.champion_since),
-                model.registered,
-                f"{model.challenger.version}, {when(model.challenger.created_at)}",
-                _outcome(model.challenger),
-            )
-            for model in found
-        ]
-        show(
-            table(
-                ("MODEL", "CHAMPION", "METRIC", "VALUE", "AGE", "REGISTERED", "LAST CHALLENGER", "OUTCOME"),
-                rows,
-            )
+    rows = [
+        (
+            model.name,
+            model.champion and model.champion.version,
+            model.champion and model.champion.metric,
+            model.champion and model.champion.value,
+            _age(model.champion_since),
+            model.registered,
+            f"{model.challenger.version}, {when(model.challenger.created_at)}",
+            _outcome(model.challenger),
         )
+        for model in found
+    ]
+    columns = ("MODEL", "CHAMPION", "METRIC", "VALUE", "AGE", "REGISTERED", "LAST CHALLENGER", "OUTCOME")
+    empty = "no models: jobs register them with the option register of their spec"
+    show_list({"models": found}, columns, rows, empty, as_json=as_json)
 
 
 @app.command("show")

@@ -83,6 +83,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     return made
 
 
+def show_list(
+    document: dict[str, Any], columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str, *, as_json: bool
+) -> None:
+    """Print a list: as a table, with `as_json` as the JSON document, and without rows as the text `empty`."""
+    if as_json:
+        print_json(document)
+    else:
+        show(table(columns, rows) if rows else empty)
+
+
+def require_pool_if(is_empty: bool, name: str | None) -> None:
+    """Check that a pool exists if a list for this pool is empty, because the name may be wrong. The name is not checked
+    otherwise, because a deleted pool may still have jobs and actions.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    if name and is_empty:
+        from shoal.pool.selection import which_pool
+        from shoal.state import Store
+
+        which_pool(Store(), name)
+
+
 def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
     """Build a list of names and values, one pair per line, for :func:`show`. Pairs without a value are left out."""
     made = Table.grid(padding=(0, 2, 0, 0))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.ending import ExitCode, on_interrupt
-from shoal.cli.output import Json, fields, print_json, say, show, table, when
+from shoal.cli.output import Json, fields, print_json, say, show, show_list, table, when
 from shoal.cli.progress import PoolProgress, describe_counts
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.names import is_pool_name
@@ -66,16 +66,13 @@ def list_(as_json: Json = False) -> None:
     from shoal.pool.api import list_pools
 
     pools = list_pools(embedded=True)
-    if as_json:
-        print_json({"pools": [pool.to_dict() for pool in pools]})
-    elif not pools:
-        show("no pools: create one with `shoal pool up local://NAME`")
-    else:
-        rows = [
-            (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, _note(pool))
-            for pool in pools
-        ]
-        show(table(("POOL", "STATE", "NODES", "LIMITS", "HOST", "NOTE"), rows))
+    rows = [
+        (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, _note(pool))
+        for pool in pools
+    ]
+    columns = ("POOL", "STATE", "NODES", "LIMITS", "HOST", "NOTE")
+    empty = "no pools: create one with `shoal pool up local://NAME`"
+    show_list({"pools": [pool.to_dict() for pool in pools]}, columns, rows, empty, as_json=as_json)
 
 
 @app.command()
@@ -116,12 +113,9 @@ def nodes(name: Name = None, as_json: Json = False) -> None:
     """List the active nodes of a pool, with the Ray head node first."""
     pool = _pool(name)
     active = pool.get_nodes()
-    if as_json:
-        print_json({"pool": pool.name, "nodes": active})
-    elif not active:
-        show(f"pool {pool.name} has no active node")
-    else:
-        show(table(("NODE", "CPUS", "GPUS"), [(node["name"], node["cpus"], node["gpus"]) for node in active]))
+    rows = [(node["name"], node["cpus"], node["gpus"]) for node in active]
+    document = {"pool": pool.name, "nodes": active}
+    show_list(document, ("NODE", "CPUS", "GPUS"), rows, f"pool {pool.name} has no active node", as_json=as_json)
 
 
 @app.command()

@@ -70,19 +70,7 @@ def predict(
         >>> predict("models:/delays@champion", DataConnector.from_parquet("today/"), "predictions/today").rows
         27034
     """
-    spec = _spec(
-        model,
-        dataset,
-        output_path,
-        keep_cols,
-        prediction_col,
-        input_cols,
-        category_codes,
-        overwrite,
-        scaling_config,
-        run_config,
-    )
-    return dispatch.prediction(spec).run()
+    return dispatch.prediction(_spec(**locals())).run()
 
 
 @same_arguments(predict)
@@ -102,26 +90,20 @@ def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
 
 
 def _spec(
-    model: str,
     dataset: DataConnector,
     output_path: str | os.PathLike[str],
     keep_cols: Sequence[str] | None,
-    prediction_col: str,
     input_cols: Sequence[str],
-    category_codes: bool,
-    overwrite: bool,
     scaling_config: ScalingConfig | None,
     run_config: RunConfig | None,
+    **others: Any,
 ) -> PredictJobSpec:
     return PredictJobSpec(
-        model=model,
         dataset=dataset.to_spec(),
         output_path=os.fspath(output_path),
         keep_cols=None if keep_cols is None else tuple(keep_cols),
-        prediction_col=prediction_col,
         input_cols=tuple(input_cols),
-        category_codes=category_codes,
-        overwrite=overwrite,
         scaling_config=scaling_config or ScalingConfig(),
         run_config=run_config or RunConfig(),
+        **others,
     )

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 
@@ -41,17 +40,13 @@ _DIGEST_LENGTH = 8
 @contextmanager
 def pool_for(
     name: str | None,
+    embedded: Callable[[str], AbstractContextManager[str]],
     *,
-    cpus: int = 0,
-    gpus: Callable[[], int] = lambda: ALL,
-    least_gpus: int = 1,
-    ray: Callable[[], bool] = lambda: True,
     size_on: Callable[[ComputePool], int] | None = None,
     job_id: str | None = None,
-    timeout_s: float | None = None,
 ) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that the user has named, else the only pool that is up.
-    If there is no such pool, use an embedded pool, and print why.
+    If there is no such pool, start an embedded pool with `embedded`, whose argument says why.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -63,10 +58,8 @@ def pool_for(
     except NoPoolError as error:
         why = str(error)
     if selected is None:
-        with embedded_pool(
-            cpus=cpus, gpus=gpus(), least_gpus=least_gpus, ray=ray(), job_id=job_id, timeout_s=timeout_s, why=why
-        ) as embedded:
-            yield embedded
+        with embedded(why) as started:
+            yield started
     elif size_on is None:
         yield selected
     elif job_id is None:
@@ -85,14 +78,13 @@ def pool_for_job(
     spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
 ) -> AbstractContextManager[str]:
     """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job."""
-    return pool_for(
-        spec.run_config.pool_name,
-        gpus=partial(gpus_of, spec),
-        least_gpus=least_gpus_of(spec),
-        ray=partial(ray_for, spec),
-        job_id=job_id,
-        timeout_s=spec.run_config.timeout,
-    )
+
+    def embedded(why: str) -> AbstractContextManager[str]:
+        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), ray_for(spec)
+        timeout_s = spec.run_config.timeout
+        return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
+
+    return pool_for(spec.run_config.pool_name, embedded, job_id=job_id)
 
 
 def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:

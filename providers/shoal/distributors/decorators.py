@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import dispatch
+from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.training.cluster import Node
 from shoal.training.pytorch.program import Program, name_of
@@ -89,13 +90,12 @@ class Site:
         each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
         if not self.remote:
             return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
+        cpus, gpus = workers * each.num_cpus, workers * each.num_gpus
         return pool_for(
             self.run_config.pool_name,
-            cpus=workers * each.num_cpus,
-            gpus=lambda: workers * each.num_gpus,
+            lambda why: embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id, timeout_s=timeout_s, why=why),
             size_on=lambda pool: self._size(pool.describe()),
             job_id=job_id,
-            timeout_s=timeout_s,
         )
 
     def _size(self, pool: PoolStatus) -> int:
@@ -266,21 +266,12 @@ def distributed(
         >>> double(4), double.distributed(4)
         (8, [8, 8])
     """
-    if callable(gpus):
-        raise InvalidArgumentError("@distributed needs parentheses: write @distributed()")
-    requested = spread(gpus, num_workers, num_cpus, gpu_type)
-    site = Site(requested, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)
+    site = _site("distributed", **locals())
     return lambda function: DistributedFunction(function, site)
 
 
-def ray_launch(
-    gpus: int = 0,
-    num_workers: int | None = None,
-    num_cpus: int = 1,
-    gpu_type: str | None = None,
-    remote: bool = False,
-    run_config: RunConfig | None = None,
-) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
+@same_arguments(distributed)
+def ray_launch(**arguments: Any) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
     """Decorate a function `f` so that ``f.distributed(...)`` calls `f` once, in a process that is connected to Ray.
 
     A plain call ``f(...)`` still runs the function in this process. ``f.submit(...)`` returns a handle instead of
@@ -310,7 +301,20 @@ def ray_launch(
         >>> total.distributed([1, -2, 3])
         6
     """
-    if callable(gpus):
-        raise InvalidArgumentError("@ray_launch needs parentheses: write @ray_launch()")
-    site = Site(spread(gpus, num_workers, num_cpus, gpu_type), remote, run_config or RunConfig())
+    site = _site("ray_launch", **arguments)
     return lambda function: LaunchedFunction(function, site)
+
+
+def _site(
+    decorator: str,
+    gpus: int,
+    num_workers: int | None,
+    num_cpus: int,
+    gpu_type: str | None,
+    remote: bool,
+    run_config: RunConfig | None,
+) -> Site:
+    if callable(gpus):
+        raise InvalidArgumentError(f"@{decorator} needs parentheses: write @{decorator}()")
+    requested = spread(gpus, num_workers, num_cpus, gpu_type)
+    return Site(requested, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from shoal.distributors.dispatch import Call
-from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.submitted_call import SubmittedCall
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
@@ -35,38 +35,37 @@ InitialModel = Any
 """Type of the model from which a training continues: a booster or estimator of the library, a path or an MLflow URI."""
 
 BoosterT = TypeVar("BoosterT")
+ScalingT = TypeVar("ScalingT", bound=ScalingConfig)
 
 
-class BoostingEstimator(ABC, Generic[BoosterT]):
+class BoostingEstimator(Generic[BoosterT, ScalingT]):
     """Base class of estimators that train with XGBoost or LightGBM on all nodes of a pool.
-
-    Args:
-        n_estimators: Number of boosting rounds.
-        params: The library's parameters, already merged with the estimator's other arguments.
-        scaling_config: Number of the workers and resources of each worker.
-        user_code: Callbacks, objective and metrics of the user.
-        run_config: Pool to run on, and limits of the run.
 
     Raises:
         InvalidArgumentError: Arguments contradict each other.
     """
 
     _framework: ClassVar[Framework]
+    _scaling: ClassVar[type[ScalingConfig]]
 
     def __init__(
         self,
-        n_estimators: int,
-        params: dict[str, Any],
-        scaling_config: ScalingConfig,
-        user_code: UserCode,
-        run_config: RunConfig | None,
+        n_estimators: int = 100,
+        objective: str | Objective | None = None,
+        params: Mapping[str, Any] | None = None,
+        scaling_config: ScalingT | None = None,
+        callbacks: Sequence[Any] | None = None,
+        run_config: RunConfig | None = None,
+        *,
+        custom_metric: Metric | Sequence[Metric] | None = None,
     ) -> None:
-        self.n_estimators = n_estimators
-        self.params = params
-        self.scaling_config = scaling_config
-        self.user_code = user_code
+        library = importlib.import_module(f"shoal.training.{self._framework}.params")
+        self.n_estimators = checked_rounds(n_estimators)
+        self.params: dict[str, Any] = library.merge_params(params, objective, n_estimators)
+        self.scaling_config = scaling_config or self._scaling()
+        self.user_code = UserCode.of(callbacks, objective, custom_metric)
         self.run_config = run_config or RunConfig()
-        gpu_wish(self.scaling_config, self._device())
+        gpu_wish(self.scaling_config, library.device_of(self.params))
         self._result: TrainResult | None = None
         self._booster: BoosterT | None = None
         self._input_cols: tuple[str, ...] = ()
@@ -153,35 +152,12 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
                 that failed.
             JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
-        own: list[DataConnector] = []
+        arguments = dict(locals())
+        del arguments["self"]
         self._result = self._booster = None
-        try:
-            return self._call(
-                own,
-                dataset,
-                eval_set,
-                init_model,
-                xgb_model,
-                input_cols=input_cols,
-                label_col=label_col,
-                label_cols=label_cols,
-                verbose_eval=verbose_eval,
-                label_lower_bound_col=label_lower_bound_col,
-                label_upper_bound_col=label_upper_bound_col,
-                weight_col=weight_col,
-                group_col=group_col,
-                base_margin_col=base_margin_col,
-                base_margin_cols=base_margin_cols,
-                early_stopping_rounds=early_stopping_rounds,
-                missing=missing,
-                feature_weights=feature_weights,
-                external_memory=external_memory,
-                categorical_cols=categorical_cols,
-            ).run()
-        finally:
-            # DataFrames were copied to files for this training only, so the copies are removed.
-            for connector in own:
-                connector.discard_staging()
+        # DataFrames are copied to files for this training only, so the copies are removed.
+        with ExitStack() as staged:
+            return self._call(staged, **arguments).run()
 
     @same_arguments(fit)
     def submit(self, **arguments: Any) -> SubmittedCall[BoosterT]:
@@ -200,13 +176,10 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             DataError: The data cannot be used, as far as the footers of the files show this.
         """
         dispatch.check_submit()
-        own: list[DataConnector] = []
-        try:
-            return self._call(own, **arguments).submit()
-        except BaseException:
-            for connector in own:
-                connector.discard_staging()
-            raise
+        with ExitStack() as staged:
+            call = self._call(staged, **arguments).submit()
+            staged.pop_all()  # the job needs the copies of DataFrames
+        return call
 
     def get_booster(self) -> BoosterT:
         """Return the model of the last call of `fit`, or of the last call of `submit` whose result was read.
@@ -248,20 +221,11 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
             per row (``num_class``), XGBoost returns the index of the highest score instead.
         """
         booster = self.get_booster()
-        own: list[DataConnector] = []
-        try:
-            connector = _connector("dataset", dataset, own)
+        with ExitStack() as staged:
+            connector = _connector("dataset", dataset, staged)
             predictor = self._library().predictor(booster, self._input_cols, base_margin_cols=self._base_margin_cols)
             predictions: np.ndarray = predictor.predict_dataset(connector)
             return predictions
-        finally:
-            for staged in own:
-                staged.discard_staging()
-
-    @abstractmethod
-    def _device(self) -> str | None:
-        """Return the device that the XGBoost or LightGBM parameters name, such as "cpu"; None if the parameters name no
-        device."""
 
     def _library(self) -> Any:
         """Return the module of the library's trained models."""
@@ -269,7 +233,7 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
 
     def _call(
         self,
-        own: list[DataConnector],
+        staged: ExitStack,
         dataset: Dataset,
         eval_set: Dataset | Mapping[str, Dataset] | None,
         init_model: InitialModel,
@@ -281,8 +245,8 @@ class BoostingEstimator(ABC, Generic[BoosterT]):
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         request = TrainRequest(
             framework=self._framework,
-            dataset=_connector("dataset", dataset, own).to_spec(),
-            eval_set={name: _connector(f'eval_set "{name}"', rows, own).to_spec() for name, rows in named.items()},
+            dataset=_connector("dataset", dataset, staged).to_spec(),
+            eval_set={name: _connector(f'eval_set "{name}"', rows, staged).to_spec() for name, rows in named.items()},
             n_estimators=self.n_estimators,
             params=self.params,
             scaling_config=self.scaling_config,
@@ -339,8 +303,8 @@ def checked_rounds(n_estimators: int) -> int:
     return n_estimators
 
 
-def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> DataConnector:
-    """Return a `DataConnector` for a dataset; a DataFrame is copied to files (staged) first."""
+def _connector(argument: str, dataset: Dataset, staged: ExitStack) -> DataConnector:
+    """Return a `DataConnector` for a dataset. A DataFrame is copied to files (staged) first, which `staged` removes."""
     if isinstance(dataset, DataConnector):
         return dataset
     from shoal.data.staging.data_frames import is_frame
@@ -350,5 +314,6 @@ def _connector(argument: str, dataset: Dataset, own: list[DataConnector]) -> Dat
             f"{argument} must be a DataConnector, a ShardedDataConnector or a DataFrame, not {type(dataset).__name__}: "
             "DataConnector.from_parquet(path) creates a connector"
         )
-    own.append(DataConnector.from_dataframe(dataset))
-    return own[-1]
+    connector = DataConnector.from_dataframe(dataset)
+    staged.callback(connector.discard_staging)
+    return connector

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.distributors.estimator import BoostingEstimator, checked_rounds
-from shoal.training.boosting.user_code import Metric, Objective, UserCode
-from shoal.training.lightgbm.params import device_of, merge_params
-from shoal.training.run_config import RunConfig
+from shoal.distributors.estimator import BoostingEstimator
 from shoal.training.scaling import LightGBMScalingConfig
 
 if TYPE_CHECKING:
@@ -17,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["LightGBMEstimator", "LightGBMScalingConfig"]
 
 
-class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
+class LightGBMEstimator(BoostingEstimator["lightgbm.Booster", LightGBMScalingConfig]):
     """Estimator that trains LightGBM on all nodes of a pool.
 
     Args:
@@ -47,21 +43,7 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
     """
 
     _framework = "lightgbm"
-
-    def __init__(
-        self,
-        n_estimators: int = 100,
-        objective: str | Objective | None = None,
-        params: Mapping[str, Any] | None = None,
-        scaling_config: LightGBMScalingConfig | None = None,
-        callbacks: Sequence[Any] | None = None,
-        run_config: RunConfig | None = None,
-        *,
-        custom_metric: Metric | Sequence[Metric] | None = None,
-    ) -> None:
-        merged = merge_params(params, objective, checked_rounds(n_estimators))
-        user_code = UserCode.of(callbacks, objective, custom_metric)
-        super().__init__(n_estimators, merged, scaling_config or LightGBMScalingConfig(), user_code, run_config)
+    _scaling = LightGBMScalingConfig
 
     def to_sklearn(self) -> lightgbm.LGBMModel:
         """Return the model as LightGBM's scikit-learn estimator.
@@ -73,6 +55,3 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster"]):
         from shoal.training.lightgbm.model import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
-
-    def _device(self) -> str | None:
-        return device_of(self.params)

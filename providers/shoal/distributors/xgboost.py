@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoal.distributors.estimator import BoostingEstimator, checked_rounds
-from shoal.training.boosting.user_code import Metric, Objective, UserCode
-from shoal.training.run_config import RunConfig
+from shoal.distributors.estimator import BoostingEstimator
 from shoal.training.scaling import XGBScalingConfig
-from shoal.training.xgboost.params import device_of, merge_params
 
 if TYPE_CHECKING:
     import xgboost
@@ -17,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["XGBEstimator", "XGBScalingConfig"]
 
 
-class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
+class XGBEstimator(BoostingEstimator["xgboost.Booster", XGBScalingConfig]):
     """Estimator that trains XGBoost on all nodes of a pool.
 
     Args:
@@ -49,21 +45,7 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
     """
 
     _framework = "xgboost"
-
-    def __init__(
-        self,
-        n_estimators: int = 100,
-        objective: str | Objective | None = None,
-        params: Mapping[str, Any] | None = None,
-        scaling_config: XGBScalingConfig | None = None,
-        callbacks: Sequence[Any] | None = None,
-        run_config: RunConfig | None = None,
-        *,
-        custom_metric: Metric | Sequence[Metric] | None = None,
-    ) -> None:
-        merged = merge_params(params, objective, checked_rounds(n_estimators))
-        user_code = UserCode.of(callbacks, objective, custom_metric)
-        super().__init__(n_estimators, merged, scaling_config or XGBScalingConfig(), user_code, run_config)
+    _scaling = XGBScalingConfig
 
     def to_sklearn(self) -> xgboost.XGBModel:
         """Return the model as XGBoost's scikit-learn estimator.
@@ -75,6 +57,3 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster"]):
         from shoal.training.xgboost.model import as_sklearn
 
         return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
-
-    def _device(self) -> str | None:
-        return device_of(self.params)

@@ -11,6 +11,7 @@ from prefect.logging import get_run_logger
 
 from shoal.errors import ScaleError
 from shoal.links import job_page
+from shoal.prefect._run_holder import on_interrupt
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
@@ -51,6 +52,7 @@ class NodeLog:
         self._logger = get_run_logger()
         self._last_logged = ""
         self._interrupted = False
+        on_interrupt(self.interrupt)
 
     def interrupt(self) -> None:
         """Make the next call of this object raise ScaleError, so that the wait ends and the request for nodes is rolled

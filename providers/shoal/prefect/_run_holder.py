@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import anyio
@@ -62,3 +63,33 @@ async def in_thread(call: Callable[[], T], interrupt: Callable[[], object] | Non
             # never read.
             running.exception()
         raise
+
+
+class Interrupt:
+    """End the call of an async task in its thread when the task is cancelled. Any thread may use this object."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    def add(self, callback: Callable[[], object]) -> None:
+        """Add a function that ends a part of the call. If the task is cancelled already, call the function at once."""
+        self._callbacks.append(callback)
+        if self.is_requested:
+            callback()
+
+    def request(self) -> None:
+        """Call all functions that were added. A function may be called twice."""
+        self.is_requested = True
+        for callback in list(self._callbacks):
+            callback()
+
+
+interrupt_of_task: ContextVar[Interrupt | None] = ContextVar("interrupt_of_task", default=None)
+"""The interrupt of the current async task of `twin`; None elsewhere."""
+
+
+def on_interrupt(callback: Callable[[], object]) -> None:
+    """Call a function when the current async task is cancelled."""
+    if (interrupt := interrupt_of_task.get()) is not None:
+        interrupt.add(callback)

@@ -5,21 +5,29 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import State, Task, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._progress import TrainingProgress, show_page
-from shoal.prefect._run_holder import current_holder, task_key
+from shoal.prefect._run_holder import Interrupt, current_holder, in_thread, interrupt_of_task, on_interrupt, task_key
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 
 ARTIFACT_KEY = "shoal-training"
 _CANCELLED = "its Prefect run was cancelled"
+
+# `store_artifact` is called in a thread in async tasks, too: see `_create` in `_progress`.
+_table: Any = create_table_artifact
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Training:
@@ -40,6 +48,7 @@ class Training:
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
+        on_interrupt(self.cancel)
 
     def run(self) -> JobResult:
         """Submit the job, and wait for its result. If Prefect retries the task, attach to the job that the task has
@@ -107,6 +116,29 @@ class TrainingTask(Task[..., Any]):
         return made
 
 
+def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
+    """Return the async version of a task, with the same arguments. Its name is that of the task with the prefix "a".
+
+    The task's function runs in a thread, so that the event loop goes on.
+    """
+    function = sync.fn
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        interrupt = Interrupt()
+        token = interrupt_of_task.set(interrupt)
+        try:
+            return await in_thread(lambda: function(*args, **kwargs), interrupt.request)
+        finally:
+            interrupt_of_task.reset(token)
+
+    call.__name__ = call.__qualname__ = f"a{function.__name__}"
+    summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
+    call.__doc__ = f"{summary} This task is the async version of `{function.__name__}`."
+    made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else task(cache_policy=NO_CACHE)(call)
+    return cast(Task[P, Coroutine[Any, Any, T]], made)
+
+
 async def _awaited(found: Awaitable[Any]) -> Any:
     return _value(await found)
 
@@ -133,8 +165,8 @@ def task_value(result: JobResult) -> dict[str, Any]:
     return cast(dict[str, Any], state)
 
 
-def artifact(result: JobResult) -> dict[str, Any]:
-    """Return the arguments for Prefect's `create_table_artifact`, which shows a job's result as a table in the UI."""
+def store_artifact(result: JobResult) -> None:
+    """Show a job's result as a table in Prefect's UI."""
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],
@@ -146,8 +178,12 @@ def artifact(result: JobResult) -> dict[str, Any]:
         ["seconds", f"{result.seconds:.1f}" if result.times is None else f"{result.seconds:.1f} ({result.times})"],
         ["MLflow run", result.mlflow_run_id or "-"],
     ]
-    return {
-        "key": ARTIFACT_KEY,
-        "table": [{"what": what, "value": value} for what, value in rows],
-        "description": f"Job `{result.job_id}`, attempt {result.attempt}",
-    }
+    try:
+        _table(
+            [{"what": what, "value": value} for what, value in rows],
+            ARTIFACT_KEY,
+            f"Job `{result.job_id}`, attempt {result.attempt}",
+            _sync=True,
+        )
+    except Exception as error:  # The training has ended. A missing table in the UI must not make the task fail.
+        get_run_logger().warning("the Prefect artifact could not be created: %s", error)

@@ -16,6 +16,7 @@ from prefect.logging import get_run_logger
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
+from shoal.prefect._run_holder import interrupt_of_task
 
 _EVENT = "shoal.model."
 """Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
@@ -57,8 +58,9 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]
     try:
         yield
     except Exception as error:
-        task = TaskRunContext.get()
-        if task is None or task.task_run.run_count > task.task.retries:
+        task, interrupt = TaskRunContext.get(), interrupt_of_task.get()
+        is_cancelled = interrupt is not None and interrupt.is_requested
+        if not is_cancelled and (task is None or task.task_run.run_count > task.task.retries):
             emit_outcome(spec, error)
         raise
 

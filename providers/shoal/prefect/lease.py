@@ -79,20 +79,20 @@ def pool_lease(
         ...     trainings = distributed_train.map(specs, pool_name=pool.name)
         >>> results = trainings.result()
     """
-    return PoolLeaseContext(size, pool_name, ttl, options, exclusive=exclusive)
+    return PoolLeaseContext(pool_name, {"size": size, "exclusive": exclusive, "ttl": ttl, "options": options})
 
 
 class PoolLeaseContext:
-    """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object."""
+    """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object.
 
-    def __init__(
-        self, size: int, source: PoolSource, ttl: float, options: Mapping[str, Any] | None, *, exclusive: bool
-    ) -> None:
-        self._size = size
-        self._exclusive = exclusive
+    Args:
+        source: Name, URI or block of the pool.
+        request: Arguments of `ComputePool.lease`.
+    """
+
+    def __init__(self, source: PoolSource, request: Mapping[str, Any]) -> None:
         self._source = source
-        self._ttl = ttl
-        self._options = options
+        self._request = request
         self._pool: ComputePool | None = None
         self._lease: PoolLease | None = None
         self._submissions = Submissions()
@@ -147,14 +147,7 @@ class PoolLeaseContext:
     def _enter(self, holder: str, log: NodeLog) -> ComputePool:
         self._lease = None
         self._pool = pool_of(self._source, holder=holder)
-        self._lease = self._pool.lease(
-            self._size,
-            exclusive=self._exclusive,
-            ttl=self._ttl,
-            bring_up=defines(self._source),
-            options=self._options,
-            on_progress=log,
-        )
+        self._lease = self._pool.lease(**self._request, bring_up=defines(self._source), on_progress=log)
         self._lease.__enter__()  # This call starts the thread that renews the lease.
         return self._pool
 

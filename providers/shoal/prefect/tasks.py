@@ -1,6 +1,6 @@
 """Prefect tasks that call functions of shoal: scale pools, train, predict, and clean up.
 
-Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_cluster` for async flows.
+Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_cluster` for async flows (see `twin`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import acreate_table_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import current_holder, in_thread
-from shoal.prefect._training import Training, TrainingTask, artifact, task_value
+from shoal.prefect._run_holder import current_holder
+from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
 from shoal.training.pytorch.program import TrainFunc
@@ -62,23 +61,7 @@ def scale_cluster(
     )
 
 
-@task(cache_policy=NO_CACHE)
-async def ascale_cluster(
-    expected_cluster_size: int,
-    *,
-    pool_name: PoolSource = None,
-    is_async: bool = False,
-    options: Mapping[str, Any] | None = None,
-) -> bool:
-    """Set the number of nodes that a pool keeps, and wait for the nodes. This task is the async version of
-    `scale_cluster`."""
-    holder, log = current_holder(), NodeLog()
-    return await in_thread(
-        lambda: pool_of(pool_name, holder=holder).scale(
-            expected_cluster_size, is_async=is_async, options=options, on_progress=log
-        ),
-        log.interrupt,
-    )
+ascale_cluster = twin(scale_cluster)
 
 
 @task(cache_policy=NO_CACHE)
@@ -100,10 +83,7 @@ def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
     return pool_of(pool_name).get_nodes()
 
 
-@task(cache_policy=NO_CACHE)
-async def aget_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
-    """Return the active nodes of a pool. This task is the async version of `get_nodes`."""
-    return await in_thread(lambda: pool_of(pool_name).get_nodes())
+aget_nodes = twin(get_nodes)
 
 
 @task(cache_policy=NO_CACHE)
@@ -132,18 +112,7 @@ def wait_for_nodes(
     return pool.wait_for_nodes(expected_cluster_size, timeout=timeout, on_progress=NodeLog())
 
 
-@task(cache_policy=NO_CACHE)
-async def await_for_nodes(
-    expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
-) -> list[NodeInfo]:
-    """Wait until a pool has the expected number of active nodes. This task is the async version of `wait_for_nodes`."""
-    holder, log = current_holder(), NodeLog()
-    return await in_thread(
-        lambda: pool_of(pool_name, holder=holder).wait_for_nodes(
-            expected_cluster_size, timeout=timeout, on_progress=log
-        ),
-        log.interrupt,
-    )
+await_for_nodes = twin(wait_for_nodes)
 
 
 @TrainingTask.of
@@ -201,37 +170,11 @@ def distributed_train(
         training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
         result = training.run()
     emit_outcome(job, result)
-    try:
-        create_table_artifact(**artifact(result))
-    except Exception as error:  # The training has ended. A missing table in the UI must not make the task fail.
-        training.logger.warning("the Prefect artifact could not be created: %s", error)
+    store_artifact(result)
     return task_value(result)
 
 
-@TrainingTask.of
-async def adistributed_train(
-    spec: AnyJobSpec | dict[str, Any] | None = None,
-    *,
-    framework: str | None = None,
-    train_func: TrainFunc | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    skip_if_unchanged: bool | None = None,
-    pool_name: PoolSource = None,
-) -> dict[str, Any]:
-    """Run a training as a job on a pool. This task is the async version of `distributed_train`."""
-    with failure_event(spec):
-        job = await in_thread(
-            lambda: spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-        )
-        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
-        result = await in_thread(training.run, training.cancel)
-    emit_outcome(job, result)
-    try:
-        await acreate_table_artifact(**artifact(result))
-    except Exception as error:
-        training.logger.warning("the Prefect artifact could not be created: %s", error)
-    return task_value(result)
+adistributed_train = twin(distributed_train)
 
 
 @task(cache_policy=NO_CACHE)
@@ -267,25 +210,11 @@ def batch_predict(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     batch_predict("models:/delays@champion", DataConnector.from_parquet(today), "/data/predictions/today")
     """
-    return Training(_prediction(model, dataset, output_path, spec), pool_name).run().to_dict()
+    job = PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
+    return Training(job, pool_name).run().to_dict()
 
 
-@task(cache_policy=NO_CACHE)
-async def abatch_predict(
-    model: str,
-    dataset: Any,
-    output_path: str,
-    *,
-    spec: Mapping[str, Any] | None = None,
-    pool_name: PoolSource = None,
-) -> dict[str, Any]:
-    """Predict the rows of a dataset on a pool. This task is the async version of `batch_predict`."""
-    training = Training(_prediction(model, dataset, output_path, spec), pool_name)
-    return (await in_thread(training.run, training.cancel)).to_dict()
-
-
-def _prediction(model: str, dataset: Any, output_path: str, spec: Mapping[str, Any] | None) -> PredictJobSpec:
-    return PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
+abatch_predict = twin(batch_predict)
 
 
 @task(cache_policy=NO_CACHE)
@@ -310,9 +239,4 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
     return clean_up(pool_of(pool_name).name, str(current_holder()), reason=_CLEANED).to_dict()
 
 
-@task(cache_policy=NO_CACHE)
-async def acleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool and release the run's lease. This task is the async version of
-    `cleanup_pool`."""
-    holder = str(current_holder())
-    return await in_thread(lambda: clean_up(pool_of(pool_name).name, holder, reason=_CLEANED).to_dict())
+acleanup_pool = twin(cleanup_pool)

@@ -175,8 +175,8 @@ async def _events(reader: StoreReader) -> AsyncIterator[str]:
 def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str, Any]) -> dict[str, str]:
     """Carry out an action that the user has requested on the page: `release`, `sweep`, `cancel` or `alter`."""
     require_action(request, viewer)
-    if name not in NAMES:
-        raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(NAMES))}")
+    if name not in _ACTIONS:
+        raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
     reader: StoreReader = request.app.state.reader
     try:
         done = perform(reader.store, viewer.name, name, arguments)
@@ -294,5 +294,3 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
 """The function for each action, by the name of the action. The keyword-only arguments of the function come from the
 request."""
-
-NAMES = frozenset(_ACTIONS)

@@ -72,11 +72,6 @@ class JobView:
     log_problem: str | None
     links: Sequence[Link]
 
-    @property
-    def model(self) -> str | None:
-        """Return the name of the registered model that the job trains, if any."""
-        return self.facts.get("model")
-
 
 def job_view(
     store: Store,

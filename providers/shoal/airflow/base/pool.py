@@ -55,7 +55,7 @@ class PoolOperator(CheckedOperator):
         self.pool_name = pool_name
         self.compute_pool_conn_id = compute_pool_conn_id
         self.lease = lease
-        self._killed = False
+        self.is_killed = False
         self._last_logged = ""
 
     @classmethod
@@ -81,19 +81,14 @@ class PoolOperator(CheckedOperator):
         # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
         # method would leave the store locked. So this method only sets a flag. `execute` checks the flag at points
         # where `execute` can safely end.
-        self._killed = True
-
-    @property
-    def is_killed(self) -> bool:
-        """Return whether Airflow has called `on_kill`."""
-        return self._killed
+        self.is_killed = True
 
     def end_if_killed(self) -> None:
         """Raise TaskKilledError if Airflow has called `on_kill`.
 
         Call this method only where an exception cannot interrupt unfinished work, such as a transaction.
         """
-        if self._killed:
+        if self.is_killed:
             raise TaskKilledError(
                 f"Airflow has ended task {self.task_id}: the task was cleared or marked as success or failed, its DAG "
                 "run was deleted, or its worker was shut down"

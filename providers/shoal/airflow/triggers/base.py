@@ -32,6 +32,7 @@ _STORE_RETRY_S = 5.0
 """Seconds between two tries to open a store that does not answer."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class WaitTrigger(BaseTrigger):
     """Base class of triggers that wait for a change in shoal's store, at most until a deadline.
 
@@ -42,10 +43,11 @@ class WaitTrigger(BaseTrigger):
     :param deadline: Time at which the wait ends in any case, in seconds since the epoch. None: no deadline.
     """
 
-    def __init__(self, *, poll_interval: float, deadline: float | None = None) -> None:
+    poll_interval: float = 5.0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.poll_interval = poll_interval
-        self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger.

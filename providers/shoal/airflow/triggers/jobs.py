@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.airflow.triggers.base import Update, Wait, WaitTrigger, isolated
@@ -138,6 +139,7 @@ class JobWait(Wait):
             self.send(Update([f"waiting for room on pool {job.pool}: {place}"]))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class JobTrigger(WaitTrigger):
     """Trigger that waits until an attempt of a job has ended, and copies the job's log to the task's log.
 
@@ -152,25 +154,12 @@ class JobTrigger(WaitTrigger):
     :param cancel_on_kill: Whether the job is cancelled if a user marks or clears the task.
     """
 
-    def __init__(
-        self,
-        *,
-        job_id: str,
-        attempt: int,
-        submissions: int,
-        task_try: int,
-        log_position: int = 0,
-        cancel_on_kill: bool = True,
-        poll_interval: float = 5.0,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__(poll_interval=poll_interval, deadline=deadline)
-        self.job_id = job_id
-        self.attempt = attempt
-        self.submissions = submissions
-        self.task_try = task_try
-        self.log_position = log_position
-        self.cancel_on_kill = cancel_on_kill
+    job_id: str
+    attempt: int
+    submissions: int
+    task_try: int
+    log_position: int = 0
+    cancel_on_kill: bool = True
 
     def new_wait(self) -> JobWait:
         """Create the `Wait` object through which the poller of this process sends updates to this trigger."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from sqlalchemy import select
 
@@ -25,21 +26,16 @@ class PoolWait(Wait):
     """Object that waits for nodes of a pool, or for the end of an operation (a request to change the pool's size).
 
     Args:
-        pool: Name of the pool.
-        holder: Name of the holder whose lease is renewed during the wait.
-        nodes: Number of ready nodes with which the wait is over. None: only the end of the operation ends the wait.
-        operation_id: Id of the operation. None: the wait is only for nodes.
-        poll_interval: Seconds between two checks.
+        trigger: The trigger that waits. If it has no `nodes`, only the end of the operation ends the wait; if it has no
+            `operation_id`, the wait is only for nodes.
     """
 
-    def __init__(
-        self, pool: str, holder: str, nodes: int | None, operation_id: str | None, poll_interval: float
-    ) -> None:
-        super().__init__(poll_interval)
-        self.pool = pool
-        self.holder = holder
-        self.nodes = nodes
-        self.operation_id = operation_id
+    def __init__(self, trigger: PoolTrigger) -> None:
+        super().__init__(trigger.poll_interval)
+        self.pool = trigger.pool
+        self.holder = trigger.holder
+        self.nodes = trigger.nodes
+        self.operation_id = trigger.operation_id
         self._client: ComputePool | None = None
         self._renewed = time.monotonic()
         self._shown = ""
@@ -89,6 +85,7 @@ class PoolWait(Wait):
             self.wanted = self._client.renew
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PoolTrigger(WaitTrigger):
     """Trigger that waits for nodes of a pool, or for the end of a request for nodes, and renews the DAG run's lease.
 
@@ -99,25 +96,14 @@ class PoolTrigger(WaitTrigger):
         is rolled back, unless it has ended or a newer operation has replaced it.
     """
 
-    def __init__(
-        self,
-        *,
-        pool: str,
-        holder: str,
-        nodes: int | None = None,
-        operation_id: str | None = None,
-        poll_interval: float = 5.0,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__(poll_interval=poll_interval, deadline=deadline)
-        self.pool = pool
-        self.holder = holder
-        self.nodes = nodes
-        self.operation_id = operation_id
+    pool: str
+    holder: str
+    nodes: int | None = None
+    operation_id: str | None = None
 
     def new_wait(self) -> PoolWait:
         """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
-        return PoolWait(self.pool, self.holder, self.nodes, self.operation_id, self.poll_interval)
+        return PoolWait(self)
 
     async def end(self) -> None:
         """Roll back the request for nodes that the task waits for, unless the request has already ended."""
