@@ -18,9 +18,10 @@ HOLDER = "airflow:dag/run"
 
 
 @pytest.fixture
-def running(store, head, spec) -> Key:
-    """A job that runs on this host's pool."""
+def running(store, head, spec, monkeypatch) -> Key:
+    """A job that runs on this host's pool, and has credentials that its driver has not read."""
     another_host.required()
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-caller")
     with store.transaction() as session:
         session.get_one(Pool, POOL).host_id = host_id()
     handle = submission.submit(spec, holder=HOLDER, endpoint_of=lambda _: head.endpoint)

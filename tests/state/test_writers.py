@@ -115,7 +115,7 @@ def written(either_store: Path) -> Iterator[list[str]]:
     statements: list[str] = []
 
     def executed(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        if not engines._reads(connection) and "jobs" in statement:
+        if not connection.get_execution_options().get(engines._READ_ONLY) and "jobs" in statement:
             statements.append(" ".join(statement.split()[:3]))
 
     engine = Store()._engine

@@ -310,8 +310,8 @@ def test_a_stored_model_travels_with_the_job_and_is_compared_by_its_content(cont
     asked = continued.request("xgboost", rows(1), init_model=stored)
     spec = JobSpec(**dict(asked))
     assert spec.comparable(lambda dataset: dataset).init_model == "a" * 64
-    document, package = taken_along(spec.document(), {})
-    assert package.files == {f"/_code/{'a' * 64}": stored}
+    document, files = taken_along(spec.document(), {})
+    assert files == {f"/_code/{'a' * 64}": stored}
     assert JobSpec.parse(document).init_model == document["init_model"] != stored
     assert unpacked(document, "/unpacked")["init_model"] == f"/unpacked/_code/{'a' * 64}"
 
