@@ -173,6 +173,7 @@ def test_progress_without_a_terminal_is_a_line_for_each_change(capsys):
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("TERM", "xterm")  # it draws nothing on a dumb one
     with PoolProgress("scaling retrain to 1") as progress:
         progress(status(target=1, active=[0], leaving=[1, 2]))
         assert progress._bar is not None
