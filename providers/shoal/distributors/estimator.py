@@ -152,7 +152,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
                 that failed.
             JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
-        arguments = dict(locals())
+        arguments = dict(locals())  # the call's arguments, as no other name exists yet
         del arguments["self"]
         self._result = self._booster = None
         # DataFrames are copied to files for this training only, so the copies are removed.

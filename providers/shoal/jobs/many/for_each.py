@@ -384,4 +384,5 @@ def _key(dataset: DatasetSpec) -> str:
 
 
 def _label_of(spec: AnyJobSpec) -> str | None:
-    return getattr(spec if isinstance(spec, JobSpec) else spec.register_as, "label_col", None)
+    labelled = spec if isinstance(spec, JobSpec) else spec.register_as
+    return getattr(labelled, "label_col", None)

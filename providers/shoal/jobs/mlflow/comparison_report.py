@@ -26,6 +26,16 @@ from shoal.state.schema import Promotion
 FOLDER = "shoal"
 """Folder in the MLflow run's artifacts to which ``promotion.json`` and ``promotion.md`` are written."""
 
+_PROMOTION_COLUMNS = {
+    "at": "promoted at",
+    "version": "version",
+    "previous": "instead of",
+    "metric": "metric",
+    "value": "value",
+    "job_id": "job",
+}
+"""Columns of the table of earlier promotions, by their keys in the report."""
+
 
 def build(
     register: Register,
@@ -80,8 +90,8 @@ def markdown(report: dict[str, Any]) -> str:
     parts = [report["decision"]["sentence"], _version_table(report), _slice_table(report, report["slices"])]
     if report["unseen"]:
         parts.append(_slice_table(report, report["unseen"]["slices"], "on rows that neither was trained on"))
-    promotions = [list(each.values()) for each in report["promotions"]]
-    parts.append(_table(["promoted at", "version", "instead of", "metric", "value", "job"], promotions))
+    promotions = [[each[key] for key in _PROMOTION_COLUMNS] for each in report["promotions"]]
+    parts.append(_table([*_PROMOTION_COLUMNS.values()], promotions))
     return "\n\n".join(filter(None, parts))
 
 
@@ -108,7 +118,8 @@ def _slice_table(report: dict[str, Any], slices: Sequence[dict[str, Any]], note:
     """Return the table of the metric of each slice; empty if there are no slices."""
     metric = report["rules"]["metric"]
     header = [report["rules"]["by"], "rows", f"challenger {metric}", f"champion {metric}", note]
-    return _table(header, [list(each.values()) for each in slices])
+    keys = ("slice", "rows", "challenger", "champion", "note")
+    return _table(header, [[each[key] for key in keys] for each in slices])
 
 
 def store(run: Run, report: dict[str, Any]) -> None:

@@ -347,7 +347,7 @@ class Contest:
     Attributes:
         rivals: Versions that were evaluated so far, by version number.
         against: Version with which the last round compared the challenger.
-        decision: DecisionResult of the last round.
+        decision: Decision of the last round.
         written: Versions to which this process has given the alias.
         since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
             version yet.

@@ -228,6 +228,7 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Regi
     """
 
     def strength(rival: Candidate) -> tuple[int, bool, float]:
+        # A metric that is not a number is the weakest.
         found = rule(register, challenger, rival)
         value = -rival.value if register.best == "min" else rival.value
         if found == "compare":
