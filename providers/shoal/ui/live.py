@@ -314,6 +314,12 @@ _MOST_THREADS = 16
 _MOST_KEPT = 256
 
 
+@dataclass(frozen=True)
+class _Answer(Generic[T]):
+    value: T
+    read_at: float
+
+
 class BackgroundReader(Generic[T]):
     """Cache of values whose reading may take long. Threads read the values; the callers get the last ones at once.
 
@@ -328,8 +334,7 @@ class BackgroundReader(Generic[T]):
         self.version = 0
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, tuple[T, float]] = OrderedDict()
-        """Values, each with the time when it was read, on the monotonic clock."""
+        self._answers: OrderedDict[str, _Answer[T]] = OrderedDict()
         self._pending: set[str] = set()
 
     def last(self, key: str, read: Callable[[], T]) -> T | None:
@@ -338,14 +343,14 @@ class BackgroundReader(Generic[T]):
         """
         with self._lock:
             answer = self._answers.get(key)
-            is_fresh = answer is not None and self._monotonic() - answer[1] < _FRESH_S
+            is_fresh = answer is not None and self._monotonic() - answer.read_at < _FRESH_S
             if not is_fresh and key not in self._pending and len(self._pending) < _MOST_THREADS:
                 self._pending.add(key)
                 try:
                     threading.Thread(target=self._read, args=(key, read), name="shoal-ui-head", daemon=True).start()
                 except RuntimeError:  # no thread is left
                     self._pending.discard(key)
-        return None if answer is None else answer[0]
+        return None if answer is None else answer.value
 
     def _read(self, key: str, read: Callable[[], T]) -> None:
         try:
@@ -357,11 +362,11 @@ class BackgroundReader(Generic[T]):
             return
         with self._lock:
             old = self._answers.pop(key, None)
-            self._answers[key] = (value, self._monotonic())
+            self._answers[key] = _Answer(value, self._monotonic())
             while len(self._answers) > _MOST_KEPT:
                 self._answers.popitem(last=False)
             self._pending.discard(key)
-            self.version += old is None or old[0] != value
+            self.version += old is None or old.value != value
 
 
 class HeadAnswers:
