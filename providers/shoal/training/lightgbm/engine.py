@@ -133,12 +133,9 @@ class LightGBM:
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
-        import pyarrow as pa
-
         sample_shares = shares([task.train.shard.rows for task in tasks])
         samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
-        sample = cluster.share(pa.concat_tables(samples))
-        bins = on_all("bin_sample", [(sample,), *[(None,)] * (len(tasks) - 1)])[0]
+        bins = on_all("bin_sample", [(samples,), *[((),)] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
-        del samples, sample
+        del samples
         return on_all("prepare", [(cluster.share(bins), machines)] * len(tasks))
