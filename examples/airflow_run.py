@@ -32,7 +32,7 @@ from shoal.state.process import ProcessId
 
 DAGS = Path(__file__).parents[1] / "dags"
 DAG_ID = "scheduled_retraining"
-RUN_POOL = "local://airflow-run?max_nodes=4"
+RUN_POOL = "local://airflow-run?max_nodes=4&libraries=xgboost,mlflow"
 UP_POOL = "local://retrain?max_nodes=4&idle_timeout=1800"
 """URI of the pool for `make up`. The pool has an idle timeout, because `make up` cannot take the pool down if `make up`
 itself is killed with SIGKILL. The pool then goes down by itself after 1,800 s without work."""

@@ -6,10 +6,10 @@ complete month. If the months, the holdout and the settings are the same as for 
 trains nothing. With the parameter `month`, a run always trains on the months of 2013 before this month, and evaluates
 the model on this month.
 
-The pool is ``local://flights?max_nodes=4``. To use another pool, set ``SHOAL_RETRAIN_POOL`` to the pool's URI in the
-environment of the process that serves the flow. If the pool's nodes are on other hosts, set ``SHOAL_RETRAIN_ARTIFACTS``
-to a URI for the results, too. To train on a table of your own, copy this file, and change the paths, columns and names
-in `spec_of_the_month`.
+The pool is ``local://flights?max_nodes=4&libraries=xgboost,mlflow``. To use another pool, set
+``SHOAL_RETRAIN_POOL`` to the pool's URI in the environment of the process that serves the flow. If the pool's nodes are
+on other hosts, set ``SHOAL_RETRAIN_ARTIFACTS`` to a URI for the results, too. To train on a table of your own, copy
+this file, and change the paths, columns and names in `spec_of_the_month`.
 """
 
 from __future__ import annotations

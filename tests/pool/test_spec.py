@@ -86,6 +86,17 @@ def test_rays_dashboard_is_an_option_of_local_pools(given):
         PoolSpec.parse({"name": "x", "backend": "ray", "address": "http://h", "ray_dashboard": given})
 
 
+def test_libraries_are_names_of_an_option_of_local_pools():
+    spec = PoolSpec.parse("local://x?libraries=xgboost,mlflow")
+    assert spec.library_names() == ["xgboost", "mlflow"]
+    assert spec.uri == "local://x?libraries=xgboost,mlflow"
+    assert PoolSpec.parse("local://x").library_names() == []
+    with pytest.raises(InvalidArgumentError, match="libraries=xgboost,torch: torch is not one of xgboost, lightgbm"):
+        PoolSpec.parse("local://x?libraries=xgboost,torch")
+    with pytest.raises(InvalidArgumentError, match="libraries is allowed only for local:// pools"):
+        PoolSpec.parse("ray://x?address=http://h&libraries=xgboost")
+
+
 @pytest.mark.parametrize("option", ["max_nodes", "idle_timeout"])
 def test_a_truth_value_is_no_number(option):
     with pytest.raises(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.training import JobSpec
 
 MODEL = "flight-delays"
-POOL = "local://flights?max_nodes=4"
+POOL = "local://flights?max_nodes=4&libraries=xgboost,mlflow"
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
 

@@ -22,6 +22,9 @@ from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_address, redact_value
 
+_LIBRARIES = ("xgboost", "lightgbm", "mlflow")
+"""Values of `PoolSpec.libraries`."""
+
 _RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 
 
@@ -78,6 +81,13 @@ class PoolSpec(Settings):
         default=False,
         description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
         "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it.",
+    )
+
+    libraries: str | None = Field(
+        default=None,
+        description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
+        f"so that the first job starts sooner: {', '.join(_LIBRARIES)}. With mlflow, the head also creates shoal's own "
+        "MLflow database if there is none. Default: the libraries that the last job on this host has used.",
     )
 
     address: str | None = Field(
@@ -146,9 +156,12 @@ class PoolSpec(Settings):
             )
         if not self.ray:
             self._check_without_ray()
+        if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
+            raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
         if self.backend == "ray":
-            if self.ray_dashboard:
-                raise ValueError("ray_dashboard is allowed only for local:// pools: remove the option")
+            for name in ("ray_dashboard", "libraries"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
             if self.gpus_per_node < 0:
                 raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
             if has_credentials(self.address or ""):
@@ -226,7 +239,11 @@ class PoolSpec(Settings):
 
     def shared(self) -> list[str]:
         """Return the folders in the option `shared_folders` as a list."""
-        return [folder.strip() for folder in (self.shared_folders or "").split(",") if folder.strip()]
+        return _items(self.shared_folders)
+
+    def library_names(self) -> list[str]:
+        """Return the libraries in the option `libraries` as a list."""
+        return _items(self.libraries)
 
     def check_token_is_private(self) -> None:
         """Raise an error if the pool would send its token without encryption to another host, unless `token_over_http`
@@ -254,11 +271,16 @@ class PoolSpec(Settings):
         return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
 
 
+def _items(value: str | None) -> list[str]:
+    """Split the value of an option at its commas."""
+    return [item.strip() for item in (value or "").split(",") if item.strip()]
+
+
 def _in_uri(value: Any) -> str:
     """Return an option's value as text for a URI."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    return quote(str(value), safe="/:")
+    return quote(str(value), safe="/:,")
 
 
 class ScaleOptions(Settings):

@@ -52,6 +52,7 @@ class ComputePool(Block):
     idle_timeout: float | None = _as_in_spec("idle_timeout")
     ray: bool = _as_in_spec("ray")
     ray_dashboard: bool = _as_in_spec("ray_dashboard")
+    libraries: str | None = _as_in_spec("libraries")
     address: str | None = _as_in_spec("address")
     gcs: str | None = _as_in_spec("gcs")
     token_file: str | None = _as_in_spec("token_file")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -330,3 +332,37 @@ class TestScore:
 
         with pytest.raises(DataError, match='null labels in column "y"'):
             evaluated(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"))
+
+
+CREATE = """
+import os, signal, time
+import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store
+from shoal.jobs.mlflow import job_run
+
+def fork(call):
+    if pid := os.fork():
+        return pid
+    try:
+        call()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+uri = job_run.default_uri()
+database = uri.removeprefix("sqlite:///")
+killed = fork(job_run.create_default_database)
+while not os.path.exists(f"{database}.new"):
+    time.sleep(0.01)
+os.kill(killed, signal.SIGKILL)
+assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+assert not os.path.exists(database)
+calls = [job_run.create_default_database, lambda: job_run.connect(uri), job_run.create_default_database]
+assert [os.waitpid(pid, 0)[1] for pid in map(fork, calls)] == [0, 0, 0]
+job_run.create_default_database()
+assert not os.path.exists(f"{database}.new")
+assert [each.name for each in job_run.connect(uri).search_experiments()] == ["Default"]
+"""
+
+
+def test_default_database_is_created_once_by_several_processes_after_one_was_killed(fresh_home: Path) -> None:
+    subprocess.run([sys.executable, "-c", CREATE], check=True, timeout=120)

@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import psutil
@@ -19,12 +20,17 @@ import pytest
 
 from shoal.errors import JobError
 from shoal.jobs.head_client import JobClient
-from shoal.pool.backends.local import drivers
+from shoal.jobs.mlflow import job_run
+from shoal.pool.backends.local import drivers, used_libraries
+from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.backends.local.drivers import ForkServer, Process
 from shoal.pool.backends.local.job_server import JobServer
+from shoal.pool.backends.local.node_start import load_node
 from shoal.pool.backends.ray_http import RayJob
-from shoal.pool.endpoint import driver_arguments, driver_command
+from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, driver_arguments, driver_command
+from shoal.pool.spec import PoolSpec
 from shoal.state.home import open_locked
+from shoal.state.schema import Node
 from tests.support.waiting import wait_until
 
 TOKEN = "let-me-in"
@@ -106,8 +112,9 @@ def test_driver_that_cannot_start_is_refused_with_the_reason(fresh_home: Path, r
     assert failed.message == (
         "the head cannot start another process: [Errno 2] No such file or directory: '/no/such/program'"
     )
-    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-0", {})
+    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-0", {LIBRARIES: "numpy ray"})
     assert ended(client, "d-0") == RayJob("SUCCEEDED", None, 0)  # so the fork server has done its imports
+    assert used_libraries.recorded() == ["numpy", "ray"]
     limits = forks.rlimit(psutil.RLIMIT_NOFILE)
     forks.rlimit(psutil.RLIMIT_NOFILE, (0, limits[1]))
     assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
@@ -169,22 +176,28 @@ def test_the_fork_server_is_a_fork_of_a_head_with_one_thread_and_is_replaced_whe
 
 
 @pytest.fixture
-def fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, Any]]]:
-    """A fork server whose drivers run the given code, which may `say` a value; its times are short."""
+def fork_server(
+    fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """A fork server whose drivers run the given code, which may `say` a value; its times are short. The parameter is
+    its first request."""
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)  # tests before this one may have set it
     main = tmp_path / "main.py"
     main.write_text(FORK_SERVER)
     process = subprocess.Popen([sys.executable, str(main)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
     served = 0
+    if first := getattr(request, "param", None):
+        process.stdin.write(json.dumps(first) + "\n")
+        process.stdin.flush()
 
-    def run(code: str, code_of_exit: int = 0) -> dict[str, Any]:
+    def run(code: str, code_of_exit: int = 0, libraries: Sequence[str] = ()) -> dict[str, Any]:
         nonlocal served
         served += 1
         log = tmp_path / f"{served}.log"
         (tmp_path / f"{served}.py").write_text(code)
-        request = {"id": str(served), "arguments": [f"{served}.py"], "folder": str(tmp_path), "log": str(log)}
-        process.stdin.write(json.dumps(request) + "\n")
+        asked = {"id": str(served), "arguments": [f"{served}.py"], "libraries": libraries}
+        process.stdin.write(json.dumps({**asked, "folder": str(tmp_path), "log": str(log)}) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == str(served)
         assert json.loads(process.stdout.readline()) == {"id": str(served), "code": code_of_exit, "why": ""}
@@ -234,7 +247,7 @@ def test_failed_fork_and_the_end_of_a_driver_end_nothing_of_another_driver(
     server = ForkServer()
 
     def run(name: str, program: str) -> Process:
-        return server.start(name, [program], tmp_path, tmp_path / f"{name}.log")
+        return server.start(name, [program], [], tmp_path, tmp_path / f"{name}.log")
 
     try:
         running = run("running", "wait.py")
@@ -350,6 +363,67 @@ def test_the_fork_server_imports_the_libraries_that_drivers_have_used_and_nothin
     assert after["threads"] == 1
     assert after["variables"] == []
     assert fork_server("import numpy; said['leftover'] = hasattr(numpy, 'leftover')") == {"leftover": False}
+
+
+BEFORE_THE_FIRST_JOB = {"libraries": ["mlflow", MLFLOW_STORE, "xgboost"], "creates_mlflow_database": True}
+
+
+@pytest.mark.parametrize("fork_server", [BEFORE_THE_FIRST_JOB], indirect=True)
+def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_first_driver(
+    fork_server: Callable[..., dict[str, Any]],
+) -> None:
+    database = Path(job_run.default_uri().removeprefix("sqlite:///"))
+    wait_until(database.exists, "the database")
+    first = fork_server(f"{LOOK}said['store'] = {MLFLOW_STORE!r} in sys.modules")
+    assert first["loaded"] == ["numpy", "mlflow", "xgboost"]
+    assert first["store"]
+    assert first["threads"] == 1
+    assert first["variables"] == []
+    # The database is complete: MLflow creates no tables.
+    opened = fork_server(
+        "import mlflow.store.db.utils\n"
+        "from shoal.jobs.mlflow import job_run\n"
+        "mlflow.store.db.utils._initialize_tables = None\n"
+        "said['experiments'] = len(job_run.connect(job_run.default_uri()).search_experiments())"
+    )
+    assert opened == {"experiments": 1}
+
+
+def test_the_fork_server_imports_the_libraries_of_a_driver_once_for_it_and_all_later_ones(
+    fork_server: Callable[..., dict[str, Any]],
+) -> None:
+    address = "import xgboost, os; said['module'] = id(xgboost); said['server'] = os.getppid()"
+    first = fork_server(LOOK, libraries=["xgboost"])
+    assert first["loaded"] == ["numpy", "xgboost"]
+    assert fork_server(LOOK)["loaded"] == ["numpy", "xgboost"]
+    assert fork_server(address) == fork_server(address)
+
+
+@pytest.mark.parametrize(
+    ("options", "libraries", "creates"),
+    [
+        ("libraries=lightgbm,mlflow", {"lightgbm", "mlflow", MLFLOW_STORE, "ray"}, True),
+        ("ray=false&max_nodes=1&libraries=xgboost", {"xgboost"}, False),
+        ("", {"numpy", "ray"}, False),
+        ("ray=false&max_nodes=1", set(), False),
+    ],
+)
+def test_a_head_imports_the_libraries_of_its_pool_or_else_those_of_the_last_job(
+    fresh_home: Path, monkeypatch: pytest.MonkeyPatch, options: str, libraries: set[str], creates: bool
+) -> None:
+    used_libraries.record(["ray", "numpy"])
+    asked: list[tuple[set[str], bool]] = []
+
+    def job_server(folder: Path, token: str, libraries: Sequence[str], *, creates_mlflow_database: bool) -> MagicMock:
+        asked.append((set(libraries), creates_mlflow_database))
+        return MagicMock()
+
+    monkeypatch.setattr("shoal.pool.backends.local.job_server.JobServer", job_server)
+    monkeypatch.setattr("shoal.pool.backends.local.raylet.Raylet", MagicMock())
+    spec = PoolSpec.parse(f"local://imports?{options}")
+    LocalBackend().prepare(spec)
+    load_node(spec)(Node(), spec, None, fresh_home)
+    assert asked == [(libraries, creates)]
 
 
 def test_forked_drivers_draw_different_random_numbers(fork_server: Callable[[str], dict[str, Any]]) -> None:

@@ -6,8 +6,9 @@ not be started, one when it has ended. The process has one thread and runs no co
 one job. The drivers end with the process that forked them, and that process ends with the head. When a driver has
 ended, the process kills what is left of the driver's job, such as processes that a training function has forked.
 
-The process learns which libraries the jobs of its pool need: each driver reports at its end which of the `PRELOADED`
-modules it has imported. The process then imports these modules too, so that later drivers need no time for them.
+The process imports the libraries of the jobs, so that the drivers need no time for them. Before the first job, it
+imports those that the pool's spec names, else those that the last job on this host has used. The request for a driver
+names the libraries of its job, and each driver reports at its end which of the `PRELOADED` modules it has imported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import os
 import selectors
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
@@ -27,7 +30,9 @@ from typing import Any, NoReturn, TextIO
 import psutil
 
 from shoal.jobs.driver import main as driver
+from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
+from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
@@ -43,19 +48,33 @@ PRELOADED = (
     "pyarrow.parquet",
     "mlflow",
     "mlflow.models",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "mlflow.store.model_registry.sqlalchemy_store",
+    f"{MLFLOW_STORE}.tracking.sqlalchemy_store",
+    f"{MLFLOW_STORE}.model_registry.sqlalchemy_store",
     "ray",
     "xgboost",
     "lightgbm",
 )
-"""Modules that the server imports after the first driver has imported them. A driver needs 2 to 3 s for all of them."""
+"""Modules that the server may import. A driver needs 2 to 3 s for all of them."""
+
+_ALWAYS = ("numpy", "pyarrow")
+"""Libraries that the drivers of all jobs need that need any library."""
+
+_DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
+"""Module with which MLflow's database is created."""
 
 _LEAN = ("xgboost", "lightgbm")
 """Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
 
 _PAUSE_S = 0.2
-"""Seconds without a request after which the server imports a module. Imports wait, so that they delay no answer."""
+"""Seconds without a request after which the server imports a module that an ended driver has used. The import waits,
+because the next request may follow at once."""
+
+_NICE = 5
+"""What is added to the nice value for imports before the first job. They get a third of the CPU time of the processes
+that they compete with: a first job that waits for an import waits for seconds, also if other programs use all CPUs."""
+
+_THREAD_END_S = 0.5
+"""Longest time in seconds that the kernel needs to end a thread that has returned."""
 
 
 class ForkServer:
@@ -69,6 +88,9 @@ class ForkServer:
         self._excluded = set(excluded)
         self._preloaded: set[str] = set()
         self._wanted: list[str] = []
+        self._pause_s = 0.0
+        self._creates_database = False
+        self._database_creator: int | None = None
         # Each driver gets the writing end of this pipe, and writes one line to it.
         self._reports, self._report_to = os.pipe()
         # The answers have a descriptor of their own, so that texts that a library prints do not mix with the answers.
@@ -105,20 +127,32 @@ class ForkServer:
                     else:
                         *lines, requests = (requests + read).split(b"\n")
                         for line in lines:
-                            self._start(json.loads(line))
+                            self._answer_request(json.loads(line))
                 if not ready:
                     if self._wanted:
                         self._preload(self._wanted.pop(0))
+                        self._create_database()
                     elif not self._running:
                         self._restart()
 
     def _patience_s(self) -> float | None:
         """Return how long the server waits for requests before it imports a module or restarts; None means for ever."""
         if self._wanted:
-            return _PAUSE_S
+            return self._pause_s
         if self._running or not self._preloaded:
             return None
         return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
+
+    def _answer_request(self, request: dict[str, Any]) -> None:
+        libraries = {*_ALWAYS, *request["libraries"]} if request["libraries"] else ()
+        modules = [module for module in PRELOADED if _library_of(module) in libraries]
+        if "id" not in request:
+            self._wanted, self._creates_database = modules, request["creates_mlflow_database"]
+            return
+        self._pause_s = _PAUSE_S
+        for module in modules:
+            self._preload(module)
+        self._start(request)
 
     def _start(self, request: dict[str, Any]) -> None:
         server, kills = os.getpid(), OomKills()
@@ -139,16 +173,10 @@ class ForkServer:
 
     def _become_driver(self, server: int, request: dict[str, Any], log: int) -> NoReturn:
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:
-                os._exit(1)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._leave(server)
             os.setsid()
-            os.close(self._answers)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.chdir(request["folder"])
             os.environ[DRIVER_TAG] = str(os.getpid())
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
@@ -165,13 +193,46 @@ class ForkServer:
         finally:
             os._exit(1)
 
+    def _leave(self, server: int) -> None:
+        """Let this process, a fork, end with the server, and keep none of the server's pipes."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._answers)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    def _create_database(self) -> None:
+        """When MLflow is imported, let a fork create its database. If this fails, the first driver creates it."""
+        if not self._creates_database or _DATABASE_MODULE not in sys.modules:
+            return
+        self._creates_database, server = False, os.getpid()
+        try:
+            self._database_creator = os.fork()
+        except OSError:  # no process or memory is left
+            return
+        if self._database_creator:
+            return
+        try:
+            self._leave(server)
+            os.nice(_NICE)
+            job_run.create_default_database()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
     def _preload(self, module: str) -> None:
-        """Import a module that a driver has imported, so that later drivers have it already."""
+        """Import a module, so that later drivers have it already."""
         if module not in PRELOADED or module in self._preloaded | self._excluded:
             return
         self._preloaded.add(module)
-        with before_forks(), _late_streams(), contextlib.suppress(Exception):
-            import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
+        with before_forks(), _late_streams():
+            if self._pause_s:
+                _import(module)
+            else:
+                _import_patiently(module)
         if thread_count() > 1:
             self._excluded.add(module)
         gc.freeze()
@@ -190,6 +251,8 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):  # no child is left
             while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, code = child[0], os.waitstatus_to_exitcode(child[1])
+                if pid == self._database_creator:
+                    self._database_creator = None
                 if pid in self._running:
                     driver, kills = self._running.pop(pid)
                     self._ended.add(pid)
@@ -206,7 +269,7 @@ class ForkServer:
         for child in me.children():
             # User code may have set the variable of the tag to a text.
             with contextlib.suppress(psutil.Error, ProcessLookupError, ValueError):
-                if child.pid not in self._running and self._is_left(child, me.cmdline()):
+                if child.pid not in {*self._running, self._database_creator} and self._is_left(child, me.cmdline()):
                     child.kill()
         if not self._running:
             self._ended.clear()
@@ -224,6 +287,36 @@ class ForkServer:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")
+
+
+def _library_of(module: str) -> str:
+    """Return the name by which requests ask for a module. MLflow's stores have a name of their own, because a driver
+    needs seconds to import them, and does not need them for an MLflow server."""
+    return MLFLOW_STORE if module.startswith(MLFLOW_STORE) else module.partition(".")[0]
+
+
+def _import(module: str) -> None:
+    with contextlib.suppress(Exception):
+        import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
+
+
+def _import_patiently(module: str) -> None:
+    """Import a module in a thread with a lower priority, so that the pool's nodes, which are starting, come first.
+
+    This process cannot lower its own priority, because it may not raise it again for the drivers.
+    """
+
+    def run() -> None:
+        os.nice(_NICE)  # on Linux, this is the priority of the thread only
+        _import(module)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    # `join` returns before the kernel has ended the thread.
+    until = time.monotonic() + _THREAD_END_S
+    while thread_count() > 1 and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 class _LateStream:

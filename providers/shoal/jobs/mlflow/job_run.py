@@ -10,8 +10,9 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.metrics.series import MetricPoint
@@ -59,7 +60,36 @@ def available() -> bool:
 
 def default_uri() -> str:
     """Return the URI of the SQLite database in `$SHOAL_HOME`, which MLflow uses if the job names no tracking server."""
-    return f"sqlite:///{subfolder('mlflow') / 'mlflow.db'}"
+    return f"sqlite:///{_default_database()}"
+
+
+def _default_database() -> Path:
+    return subfolder("mlflow") / "mlflow.db"
+
+
+def create_default_database() -> None:
+    """Create the SQLite database in `$SHOAL_HOME` that MLflow uses by default, if there is none.
+
+    The database gets its name when it is complete, so that a process that is killed meanwhile leaves no incomplete
+    one. A database that another program has created meanwhile is kept.
+    """
+    path = _default_database()
+    if path.exists():
+        return
+    _quiet()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with _opening():
+        if path.exists():
+            return
+        partial = path.with_name("mlflow.db.new")
+        partial.unlink(missing_ok=True)
+        try:
+            SqlAlchemyStore(f"sqlite:///{partial}", artifacts_of(default_uri())).engine.dispose()
+            with suppress(FileExistsError):
+                path.hardlink_to(partial)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def uri_of(given: str | None = None) -> str:
@@ -79,17 +109,22 @@ def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
 
 def connect(uri: str) -> MlflowClient:
     """Open an MLflow server or database, and return a client for it."""
-    # MLflow's telemetry is disabled, because it would send data about users' trainings to MLflow's developers.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    _quiet()
     import mlflow
 
+    with _opening():
+        return mlflow.MlflowClient(uri)
+
+
+def _quiet() -> None:
+    """Turn off MLflow's telemetry, which would send data about users' trainings to MLflow's developers, and messages
+    that do not help users."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for logger in _NOISY:
         logging.getLogger(logger).setLevel(logging.WARNING)
     # MLflow warns if the Python environment has no pip, as in environments that uv creates. shoal does not need pip, so
     # the warning is not shown.
     logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)
-    with _opening():
-        return mlflow.MlflowClient(uri)
 
 
 def retry_briefly(environment: Mapping[str, str]) -> None:

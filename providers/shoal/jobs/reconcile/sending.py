@@ -19,7 +19,7 @@ from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import address, find_head
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import package
-from shoal.pool.endpoint import NO_GCS, Endpoint, driver_command
+from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.boosting.request import Framework
 
@@ -88,7 +88,7 @@ def _submit(target: Target, head: Endpoint) -> bool:
         submitted = client.submit(
             _entrypoint(job),
             submission_id,
-            {"shoal_job": job.id, "attempt": str(job.attempt)},
+            {"shoal_job": job.id, "attempt": str(job.attempt), LIBRARIES: " ".join(_libraries(job))},
             package=package.name(submission_id) if package.is_used(job.spec) else None,
         )
     if not submitted:
@@ -153,3 +153,12 @@ def _entrypoint(job: Job) -> list[str]:
     is_shared = library in get_args(Framework) and not job.spec.get("register_as")
     shared = [library] if is_shared and job.endpoint["gcs"] == NO_GCS else []
     return driver_command(python, job.id, str(job.attempt), *shared)
+
+
+def _libraries(job: Job) -> list[str]:
+    """Return the libraries that the driver imports. The head imports them once for this driver and all later ones."""
+    ray = [] if job.endpoint["gcs"] == NO_GCS else ["ray"]
+    framework = [name for name in get_args(Framework) if name == job.spec.get("framework")]
+    tracking = job.spec.get("tracking")
+    mlflow = [] if tracking is None else ["mlflow"] if tracking.get("uri") else ["mlflow", MLFLOW_STORE]
+    return [*ray, *framework, *mlflow]

@@ -162,9 +162,13 @@ class ForkServer:
     """Handle of a fork server: a process that forks itself for each driver (see `shoal.jobs.driver.fork_server`).
 
     The constructor starts the fork server, so that its imports are done before the first job is submitted.
+
+    Args:
+        libraries: Libraries that the fork server imports before the first job.
+        creates_mlflow_database: Whether the fork server creates shoal's own MLflow database if there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, libraries: Sequence[str] = (), *, creates_mlflow_database: bool = False) -> None:
         self._drivers: dict[str, _RequestedProcess] = {}
         self._stamp = _package_folder_times()
         self._has_ended = False
@@ -177,6 +181,9 @@ class ForkServer:
             os.close(requests)
             os.close(answers)
         threading.Thread(target=self._read, name="shoal-fork-server", daemon=True).start()
+        # If the fork server has ended already, the first request for a driver finds out.
+        with suppress(OSError):
+            self._ask({"libraries": list(libraries), "creates_mlflow_database": creates_mlflow_database})
 
     def is_current(self) -> bool:
         """Return whether the fork server runs, and no package was installed or removed since its start."""
@@ -186,15 +193,15 @@ class ForkServer:
         """Return whether any driver that this fork server has started still runs."""
         return bool(self._drivers)
 
-    def start(self, key: str, arguments: Sequence[str], folder: Path, log: Path) -> Process:
-        """Let the fork server start a driver.
+    def start(self, key: str, arguments: Sequence[str], libraries: Sequence[str], folder: Path, log: Path) -> Process:
+        """Let the fork server import the libraries that it has not imported yet, and start a driver.
 
         Raises:
             OSError: The fork server has ended.
         """
         driver = self._drivers[key] = _RequestedProcess()
-        request = {"id": key, "arguments": list(arguments), "folder": str(folder), "log": str(log)}
-        self._requests.write(json.dumps(request).encode() + b"\n")
+        what = {"id": key, "arguments": list(arguments), "libraries": list(libraries)}
+        self._ask({**what, "folder": str(folder), "log": str(log)})
         return driver
 
     def close(self) -> None:
@@ -202,6 +209,9 @@ class ForkServer:
         # Kill the fork server instead of closing its pipes, because it may be importing modules, and would notice the
         # closed pipes only after the import.
         self._process.kill()
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        self._requests.write(json.dumps(request).encode() + b"\n")
 
     def _read(self) -> None:
         with self._requests, self._answers:

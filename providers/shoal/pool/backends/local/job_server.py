@@ -24,8 +24,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from shoal.pool.backends.local import used_libraries
 from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
-from shoal.pool.endpoint import driver_arguments
+from shoal.pool.endpoint import LIBRARIES, driver_arguments
 from shoal.pool.timeouts import DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
 
 _CLOSE_S = 0.1
@@ -146,12 +147,16 @@ class JobServer:
     Args:
         folder: Folder of the node, in which the drivers run and their output is written.
         token: Bearer token that each request needs.
+        libraries: Libraries that are imported before the first job.
+        creates_mlflow_database: Whether shoal's own MLflow database is created if there is none.
     """
 
-    def __init__(self, folder: Path, token: str) -> None:
+    def __init__(
+        self, folder: Path, token: str, libraries: Sequence[str] = (), *, creates_mlflow_database: bool = False
+    ) -> None:
         self._folder = folder
         self._drivers: dict[str, _Driver] = {}
-        self._fork_servers = [ForkServer()]
+        self._fork_servers = [ForkServer(libraries, creates_mlflow_database=creates_mlflow_database)]
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         server, expected = self, f"Bearer {token}".encode()
@@ -228,21 +233,24 @@ class JobServer:
     def _submit(self, body: bytes) -> _Answer:
         try:
             job = json.loads(body)
-            submission_id, command = str(job["submission_id"]), str(job["entrypoint"])
-        except (ValueError, LookupError, TypeError) as error:
+            submission_id, command = str(job["submission_id"]), shlex.split(str(job["entrypoint"]))
+            libraries = str(job.get("metadata", {}).get(LIBRARIES, "")).split()
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             return HTTPStatus.BAD_REQUEST, {"error": f"the request is not a job: {error!r}"}
         with self._lock:
             if submission_id in self._drivers:
                 return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
             log = self._folder / f"driver-{next(self._numbers)}.log"
-            self._drivers[submission_id] = _Driver(self._start(submission_id, shlex.split(command), log), log)
+            self._drivers[submission_id] = _Driver(self._start(submission_id, command, libraries, log), log)
+        if libraries:
+            used_libraries.record(libraries)
         return HTTPStatus.OK, {"submission_id": submission_id}
 
-    def _start(self, submission_id: str, command: Sequence[str], log: Path) -> Process:
+    def _start(self, submission_id: str, command: Sequence[str], libraries: Sequence[str], log: Path) -> Process:
         arguments = driver_arguments(command)
         if arguments is not None:
             with suppress(OSError):
-                return self._fork_server().start(submission_id, arguments, self._folder, log)
+                return self._fork_server().start(submission_id, arguments, libraries, self._folder, log)
         return start_command(command, self._folder, log)
 
     def _fork_server(self) -> ForkServer:

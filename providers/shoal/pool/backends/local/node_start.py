@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import CapacityError
 from shoal.pool.backends import versions
-from shoal.pool.backends.local import gpus
+from shoal.pool.backends.local import gpus, used_libraries
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.backends.local.job_server import JobServer
-from shoal.pool.endpoint import NO_GCS
+from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import GPU_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state.home import open_locked
@@ -71,15 +71,29 @@ def load_node(spec: PoolSpec) -> Start:
     from shoal.pool.backends.local.job_server import JobServer
 
     def job_server(spec: PoolSpec, folder: Path) -> JobServer:
-        return JobServer(folder, token_path(spec.name).read_text().strip())
+        token, asked = token_path(spec.name).read_text().strip(), spec.library_names()
+        with_mlflow = "mlflow" in asked
+        if asked:
+            libraries = [*asked, *(["ray"] if spec.ray else []), *([MLFLOW_STORE] if with_mlflow else [])]
+        else:
+            # A pool without Ray is up in a second, so an import that its first job does not need would delay the job.
+            libraries = used_libraries.recorded() if spec.ray else []
+        return JobServer(folder, token, libraries, creates_mlflow_database=with_mlflow)
 
     if not spec.ray:
         return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
     from shoal.pool.backends.local.raylet import Raylet
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-        raylet = Raylet(node, spec, gcs, folder)
-        return raylet if gcs or spec.ray_dashboard else RayHead(raylet, job_server(spec, folder))
+        if gcs or spec.ray_dashboard:
+            return Raylet(node, spec, gcs, folder)
+        # The fork server of the job server imports libraries while Ray starts, which leaves a core idle.
+        jobs = job_server(spec, folder)
+        try:
+            return RayHead(Raylet(node, spec, gcs, folder), jobs)
+        except BaseException:
+            jobs.close()
+            raise
 
     return start
 

@@ -1,0 +1,114 @@
+"""The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run.
+
+Every turn has a new home, so a new pool, a new store and a new MLflow database. *Before training* is `JobTimes.start`:
+from the submission until the workers read. The seconds of CPU are those of all processes of the turn since the row
+before: of the client, of the pool's nodes and of their drivers and workers.
+
+Run it with ``python -m tests.benchmarks.first_seconds``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.benchmarks.datasets import flights
+from tests.benchmarks.process_tree import tree, with_variable
+from tests.benchmarks.report import table
+
+JOBS = ("first job", "second job", "third job")
+
+_CLIENT = """
+import json, sys, time
+uri, files, columns, label = json.loads(sys.argv[1])
+from shoal import ComputePool
+from shoal.jobs import parse_spec, submit
+def note(**values):
+    print("NOTE", json.dumps(values), flush=True)
+    sys.stdin.readline()
+note(seconds=0)
+began = time.perf_counter()
+pool = ComputePool(uri).up()
+note(seconds=time.perf_counter() - began)
+for _ in range(3):
+    began = time.perf_counter()
+    spec = {"framework": "xgboost", "dataset": {"paths": files[:1]}, "input_cols": columns, "label_col": label,
+            "n_estimators": 5, "run_config": {"pool_name": pool.name}}
+    result = submit(parse_spec(spec)).wait()
+    note(seconds=time.perf_counter() - began, start=result.times.start)
+pool.down()
+"""
+
+
+def turn(uri: str, given: Sequence[Any]) -> list[dict[str, float]]:
+    """Bring a pool up and train three times in a new home; return the figures of each step."""
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
+        environment = {**os.environ, "SHOAL_HOME": home}
+        command = [sys.executable, "-c", _CLIENT, json.dumps([uri, *given])]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as client:
+            steps = list(_steps(client, home))
+        if client.returncode or len(steps) != 1 + len(JOBS):
+            raise SystemExit(f"the turn failed with exit code {client.returncode}")
+    return steps
+
+
+def _steps(client: subprocess.Popen[str], home: str) -> Iterator[dict[str, float]]:
+    assert client.stdin and client.stdout
+    before = None
+    for line in client.stdout:
+        if not line.startswith("NOTE "):
+            continue
+        used = _cpu_seconds(home)
+        if before is not None:
+            yield {**json.loads(line[5:]), "cpu": used - before}
+        before = used
+        client.stdin.write("\n")
+        client.stdin.flush()
+
+
+def _cpu_seconds(home: str) -> float:
+    """Return the seconds of CPU of all processes of a turn, and of their children that have ended."""
+    # Ray's agents overwrite their environment, so they are found as children of the supervisors.
+    seconds = {}
+    for pid in {each for found in with_variable("SHOAL_HOME", home) for each in tree(found)}:
+        with suppress(psutil.Error):
+            seconds[pid] = sum(psutil.Process(pid).cpu_times()[:4])
+    return sum(seconds.values())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time the start of a new pool and its first three jobs.")
+    parser.add_argument("--nodes", type=int, default=3, help="nodes of the pool (default 3)")
+    parser.add_argument("--options", default="libraries=xgboost,mlflow", help="options of the pool's URI")
+    parser.add_argument("--repeat", type=int, default=5, help="turns, of which the median counts (default 5)")
+    args = parser.parse_args(argv)
+    uri = f"local://first-seconds?min_nodes={args.nodes}&max_nodes={args.nodes}&{args.options}".rstrip("&")
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        data = flights(Path(folder, "flights"))
+        turns = [turn(uri, (data.files, data.features, data.label)) for _ in range(args.repeat)]
+    rows = []
+    for number, name in enumerate(("pool up", *JOBS)):
+        steps = [each[number] for each in turns]
+        starts = [step["start"] for step in steps if "start" in step]
+        whole, cpu = (f"{median(step[key] for step in steps):.1f}" for key in ("seconds", "cpu"))
+        spread = f"{min(starts):.1f} to {max(starts):.1f}" if starts else ""
+        rows.append([name, f"{median(starts):.1f}" if starts else "", spread, whole, cpu])
+    head = [f"pool of {args.nodes}", "before training, s", "least to most", "whole, s", "CPU, s"]
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
