@@ -309,7 +309,7 @@ def test_error_before_a_driver_has_begun_is_in_its_log(fork_server: Callable[...
 
 
 FORK_SERVER = """
-import json, os, sys
+import json, os, sys, threading
 from pathlib import Path
 from shoal.jobs.driver import fork_server, main
 
@@ -327,7 +327,13 @@ def fork(really=os.fork):
 
 os.fork = fork
 main.run = run
+fork_server._NICE = fork_server._NICE_OF_DATABASE = 0  # on a busy machine, imports would take minutes
 fork_server.FORK_SERVER_IDLE_S = float(os.environ.get("IDLE_S", "300"))
+if "STUCK" in os.environ:
+    fork_server._IMPORT_PATIENCE_S = 0
+    really = fork_server._import
+    here = threading.main_thread()
+    fork_server._import = lambda name: really(name) if threading.current_thread() is here else threading.Event().wait()
 # A restart starts this file again, not the module.
 execv = os.execv
 os.execv = lambda path, command: execv(path, [path, __file__, *command[4:]])
@@ -387,6 +393,19 @@ def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_f
         "said['experiments'] = len(job_run.connect(job_run.default_uri()).search_experiments())"
     )
     assert opened == {"experiments": 1}
+
+
+@pytest.fixture
+def stuck_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports with a low priority do not end."""
+    monkeypatch.setenv("STUCK", "1")
+
+
+@pytest.mark.parametrize("fork_server", [BEFORE_THE_FIRST_JOB], indirect=True)
+def test_a_request_does_not_wait_for_an_import_with_a_low_priority(
+    stuck_imports: None, fork_server: Callable[..., dict[str, Any]]
+) -> None:
+    assert fork_server(LOOK, libraries=["ray"])["loaded"] == ["numpy", "ray"]
 
 
 def test_the_fork_server_imports_the_libraries_of_a_driver_once_for_it_and_all_later_ones(

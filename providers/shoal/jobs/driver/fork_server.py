@@ -18,6 +18,7 @@ import ctypes
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import sys
@@ -69,9 +70,15 @@ _PAUSE_S = 0.2
 """Seconds without a request after which the server imports a module that an ended driver has used. The import waits,
 because the next request may follow at once."""
 
-_NICE = 5
-"""What is added to the nice value for imports before the first job. They get a third of the CPU time of the processes
-that they compete with: a first job that waits for an import waits for seconds, also if other programs use all CPUs."""
+_NICE = 10
+"""What is added to the nice value for imports before the first job: the nodes, which are starting, come first."""
+
+_NICE_OF_DATABASE = 5
+"""What is added to the nice value while the database is created. The first driver waits for it."""
+
+_IMPORT_PATIENCE_S = 3.0
+"""Longest time in seconds for which a request waits for an import with a low priority. If other programs use all CPUs,
+the import may take minutes."""
 
 _THREAD_END_S = 0.5
 """Longest time in seconds that the kernel needs to end a thread that has returned."""
@@ -216,7 +223,7 @@ class ForkServer:
             return
         try:
             self._leave(server)
-            os.nice(_NICE)
+            os.nice(_NICE_OF_DATABASE)
             job_run.create_default_database()
         except BaseException:
             traceback.print_exc()
@@ -232,16 +239,41 @@ class ForkServer:
             if self._pause_s:
                 _import(module)
             else:
-                _import_patiently(module)
+                self._import_patiently(module)
         if thread_count() > 1:
             self._excluded.add(module)
         gc.freeze()
+
+    def _import_patiently(self, module: str) -> None:
+        """Import a module in a thread with a low priority. If a request waits for too long, restart without the import.
+
+        This process does not lower its own priority, because it may not raise it again for the drivers.
+        """
+
+        def run() -> None:
+            os.nice(_NICE)  # on Linux, this is the priority of the thread only
+            _import(module)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        requested_at: float | None = None
+        while thread.is_alive():
+            thread.join(_PAUSE_S)
+            if requested_at is None and select.select([0], [], [], 0)[0]:
+                requested_at = time.monotonic()
+            if requested_at is not None and time.monotonic() - requested_at > _IMPORT_PATIENCE_S:
+                self._restart()
+        # `join` returns before the kernel has ended the thread.
+        until = time.monotonic() + _THREAD_END_S
+        while thread_count() > 1 and time.monotonic() < until:
+            time.sleep(0.001)
 
     def _restart(self) -> None:
         """Replace this process by a new server that has imported no libraries, but has the same process id and pipes.
 
         A fork copies only one thread, and a lock that another thread holds would never be released in the fork. So the
-        server restarts if a library has started a thread, and does not import that library again.
+        server restarts if a library has started a thread, and does not import that library again. A request that waits
+        stays in the pipe.
         """
         os.dup2(self._answers, 1)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "shoal.jobs.driver.fork_server", *sorted(self._excluded)])
@@ -298,25 +330,6 @@ def _library_of(module: str) -> str:
 def _import(module: str) -> None:
     with contextlib.suppress(Exception):
         import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
-
-
-def _import_patiently(module: str) -> None:
-    """Import a module in a thread with a lower priority, so that the pool's nodes, which are starting, come first.
-
-    This process cannot lower its own priority, because it may not raise it again for the drivers.
-    """
-
-    def run() -> None:
-        os.nice(_NICE)  # on Linux, this is the priority of the thread only
-        _import(module)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    # `join` returns before the kernel has ended the thread.
-    until = time.monotonic() + _THREAD_END_S
-    while thread_count() > 1 and time.monotonic() < until:
-        time.sleep(0.001)
 
 
 class _LateStream:
