@@ -168,7 +168,11 @@ class TestSubmit:
         [job] = head.jobs.values()
         assert 'shoal.jobs.driver "$@"\'' in job.entrypoint
         assert job.entrypoint.endswith(f"{handle.job_id} 1")
-        assert job.metadata == {"shoal_job": handle.job_id, "attempt": "1"}
+        assert job.metadata == {
+            "shoal_job": handle.job_id,
+            "attempt": "1",
+            "libraries": "ray xgboost mlflow",
+        }
         stored = json.dumps(row(Store(), handle).spec)
         for secret_text in ("wJalrXUtnFEMI", "hunter22"):
             assert secret_text not in job.entrypoint + json.dumps(job.metadata) + stored
