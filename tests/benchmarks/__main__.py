@@ -22,6 +22,7 @@ BENCHMARKS = (
     "workers",
     "limited_memory",
     "pool_scaling",
+    "first_seconds",
     "pytorch",
     "store_load",
     "batch_prediction",

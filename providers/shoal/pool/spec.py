@@ -159,36 +159,40 @@ class PoolSpec(Settings):
         if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
         if self.backend == "ray":
-            for name in ("ray_dashboard", "libraries"):
-                if getattr(self, name):
-                    raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
-            if self.gpus_per_node < 0:
-                raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
-            if has_credentials(self.address or ""):
-                raise InvalidArgumentError(
-                    f"address={redact_value(self.address or '')}: the URL must not contain credentials; put the token "
-                    "in a file and give token_file="
-                )
-            parts = _url_parts(self.address or "")
-            if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(
-                    f"address={redact_address(self.address or '')!r}: a ray:// pool needs the URL of the cluster's Job "
-                    f"API, for example ray://{self.name}?address=http://10.0.0.5:8265"
-                )
-            if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
-                raise ValueError(
-                    f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
-                )
-            if self.ca_file is not None and parts.scheme != "https":
-                raise ValueError(
-                    f"ca_file is allowed only with an https:// address, not with address={self.address!r}: remove "
-                    "ca_file, or use an https:// address"
-                )
-            if parts.query:
-                raise ValueError(
-                    f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
-                )
+            self._check_cluster()
         return self
+
+    def _check_cluster(self) -> None:
+        """Raise an error if the spec of a ray:// pool has wrong options, or none that it needs."""
+        for name in ("ray_dashboard", "libraries"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
+        if self.gpus_per_node < 0:
+            raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
+        if has_credentials(self.address or ""):
+            raise InvalidArgumentError(
+                f"address={redact_value(self.address or '')}: the URL must not contain credentials; put the token "
+                "in a file and give token_file="
+            )
+        parts = _url_parts(self.address or "")
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"address={redact_address(self.address or '')!r}: a ray:// pool needs the URL of the cluster's Job "
+                f"API, for example ray://{self.name}?address=http://10.0.0.5:8265"
+            )
+        if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
+            raise ValueError(
+                f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
+            )
+        if self.ca_file is not None and parts.scheme != "https":
+            raise ValueError(
+                f"ca_file is allowed only with an https:// address, not with address={self.address!r}: remove "
+                "ca_file, or use an https:// address"
+            )
+        if parts.query:
+            raise ValueError(
+                f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
+            )
 
     def _check_without_ray(self) -> None:
         """Raise an error if the spec has options that a pool without Ray cannot have."""

@@ -58,7 +58,7 @@ PRELOADED = (
 """Modules that the server may import. A driver needs 2 to 3 s for all of them."""
 
 _ALWAYS = ("numpy", "pyarrow")
-"""Libraries that the drivers of all jobs need that need any library."""
+"""Libraries that each driver needs that needs any library."""
 
 _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
 """Module with which MLflow's database is created."""
@@ -95,7 +95,7 @@ class ForkServer:
         self._excluded = set(excluded)
         self._preloaded: set[str] = set()
         self._wanted: list[str] = []
-        self._pause_s = 0.0
+        self._had_request = False
         self._creates_database = False
         self._database_creator: int | None = None
         # Each driver gets the writing end of this pipe, and writes one line to it.
@@ -145,18 +145,19 @@ class ForkServer:
     def _patience_s(self) -> float | None:
         """Return how long the server waits for requests before it imports a module or restarts; None means for ever."""
         if self._wanted:
-            return self._pause_s
+            return _PAUSE_S if self._had_request else 0.0
         if self._running or not self._preloaded:
             return None
         return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
 
     def _answer_request(self, request: dict[str, Any]) -> None:
+        """Import the libraries of a driver and start it. A request without a driver names those to import meanwhile."""
         libraries = {*_ALWAYS, *request["libraries"]} if request["libraries"] else ()
         modules = [module for module in PRELOADED if _library_of(module) in libraries]
         if "id" not in request:
             self._wanted, self._creates_database = modules, request["creates_mlflow_database"]
             return
-        self._pause_s = _PAUSE_S
+        self._had_request = True
         for module in modules:
             self._preload(module)
         self._start(request)
@@ -236,7 +237,7 @@ class ForkServer:
             return
         self._preloaded.add(module)
         with before_forks(), _late_streams():
-            if self._pause_s:
+            if self._had_request:
                 _import(module)
             else:
                 self._import_patiently(module)
