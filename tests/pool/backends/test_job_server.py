@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,16 @@ TOKEN = "let-me-in"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[JobServer]:
+    # In a process with several threads, the fork server is a program of its own, and no fork of pytest, whose streams
+    # pytest has replaced.
+    closed = threading.Event()
+    thread = threading.Thread(target=closed.wait)
+    thread.start()
     server = JobServer(tmp_path, TOKEN)
     yield server
     server.close()
+    closed.set()
+    thread.join()
 
 
 @pytest.fixture
