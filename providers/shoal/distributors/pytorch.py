@@ -26,7 +26,7 @@ from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import Response, Returns, SubmittedCall
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
 
 __all__ = [
     "Context",
@@ -137,34 +137,26 @@ class PyTorchDistributor:
         artifact_location: str | None,
         artifact_stage_location: str | None,
     ) -> Call[Any]:
-        location = _one_location(artifact_location, artifact_stage_location)
+        if artifact_location and artifact_stage_location:
+            raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
+        location = artifact_location or artifact_stage_location
         program = Program.of(self.train_func, args, kwargs)
-        request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)
-        return dispatch.function(request, program.dumps())
-
-    def _request(
-        self, name: str, datasets: Mapping[str, DataConnector], hyper_params: Mapping[str, Any], location: str | None
-    ) -> FunctionRequest:
-        for key, connector in datasets.items():
+        for name, connector in (dataset_map or {}).items():
             if not isinstance(connector, DataConnector):
                 raise InvalidArgumentError(
-                    f'dataset_map["{key}"] must be a DataConnector or a ShardedDataConnector, not '
+                    f'dataset_map["{name}"] must be a DataConnector or a ShardedDataConnector, not '
                     f"{type(connector).__name__}"
                 )
-        changes = {"artifact_location": resolved(location)} if location else {}
-        return FunctionRequest(
-            name=name,
-            dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
-            hyper_params=dict(hyper_params),
+        request = FunctionRequest(
+            name=name_of(program.target),
+            dataset_map={name: connector.to_spec() for name, connector in (dataset_map or {}).items()},
+            hyper_params=dict(hyper_params or {}),
             scaling_config=self.scaling_config,
-            run_config=self.run_config.model_copy(update=changes),
+            run_config=self.run_config.model_copy(
+                update={"artifact_location": resolved(location)} if location else None
+            ),
         )
-
-
-def _one_location(location: str | None, stage_location: str | None) -> str | None:
-    if location and stage_location:
-        raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
-    return location or stage_location
+        return dispatch.function(request, program.dumps())
 
 
 class TorchDistributor:
