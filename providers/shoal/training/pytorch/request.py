@@ -103,7 +103,9 @@ class SpreadScalingConfig(Settings):
         return self
 
 
-def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
+def spread(
+    gpus: int = 0, num_workers: int | None = None, num_cpus: int = 1, gpu_type: str | None = None
+) -> SpreadScalingConfig:
     """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config whose workers may run on any nodes.
 
     Raises:
