@@ -9,35 +9,22 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
-from shoal.distributors.submitted_call import Response, value_of
+from shoal.distributors.submitted_call import Response as Response
+from shoal.distributors.submitted_call import value_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
-from shoal.training.pytorch.context import Context, get_context
-from shoal.training.pytorch.local_run import run_local
+from shoal.training.pytorch.context import Context as Context
+from shoal.training.pytorch.context import get_context as get_context
+from shoal.training.pytorch.local_run import run_local as run_local
 from shoal.training.pytorch.program import Program, check_runnable, name_of
-from shoal.training.pytorch.request import (
-    AnyScaling,
-    FunctionRequest,
-    PyTorchScalingConfig,
-    SpreadScalingConfig,
-    WorkerResourceConfig,
-)
+from shoal.training.pytorch.request import AnyScaling, FunctionRequest, SpreadScalingConfig
+from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalingConfig
+from shoal.training.pytorch.request import WorkerResourceConfig as WorkerResourceConfig
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.dispatch import Call
     from shoal.distributors.submitted_call import Returns, SubmittedCall
-
-__all__ = [
-    "Context",
-    "PyTorchDistributor",
-    "PyTorchScalingConfig",
-    "Response",
-    "TorchDistributor",
-    "WorkerResourceConfig",
-    "get_context",
-    "run_local",
-]
 
 
 class PyTorchDistributor:
