@@ -19,11 +19,6 @@ PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
 
-def is_model_folder(model: str) -> bool:
-    """Return whether the text that names a model is the path of a folder, and not a URI."""
-    return model_uris.is_path(model)
-
-
 class PredictJobSpec(AnySpec):
     """Spec of a job that predicts every row of a dataset with a model from MLflow.
 
