@@ -208,28 +208,22 @@ class _WorkerTotals:
         )
 
 
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        request: TrainRequest,
-        library: Library,
-        user_code: UserCode,
-        init_model: bytes | None,
-        env: dict[str, str],
-        on_progress: OnProgress | None,
-        metrics: MetricSink | None,
-        began: float,
-    ) -> None:
-        self._request = request
-        self._library = library
+    request: TrainRequest
+    library: Library
+    user_code: UserCode
+    init_model: bytes | None
+    env: dict[str, str]
+    on_progress: OnProgress | None
+    metrics: MetricSink | None
+    began: float
+
+    def __post_init__(self) -> None:
+        request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._worker = _worker_module(request)
-        self._user_code = user_code
-        self._env = env
-        self._on_progress = on_progress
-        self._metrics = metrics
         self._logged = 0
-        self._began = began
-        self._restarts = Restarts(request.run_config, began)
+        self._restarts = Restarts(request.run_config, self.began)
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
@@ -261,11 +255,11 @@ class _Training:
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
-        return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
+        return f"round {self._checkpoint.rounds} of {self.request.n_estimators}"
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        min_workers = self._request.run_config.min_workers
+        min_workers = self.request.run_config.min_workers
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
@@ -276,24 +270,24 @@ class _Training:
         return f"{size.num_workers} workers"
 
     def _attempt(self) -> TrainResult:
-        request, size = self._request, self._size
+        request, size = self.request, self._size
         whole = bool(self._whole_metrics) and size.num_workers > 1
         seed, group_col = request.run_config.seed, request.group_col
         parts = shard_datasets(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
         with shared_gang(
-            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
+            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
-            gang.preload([self._worker], complete=bool(self._user_code))
+            gang.preload([self._worker], complete=bool(self.user_code))
             self._check_gpus(gang)
             rows = sum(train.shard.rows for train, _ in parts)
             if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
                 say(advice)
             tasks = [
                 self._task(train, evals, connection)
-                for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
+                for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
-            prepared = self._library.prepare(partial(self._on_all, gang), tasks)
+            prepared = self.library.prepare(partial(self._on_all, gang), tasks)
             workers = [_WorkerTotals(each) for each in prepared]
             last = self._boost(gang, workers)
             self._on_all(gang, "finish", [()] * len(workers))
@@ -303,7 +297,7 @@ class _Training:
         return TrainResult(
             framework=request.framework,
             model=self._checkpoint.model,
-            params=self._library.merged(request),
+            params=self.library.merged(request),
             eval_results=self._checkpoint.history,
             best_iteration=last.best_iteration,
             best_score=last.best_score,
@@ -312,13 +306,13 @@ class _Training:
             rows=sum(worker.rows for worker in stats),
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
             restarts=self._restarts.count,
             workers=stats,
         )
 
     def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any]) -> Task:
-        request = self._request
+        request = self.request
         return Task(
             train=train,
             eval_sets=eval_sets,
@@ -341,7 +335,7 @@ class _Training:
         and train on the CPU."""
         if not self._size.gpus_per_worker:
             return
-        check = self._library.gpu_problem
+        check = self.library.gpu_problem
         problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self._restarts.timeout)
         for worker, problem in zip(gang.workers, problems, strict=True):
             if problem is not None:
@@ -349,14 +343,14 @@ class _Training:
 
     def _boost(self, gang: Gang, workers: Sequence[_WorkerTotals]) -> Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""
-        rounds = self._request.n_estimators
-        length = segment_length(rounds, self._request.run_config.checkpoint_every)
+        rounds = self.request.n_estimators
+        length = segment_length(rounds, self.request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
-        if self._metrics and self._logged > self._checkpoint.rounds:
-            self._metrics.continued()
+        if self.metrics and self._logged > self._checkpoint.rounds:
+            self.metrics.continued()
         self._logged = self._checkpoint.rounds
         # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
-        with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
+        with ProgressDisplay(first_line_s=math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)
@@ -383,13 +377,13 @@ class _Training:
         """Pass on the metrics of the rounds from `first` on that are new, and the progress."""
         each = by_round(history)
         for step, values in enumerate(each, first):
-            if self._metrics and step >= self._logged:
-                self._metrics.log(0, values, step)
+            if self.metrics and step >= self._logged:
+                self.metrics.log(0, values, step)
         self._logged = max(self._logged, first + len(each))
-        progress = Progress(rounds, self._request.n_estimators, "rounds", bounded(each[-1]) if each else {})
+        progress = Progress(rounds, self.request.n_estimators, "rounds", bounded(each[-1]) if each else {})
         display.show(progress)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
     def _on_all(
         self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
@@ -399,11 +393,11 @@ class _Training:
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
-        scaling, clamp = self._request.scaling_config, self._request.run_config.clamp
+        scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
         fraction = self._train.ingestor_class.worker_cpu_fraction
         if again:
             cpus = round(self._size.cpus_per_worker / fraction)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        device = self._library.device(self._request)
+        device = self.library.device(self.request)
         return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)
