@@ -27,7 +27,7 @@ from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, 
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 
-_LIBRARIES = {
-    "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
-    "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
-}
+_LIBRARIES = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
 
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
@@ -60,19 +57,17 @@ the function to call and the arguments of each rank."""
 class Library(Protocol):
     """Interface between the driver (the process that controls a training) and a boosting library such as XGBoost."""
 
-    package: str
-    """Name of the Python package to import."""
-    extra: str
-    """Name of the optional dependency group (extra) of shoal that installs the package."""
-    worker: str
-    """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
-    and the functions that `prepare` calls."""
-
-    def merged(self, request: TrainRequest) -> dict[str, Any]:
+    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
         """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
+        params = importlib.import_module(f"shoal.training.{request.framework}.params")
+        merged: dict[str, Any] = params.merge_params(request.params, objective, request.n_estimators)
+        return merged
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
+        """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
+        params = importlib.import_module(f"shoal.training.{request.framework}.params")
+        device: str | None = params.device_of(self.merged(request))
+        return device
 
     def why_cpu(self) -> str | None:
         """Return the reason why the library trains on CPUs by default although all nodes have GPUs; None if the library
@@ -148,7 +143,13 @@ def import_ahead_for_workers(request: TrainRequest) -> None:
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         size = resolve_size(request.scaling_config, [node], clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [f"shoal.training.{request.framework}.worker"])
+        import_ahead(_shape(size), [_worker_module(request)])
+
+
+def _worker_module(request: TrainRequest) -> str:
+    """Return the name of the module that runs in the workers. The module contains the functions `boost(Segment)` and
+    `finish()`, and the functions that `Library.prepare` calls."""
+    return f"shoal.training.{request.framework}.worker"
 
 
 def _shape(size: GangSize) -> GangShape:
@@ -173,14 +174,13 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
 
 
 def _library(framework: str) -> Library:
-    module, name = _LIBRARIES[framework]
-    library: Library = getattr(importlib.import_module(module), name)()
-    ray = [("ray", "ray")] if cluster.this_machine() is None else []
-    for package, extra in (*ray, (library.package, library.extra)):
+    module = importlib.import_module(f"shoal.training.{framework}.engine")
+    library: Library = getattr(module, _LIBRARIES[framework])()
+    for package in ["ray", framework] if cluster.this_machine() is None else [framework]:
         try:
             importlib.import_module(package)
         except ImportError as exc:
-            raise MissingExtraError(package, extra) from exc
+            raise MissingExtraError(package, extra=package) from exc
     return library
 
 
@@ -222,6 +222,7 @@ class _Training:
     ) -> None:
         self._request = request
         self._library = library
+        self._worker = _worker_module(request)
         self._user_code = user_code
         self._env = env
         self._on_progress = on_progress
@@ -283,7 +284,7 @@ class _Training:
             _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
-            gang.preload([self._library.worker], complete=bool(self._user_code))
+            gang.preload([self._worker], complete=bool(self._user_code))
             self._check_gpus(gang)
             rows = sum(train.shard.rows for train, _ in parts)
             if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
@@ -393,7 +394,7 @@ class _Training:
     def _on_all(
         self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
     ) -> list[Any]:
-        function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(self._worker), name)
         return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:

@@ -9,31 +9,30 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.engine import Library, OnAll
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
+from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
-from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.params import (
+    NAMES,
     WITHOUT_CUDA,
     approximate,
     check_params,
-    device_of,
     gpu_problem,
     has_cuda,
     ignored_weights,
-    merge_params,
     outputs_per_label,
-    seed_of,
     worker_params,
 )
 from shoal.training.xgboost.tracker import Tracker
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
@@ -41,20 +40,8 @@ _COLLECTIVE_RETRIES = 3
 _CENSORED = "survival:aft"
 
 
-class XGBoost:
+class XGBoost(Library):
     """Implementation of the interface `boosting.engine.Library` for XGBoost; all methods run in the driver."""
-
-    package = "xgboost"
-    extra = "xgboost"
-    worker = "shoal.training.xgboost.worker"
-
-    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
-        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
-        return merge_params(request.params, objective, request.n_estimators)
-
-    def device(self, request: TrainRequest) -> str | None:
-        """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
-        return device_of(self.merged(request))
 
     def why_cpu(self) -> str | None:
         """Return the reason why XGBoost trains on CPUs by default, or None if the installed XGBoost was built with
@@ -99,7 +86,7 @@ class XGBoost:
             )
         outputs *= labels
         request.check_margins(outputs)
-        seed = seed_of(merged, request.run_config.seed)
+        seed = seed_in(merged, request.run_config.seed, NAMES)
         learner = check_params(
             {**params, "seed": seed},
             request.input_cols,
