@@ -129,7 +129,9 @@ class XGBoost(Library):
         return (
             is_wide
             and rows * columns <= _MOST_VALUES
-            and not (user_code or request.external_memory or request.group_col or request.bound_cols)
+            and not any((user_code, request.external_memory, request.group_col, request.bound_cols))
+            # One worker starts from scores of the quantised rows, which differ from those of the rows.
+            and request.init_model is None
             and all(params.get(name, values[0]) in values for name, values in _FOR_COLUMNS.items())
             and params.get("objective") != "survival:cox"
             and "updater" not in params
