@@ -83,6 +83,15 @@ class Library(Protocol):
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
+    def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
+        """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
+        if the values are exact."""
+
+    def splits_columns(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode, rows: int) -> bool:
+        """Return whether several workers divide the columns of `rows` rows, of the training set and the eval sets
+        together, instead of the rows."""
+        return False
+
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return the metrics that are exact only if every worker evaluates the whole eval sets, as a text for error
         messages; "" if the library combines the workers' values of all metrics exactly.
@@ -233,7 +242,13 @@ class _Training:
         if continued is not None:
             continued.check(request, self._train.source)
         self._params, self._seed = library.params(request, self._size, user_code, continued)
-        self._whole_metrics = library.whole_metrics(request, self._params, user_code)
+        rows = sum(dataset.num_rows() for dataset in (self._train, *self._eval_sets.values()))
+        # The answer does not depend on the number of workers, so a training keeps it when it continues with fewer.
+        self._by_columns = library.splits_columns(request, self._params, user_code, rows)
+        if not self._by_columns and (advice := library.inexact_leaves(self._params, self._size.num_workers)):
+            say(advice)
+        # Workers with all rows compute all metrics exactly.
+        self._whole_metrics = "" if self._by_columns else library.whole_metrics(request, self._params, user_code)
         if self._whole_metrics and self._size.num_workers > 1:
             refuse_long_eval_sets(self._eval_sets, self._whole_metrics)
         # The driver reads the categories once, before the first attempt. All workers, including those that start after
@@ -271,20 +286,24 @@ class _Training:
 
     def _attempt(self) -> TrainResult:
         request, size = self.request, self._size
+        by_columns = self._by_columns and size.num_workers > 1
         whole = bool(self._whole_metrics) and size.num_workers > 1
         seed, group_col = request.run_config.seed, request.group_col
-        parts = shard_datasets(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
+        parts = shard_datasets(
+            self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
+        )
         with shared_gang(
             _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
             gang.preload([self._worker], complete=bool(self.user_code))
             self._check_gpus(gang)
-            rows = sum(train.shard.rows for train, _ in parts)
-            if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
+            rows = self._train.num_rows()
+            nodes = [worker.node for worker in gang.workers]
+            if not by_columns and (advice := wider_workers(size, nodes, rows)):
                 say(advice)
             tasks = [
-                self._task(train, evals, connection)
+                self._task(train, evals, connection, by_columns=by_columns)
                 for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
             prepared = self.library.prepare(partial(self._on_all, gang), tasks)
@@ -303,7 +322,7 @@ class _Training:
             best_score=last.best_score,
             rounds=self._checkpoint.init_rounds + self._checkpoint.rounds,
             init_rounds=self._checkpoint.init_rounds,
-            rows=sum(worker.rows for worker in stats),
+            rows=rows,
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
             seconds=time.monotonic() - self.began,
@@ -311,7 +330,7 @@ class _Training:
             workers=stats,
         )
 
-    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any]) -> Task:
+    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any], *, by_columns: bool) -> Task:
         request = self.request
         return Task(
             train=train,
@@ -327,6 +346,7 @@ class _Training:
             external_memory=request.external_memory,
             missing=request.missing,
             feature_weights=request.weights_of_features,
+            by_columns=by_columns,
             connection=connection,
         )
 

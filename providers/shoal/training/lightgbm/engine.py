@@ -14,7 +14,6 @@ from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
 from shoal.training.lightgbm.messages import shares
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
@@ -104,11 +103,13 @@ class LightGBM(Library):
                     "remove init_model, or set another value for boosting"
                 )
             init_model.check_learner(objective_line(untrained), outputs, "gbdt")
-        if advice := inexact_leaves("lightgbm", objective_of(params), size.num_workers):
-            say(advice)
         # LightGBM writes the number of rounds into the model's text, but does not use it here.
         params = {**params, "num_iterations": request.n_estimators}
         return params, seed_in(merged, request.run_config.seed, NAMES)
+
+    def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
+        """Return a line for the log if the workers set the values of leaves only approximately."""
+        return inexact_leaves("lightgbm", objective_of(params), num_workers)
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return all metrics, because a LightGBM worker evaluates only its own rows."""
@@ -120,12 +121,9 @@ class LightGBM(Library):
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
-        import pyarrow as pa
-
         sample_shares = shares([task.train.shard.rows for task in tasks])
         samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
-        sample = cluster.share(pa.concat_tables(samples))
-        bins = on_all("bin_sample", [(sample,), *[(None,)] * (len(tasks) - 1)])[0]
+        bins = on_all("bin_sample", [(samples,), *[((),)] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
-        del samples, sample
+        del samples
         return on_all("prepare", [(cluster.share(bins), machines)] * len(tasks))

@@ -83,6 +83,7 @@ class _Session:
         params = self.task.params
         threads = int(params.get("num_threads", 1)) * self._context.local_world_size
         bins = find_bins(rows, self.task.columns.features, params, threads)
+        memory.trim()
         self._seconds += time.perf_counter() - began
         return bins
 
@@ -121,9 +122,11 @@ class _Session:
 _session: _Session | None = None
 
 
-def begin(task: Task, share: Share) -> tuple[pa.Table, str]:
-    """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, and
-    the address and port at which the worker will listen.
+def begin(task: Task, share: Share) -> tuple[Any, str]:
+    """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, as
+    `cluster.share` returns it, and the address and port at which the worker will listen.
+
+    The part is shared by the worker, so that the whole sample is stored only once and the driver holds none of it.
 
     Raises:
         DataError: The rows cannot be used, or their bins do not fit in memory.
@@ -131,20 +134,25 @@ def begin(task: Task, share: Share) -> tuple[pa.Table, str]:
     global _session
     with _own_errors():
         _session = _Session(task, share, gang_context())
-        return _session.sample(), _session.port.address
+        shared = cluster.share(_session.sample())
+        # malloc keeps the blocks of the freed rows, which are small.
+        memory.trim()
+        return shared, _session.port.address
 
 
-def bin_sample(rows: Any) -> Bins | None:
-    """Find LightGBM's bins from the sample of all workers' rows; ranks other than 0 do nothing.
+def bin_sample(samples: Sequence[Any]) -> Bins | None:
+    """Find LightGBM's bins from the samples of all workers; ranks other than 0 get no samples and do nothing.
 
     Raises:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
-    if rows is None:
+    if not samples:
         return None
+    import pyarrow as pa
+
     with _own_errors():
-        return _session.bin_sample(cluster.fetch(rows))
+        return _session.bin_sample(pa.concat_tables(map(cluster.fetch, samples)))
 
 
 def prepare(shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
