@@ -167,3 +167,13 @@ def test_only_where_it_pays_and_the_model_is_the_same(files: tuple[str, str]) ->
     assert not divided({}, init_model="models:/delays/1")
     assert not divided({}, user_code=UserCode(metrics=(lambda scores, rows: ("one", 1.0),)))
     assert not XGBoost().splits_columns(request(files, {}), {"device": "cuda"}, UserCode(), 50_000)
+
+
+def test_quantiles_are_announced_as_inexact_only_if_the_rows_are_divided(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantile = {"objective": "reg:quantileerror", "quantile_alpha": 0.8}
+    train(request(files, quantile, input_cols=FEATURES[:9]))
+    assert "the value of a leaf is the mean" in capsys.readouterr().out
+    train(request(files, quantile))
+    assert "the value of a leaf" not in capsys.readouterr().out
