@@ -170,13 +170,13 @@ def either_store(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def real_pool(session_home: Path) -> Iterator:
     """The one real pool of the session: up with its head, 1 CPU a node, 4 nodes at most."""
-    from shoal import ComputePool
+    from shoal import ComputePool, jobs
 
     # A session that was killed takes nothing down: its pool does so itself after an hour without use.
     pool = ComputePool("local://tests?max_nodes=4&idle_timeout=3600").up()
     yield pool
     pool.down()
-    assert pool.sweep() == []
+    assert jobs.sweep() == []
 
 
 @pytest.fixture

@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from shoal.pool.api import ComputePool, alter_pool, describe_pool, get_nodes, scale_cluster
-    from shoal.pool.spec import PoolSpec
-    from shoal.pool.status import PoolStatus
-    from shoal.training.run_config import RunConfig
+    from shoal.pool.api import ComputePool as ComputePool
+    from shoal.pool.api import alter_pool as alter_pool
+    from shoal.pool.api import describe_pool as describe_pool
+    from shoal.pool.api import get_nodes as get_nodes
+    from shoal.pool.api import scale_cluster as scale_cluster
+    from shoal.pool.spec import PoolSpec as PoolSpec
+    from shoal.pool.status import PoolStatus as PoolStatus
+    from shoal.training.run_config import RunConfig as RunConfig
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "ComputePool",
-    "PoolSpec",
-    "PoolStatus",
-    "RunConfig",
-    "__version__",
-    "alter_pool",
-    "describe_pool",
-    "get_nodes",
-    "scale_cluster",
-]
 
 __getattr__ = lazy_exports(__name__)

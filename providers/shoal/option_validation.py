@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
@@ -72,6 +72,17 @@ def later_option(default: Any, description: str) -> Any:
     refuse unknown options, can read it.
     """
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
+
+
+def positive_or_all(meaning: str) -> AfterValidator:
+    """Return the validator of a number that is positive or -1. The error message contains the meaning of -1."""
+
+    def check(value: int) -> int:
+        if value != -1 and value < 1:
+            raise ValueError(f"must be a positive number, or -1 {meaning}")
+        return value
+
+    return AfterValidator(check)
 
 
 def unknown_value(field: str, given: str, allowed: str) -> str:

@@ -171,7 +171,7 @@ def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     assert clean.execute(context)["released"] is False
     assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
     CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other").execute(context)
-    wait_until(lambda: up.sweep() is not None and len(node_rows()) == 1, "the head alone")
+    wait_until(lambda: jobs.sweep() is not None and len(node_rows()) == 1, "the head alone")
 
 
 def test_sweep_clears_what_is_left_of_a_dead_node(up, context):

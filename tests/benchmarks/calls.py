@@ -181,9 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         @contextmanager
         def pool() -> Iterator[None]:
             run("shoal", "pool", "up", f"local://{POOL}?max_nodes=1&cpus_per_node={cpus}")
-            # The head imports the libraries of the first job after that job, so two jobs make the pool warm.
-            for _ in range(2):
-                run("shoal", "train", str(job))
+            run("shoal", "train", str(job))  # for this job, the head imports the libraries of all jobs
             try:
                 yield
             finally:

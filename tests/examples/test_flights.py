@@ -15,8 +15,7 @@ import pytest
 from examples import python_run
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
-from shoal.jobs import list_jobs
-from shoal.pool.api import sweep
+from shoal.jobs import list_jobs, sweep
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from examples import prefect_run
-from shoal.jobs import list_jobs
-from shoal.pool.api import sweep
+from shoal.jobs import list_jobs, sweep
 from shoal.state.home import home
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until

@@ -19,8 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 
 from shoal.examples import flights
-from shoal.jobs import list_jobs
-from shoal.pool.api import sweep
+from shoal.jobs import list_jobs, sweep
 from shoal.prefect import adistributed_train, clean_up_ended_runs, pool_lease
 from tests.support.plain_training import plain_digest
 from tests.support.pool_processes import a_worker

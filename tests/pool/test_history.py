@@ -8,7 +8,8 @@ from sqlalchemy import select
 from shoal import history
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.history import acting_as
-from shoal.pool.api import ComputePool, sweep
+from shoal.jobs import sweep
+from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
 from shoal.state.process import hostname

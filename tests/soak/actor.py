@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from shoal.errors import ShoalError
-from shoal.pool.api import ComputePool, sweep
+from shoal.jobs import sweep
+from shoal.pool.api import ComputePool
 from shoal.state import Store
 
 URI = "local://soak?max_nodes=4"

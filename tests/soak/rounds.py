@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.pool.api import ComputePool, list_pools, sweep
+from shoal.jobs import sweep
+from shoal.pool.api import ComputePool, list_pools
 from shoal.state import Store, home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Demand, NodeState

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from shoal.errors import ScaleError
-from shoal.pool.api import ComputePool, sweep
+from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.journal.steps import At, JournalStep
 from shoal.state import Store, steps
 
@@ -52,7 +52,7 @@ OPERATIONS: dict[str, Callable[[ComputePool], object]] = {
     ),
     "handing over": ComputePool.release,
     "taking down": ComputePool.down,
-    "sweeping": lambda _: sweep(Store()),
+    "sweeping": lambda _: sweep_nodes(Store()),
 }
 
 

@@ -18,7 +18,6 @@ from shoal.airflow._run_holder import ONLY_LEASE
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.checks import arguments_of, check_slots, is_a, pool_of
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
-from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError, shown
 
 _TEARDOWN_ID = "clean_up_pool"
@@ -173,7 +172,7 @@ def _set_leases(tasks: PoolTasks, created: list[Operator], around: tuple[PoolTas
     pool = pool_of(vars(tasks.setup))
     outer_pools = {pool_of(vars(one.setup)) for one in around}
     for task in created:
-        if not is_a(task, PoolOperator, NodesSensor):
+        if not is_a(task, PoolOperator):
             continue
         arguments = arguments_of(task)
         its_pool = pool_of(arguments)

@@ -64,23 +64,12 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         )
 
     @classmethod
-    def fields(
-        cls,
-        spec: Any = None,
-        *,
-        num_workers: int | None = None,
-        num_cpus: int = 1,
-        gpus: int = 0,
-        gpu_type: str | None = None,
-    ) -> dict[str, Any]:
+    def fields(cls, spec: Any, **requested: Any) -> dict[str, Any]:
         """Return the fields of the job's spec: the user's fields, and the fields for the number and size of the
         workers.
 
         :param spec: Further fields of a `FunctionJobSpec`.
-        :param num_workers: Number of workers.
-        :param num_cpus: Number of CPUs per worker.
-        :param gpus: Total number of GPUs of all workers.
-        :param gpu_type: Type of GPU that the workers need.
+        :param requested: Those of the arguments `num_workers`, `num_cpus`, `gpus` and `gpu_type` that are known.
         """
         if not isinstance(spec, Mapping | None):
             raise InvalidArgumentError(
@@ -94,7 +83,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
             )
         from shoal.training.pytorch.request import spread
 
-        return {**(spec or {}), **cls.room(spread(gpus, num_workers, num_cpus, gpu_type).model_dump())}
+        return {**(spec or {}), **cls.room(spread(**requested).model_dump())}
 
     @classmethod
     def room(cls, requested: dict[str, Any]) -> dict[str, Any]:
@@ -236,10 +225,12 @@ def _decorated(
 ) -> TaskDecorator:
     # Airflow creates the operators of a mapped task only when its instances run. The check here reports wrong arguments
     # earlier, when Airflow loads the DAG.
-    described = {name: value for name, value in kwargs.items() if name in inspect.signature(operator.fields).parameters}
+    from shoal.training.pytorch.request import spread
+
+    requested = {name: value for name, value in kwargs.items() if name in inspect.signature(spread).parameters}
     name = operator.custom_operator_name
     operator.check(
         str(kwargs.get("task_id") or getattr(function, "__name__", f"with {name}")),
-        {**kwargs, "spec": operator.fields(**described), "train_func": function or _decorated},
+        {**kwargs, "spec": operator.fields(kwargs.get("spec"), **requested), "train_func": function or _decorated},
     )
     return task_decorator_factory(python_callable=function, decorated_operator_class=operator, **kwargs)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from airflow.sdk.definitions.mappedoperator import MappedOperator
-
+from shoal.airflow.checks import is_a
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.operators.outcomes import LINE
 
@@ -109,7 +108,7 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
             stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
             if stored is not None:
                 yield _parsed(stored)
-            elif _trains(task):
+            elif is_a(task, DistributedTrainOperator):
                 state = states[task_id if index < 0 else f"{task_id}_{index}"]
                 yield _unknown(task_id, index, f"the task ended as {state}: see its log", skipped=state == "skipped")
 
@@ -124,11 +123,6 @@ def _instances(task_id: str, states: Mapping[str, Any], task_ids: Collection[str
     mapped = [name.rpartition("_")[2] for name in names if name.rpartition("_")[0] == task_id]
     indexes = sorted(int(index) for index in mapped if index.isdigit())
     return indexes or ([-1] if task_id in states else [])
-
-
-def _trains(task: object) -> bool:
-    kind = task.operator_class if isinstance(task, MappedOperator) else type(task)
-    return isinstance(kind, type) and issubclass(kind, DistributedTrainOperator)
 
 
 def _parsed(stored: Mapping[str, Any]) -> ModelLine:

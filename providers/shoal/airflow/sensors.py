@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
-from shoal.airflow._run_holder import holder_of
-from shoal.airflow.base.checked import CheckedOperator
-from shoal.airflow.base.pool import is_deferrable
+from shoal.airflow.base.pool import PoolOperator, is_deferrable
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
-from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.pool.api import ComputePool
 
-
-class NodesSensor(CheckedOperator, BaseSensorOperator):
+class NodesSensor(PoolOperator, BaseSensorOperator):
     """Sensor that waits until a given number of a pool's nodes are ready, and renews the DAG run's lease during the
     wait.
 
@@ -31,26 +26,18 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
     rolled back. The error message contains the reason.
 
     :param expected_nodes: Number of nodes, including the head node. (templated)
-    :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param lease: Id of the task that leases the nodes. In a DAG with several leases, this argument selects the lease
-        that the sensor waits for. ``pool_for_run`` sets the argument for the tasks of its block.
     :param poke_interval: Seconds between two checks. The default is short because nodes start within seconds.
     :param deferrable: Whether the sensor waits in Airflow's triggerer, without a worker. By default, Airflow's setting
         ``[operators] default_deferrable`` decides.
     :param poll_interval: Seconds between two checks while the sensor is deferred. By default `poke_interval`.
     """
 
-    template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id", "expected_nodes")
-    ui_color = "#d9ecf2"
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_nodes")
 
     def __init__(
         self,
         *,
         expected_nodes: int,
-        pool_name: str | None = None,
-        compute_pool_conn_id: str | None = None,
-        lease: str | None = None,
         poke_interval: float = 2.0,
         deferrable: bool | None = None,
         poll_interval: float | None = None,
@@ -58,9 +45,6 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.expected_nodes = expected_nodes
-        self.pool_name = pool_name
-        self.compute_pool_conn_id = compute_pool_conn_id
-        self.lease = lease
         self.deferrable = is_deferrable(deferrable)
         self.poll_interval = poll_interval
         self.check(self.task_id, vars(self))
@@ -106,7 +90,7 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
 
         if self.poke(context):
             return
-        pool = self._pool(context)
+        pool = self.hook.pool(self.holder_in(context))
         trigger = PoolTrigger(
             pool=pool.name,
             holder=pool.holder,
@@ -119,7 +103,7 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
     @no_retry_of_permanent_errors()
     def poke(self, context: Context) -> bool:
         """Renew the DAG run's lease, and return whether the nodes are ready."""
-        pool = self._pool(context)
+        pool = self.hook.pool(self.holder_in(context))
         pool.renew()
         expected = node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()
@@ -130,6 +114,3 @@ class NodesSensor(CheckedOperator, BaseSensorOperator):
             return pool.has_nodes(expected)
         except ScaleError as error:
             raise AirflowFailException(str(error)) from error
-
-    def _pool(self, context: Context) -> ComputePool:
-        return ComputePoolHook(self.compute_pool_conn_id, self.pool_name).pool(holder_of(context, self.lease))

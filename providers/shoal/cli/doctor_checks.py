@@ -55,7 +55,8 @@ extra installs, the PyPI names of the package whose version is shown, and the pa
 
 def all_checks() -> Iterator[Finding]:
     """Run all checks of `shoal doctor`, and yield their results."""
-    yield _python()
+    # This check always succeeds, because pip installs shoal only for supported versions of Python.
+    yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
     yield _proc()
@@ -69,11 +70,6 @@ def leftovers(store: Store) -> list[str]:
     from shoal.pool.reconcile.sweep import left_over
 
     return [node_id for _, node_id in left_over(store)]
-
-
-def _python() -> Finding:
-    # This check always succeeds, because pip installs shoal only for supported versions of Python.
-    return Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 
 
 def _ray() -> Finding:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -85,6 +86,11 @@ class DatasetSpec(Settings):
     )
     _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_connector(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        return validate(value.to_spec() if hasattr(value, "to_spec") else value)
+
     @field_validator("filters", mode="before")
     @classmethod
     def _filters(cls, value: Any) -> Any:
@@ -154,9 +160,3 @@ class DatasetSpec(Settings):
 def is_relative(path: str) -> bool:
     """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
     return "://" not in path and not path.startswith(("/", "~"))
-
-
-def as_dataset_spec(value: Any) -> Any:
-    """Convert a `DataConnector` to its spec. Any other value is returned unchanged, because pydantic checks it
-    later."""
-    return value.to_spec() if hasattr(value, "to_spec") else value

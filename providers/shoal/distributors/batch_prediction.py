@@ -89,21 +89,6 @@ def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
     return dispatch.prediction(_spec(**arguments)).submit()
 
 
-def _spec(
-    dataset: DataConnector,
-    output_path: str | os.PathLike[str],
-    keep_cols: Sequence[str] | None,
-    input_cols: Sequence[str],
-    scaling_config: ScalingConfig | None,
-    run_config: RunConfig | None,
-    **others: Any,
-) -> PredictJobSpec:
-    return PredictJobSpec(
-        dataset=dataset.to_spec(),
-        output_path=os.fspath(output_path),
-        keep_cols=None if keep_cols is None else tuple(keep_cols),
-        input_cols=tuple(input_cols),
-        scaling_config=scaling_config or ScalingConfig(),
-        run_config=run_config or RunConfig(),
-        **others,
-    )
+def _spec(output_path: str | os.PathLike[str], **others: Any) -> PredictJobSpec:
+    given = {name: value for name, value in others.items() if value is not None}
+    return PredictJobSpec(output_path=os.fspath(output_path), **given)

@@ -305,16 +305,8 @@ def ray_launch(**arguments: Any) -> Callable[[Callable[P, T]], LaunchedFunction[
     return lambda function: LaunchedFunction(function, site)
 
 
-def _site(
-    decorator: str,
-    gpus: int,
-    num_workers: int | None,
-    num_cpus: int,
-    gpu_type: str | None,
-    remote: bool,
-    run_config: RunConfig | None,
-) -> Site:
-    if callable(gpus):
+def _site(decorator: str, remote: bool, run_config: RunConfig | None, **requested: Any) -> Site:
+    if callable(requested["gpus"]):
         raise InvalidArgumentError(f"@{decorator} needs parentheses: write @{decorator}()")
-    requested = spread(gpus, num_workers, num_cpus, gpu_type)
-    return Site(requested, remote, run_config or RunConfig(), one_per_gpu=num_workers is None)
+    one_per_gpu = requested["num_workers"] is None
+    return Site(spread(**requested), remote, run_config or RunConfig(), one_per_gpu=one_per_gpu)

@@ -9,35 +9,22 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
-from shoal.distributors.submitted_call import Response, value_of
+from shoal.distributors.submitted_call import Response as Response
+from shoal.distributors.submitted_call import value_of
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
-from shoal.training.pytorch.context import Context, get_context
-from shoal.training.pytorch.local_run import run_local
+from shoal.training.pytorch.context import Context as Context
+from shoal.training.pytorch.context import get_context as get_context
+from shoal.training.pytorch.local_run import run_local as run_local
 from shoal.training.pytorch.program import Program, check_runnable, name_of
-from shoal.training.pytorch.request import (
-    AnyScaling,
-    FunctionRequest,
-    PyTorchScalingConfig,
-    SpreadScalingConfig,
-    WorkerResourceConfig,
-)
+from shoal.training.pytorch.request import AnyScaling, FunctionRequest, SpreadScalingConfig
+from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalingConfig
+from shoal.training.pytorch.request import WorkerResourceConfig as WorkerResourceConfig
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import Response, Returns, SubmittedCall
-
-__all__ = [
-    "Context",
-    "PyTorchDistributor",
-    "PyTorchScalingConfig",
-    "Response",
-    "TorchDistributor",
-    "WorkerResourceConfig",
-    "get_context",
-    "run_local",
-]
+    from shoal.distributors.submitted_call import Returns, SubmittedCall
 
 
 class PyTorchDistributor:
@@ -137,34 +124,26 @@ class PyTorchDistributor:
         artifact_location: str | None,
         artifact_stage_location: str | None,
     ) -> Call[Any]:
-        location = _one_location(artifact_location, artifact_stage_location)
+        if artifact_location and artifact_stage_location:
+            raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
+        location = artifact_location or artifact_stage_location
         program = Program.of(self.train_func, args, kwargs)
-        request = self._request(name_of(program.target), dataset_map or {}, hyper_params or {}, location)
-        return dispatch.function(request, program.dumps())
-
-    def _request(
-        self, name: str, datasets: Mapping[str, DataConnector], hyper_params: Mapping[str, Any], location: str | None
-    ) -> FunctionRequest:
-        for key, connector in datasets.items():
+        for name, connector in (dataset_map or {}).items():
             if not isinstance(connector, DataConnector):
                 raise InvalidArgumentError(
-                    f'dataset_map["{key}"] must be a DataConnector or a ShardedDataConnector, not '
+                    f'dataset_map["{name}"] must be a DataConnector or a ShardedDataConnector, not '
                     f"{type(connector).__name__}"
                 )
-        changes = {"artifact_location": resolved(location)} if location else {}
-        return FunctionRequest(
-            name=name,
-            dataset_map={key: connector.to_spec() for key, connector in datasets.items()},
-            hyper_params=dict(hyper_params),
+        request = FunctionRequest(
+            name=name_of(program.target),
+            dataset_map={name: connector.to_spec() for name, connector in (dataset_map or {}).items()},
+            hyper_params=dict(hyper_params or {}),
             scaling_config=self.scaling_config,
-            run_config=self.run_config.model_copy(update=changes),
+            run_config=self.run_config.model_copy(
+                update={"artifact_location": resolved(location)} if location else None
+            ),
         )
-
-
-def _one_location(location: str | None, stage_location: str | None) -> str | None:
-    if location and stage_location:
-        raise InvalidArgumentError("artifact_stage_location is another name of artifact_location: give only one")
-    return location or stage_location
+        return dispatch.function(request, program.dumps())
 
 
 class TorchDistributor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from shoal.jobs.journal.listing import AttemptFields
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import Job
 from shoal.training.progress import Progress
 
 
-@dataclass(frozen=True)
-class JobStatus:
+@dataclass(frozen=True, kw_only=True)
+class JobStatus(AttemptFields):
     """Status of one attempt of a job; times are seconds since the epoch.
 
     Attributes:
@@ -35,20 +36,7 @@ class JobStatus:
             started.
     """
 
-    job_id: str
-    attempt: int
-    pool: str
-    holder: str
-    state: JobState
-    error: str | None
     result: JobResult | None
-    mlflow_run_id: str | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    progress: Progress | None = None
-    priority: int = 0
-    position: int | None = None
     node_seconds: float | None = None
 
     @classmethod

@@ -56,13 +56,7 @@ def spec_of(
 
 
 def check_spec(
-    given: AnyJobSpec | Mapping[str, Any] | None,
-    is_known: Callable[[Any], bool],
-    *,
-    framework: str | None = None,
-    train_func: TrainFunc | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    given: AnyJobSpec | Mapping[str, Any] | None, is_known: Callable[[Any], bool], **others: Any
 ) -> AnyJobSpec | None:
     """Check the arguments of `spec_of` that are already known, for example while an engine loads a workflow.
 
@@ -71,10 +65,7 @@ def check_spec(
     Args:
         given: A spec, or the fields of a spec.
         is_known: Function that returns False for a value that contains a placeholder, such as a template, at any depth.
-        framework: Framework that trains, unless the fields name one.
-        train_func: The function, its import name ``module:name``, or the path of a script.
-        args: Positional arguments of the function; the command line of a script.
-        kwargs: Keyword arguments of the function.
+        others: The other arguments of `spec_of`.
 
     Returns:
         The spec, without the code of a function; None if not all fields are known.
@@ -84,7 +75,7 @@ def check_spec(
     """
     if isinstance(given, AnySpec):
         return given
-    fields = _fields(given, framework, train_func, args, kwargs)
+    fields = _fields(given, **others)
     if not is_known(fields.get("framework")):
         return None
     kind = kind_of(fields)
@@ -96,10 +87,10 @@ def check_spec(
 
 def _fields(
     given: Mapping[str, Any] | None,
-    framework: str | None,
-    train_func: TrainFunc | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
+    framework: str | None = None,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the fields of the spec that a task's arguments describe.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -32,12 +33,8 @@ BackendName = Literal["local", "ray"]
 """Name of a backend (a kind of pool). `shoal.pool.backends.BACKENDS` maps each name to its class."""
 
 
-class PoolSpec(Settings):
-    """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
-
-    Raises:
-        InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
-    """
+class PoolFields(BaseModel):
+    """Fields that `PoolSpec` and the Prefect block `ComputePool` have in common."""
 
     name: str = Field(description=f"Name of the pool: {NAME_RULE}.")
     backend: BackendName = Field(
@@ -124,6 +121,14 @@ class PoolSpec(Settings):
         "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
         "only for ray:// pools.",
     )
+
+
+class PoolSpec(PoolFields, Settings):
+    """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
+
+    Raises:
+        InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
+    """
 
     @field_validator("*", mode="before")
     @classmethod

@@ -15,41 +15,20 @@ Example:
 
 from __future__ import annotations
 
-from shoal.prefect.blocks import ComputePool
-from shoal.prefect.clean_up import clean_up_ended_runs, clean_up_run
-from shoal.prefect.events import emit_alerts
-from shoal.prefect.lease import pool_lease
-from shoal.prefect.tasks import (
-    abatch_predict,
-    acleanup_pool,
-    adistributed_train,
-    aget_nodes,
-    ascale_cluster,
-    await_for_nodes,
-    batch_predict,
-    cleanup_pool,
-    distributed_train,
-    get_nodes,
-    scale_cluster,
-    wait_for_nodes,
-)
-
-__all__ = [
-    "ComputePool",
-    "abatch_predict",
-    "acleanup_pool",
-    "adistributed_train",
-    "aget_nodes",
-    "ascale_cluster",
-    "await_for_nodes",
-    "batch_predict",
-    "clean_up_ended_runs",
-    "clean_up_run",
-    "cleanup_pool",
-    "distributed_train",
-    "emit_alerts",
-    "get_nodes",
-    "pool_lease",
-    "scale_cluster",
-    "wait_for_nodes",
-]
+from shoal.prefect.blocks import ComputePool as ComputePool
+from shoal.prefect.clean_up import clean_up_ended_runs as clean_up_ended_runs
+from shoal.prefect.clean_up import clean_up_run as clean_up_run
+from shoal.prefect.events import emit_alerts as emit_alerts
+from shoal.prefect.lease import pool_lease as pool_lease
+from shoal.prefect.tasks import abatch_predict as abatch_predict
+from shoal.prefect.tasks import acleanup_pool as acleanup_pool
+from shoal.prefect.tasks import adistributed_train as adistributed_train
+from shoal.prefect.tasks import aget_nodes as aget_nodes
+from shoal.prefect.tasks import ascale_cluster as ascale_cluster
+from shoal.prefect.tasks import await_for_nodes as await_for_nodes
+from shoal.prefect.tasks import batch_predict as batch_predict
+from shoal.prefect.tasks import cleanup_pool as cleanup_pool
+from shoal.prefect.tasks import distributed_train as distributed_train
+from shoal.prefect.tasks import get_nodes as get_nodes
+from shoal.prefect.tasks import scale_cluster as scale_cluster
+from shoal.prefect.tasks import wait_for_nodes as wait_for_nodes

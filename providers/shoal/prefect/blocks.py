@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from shoal.pool import api
-from shoal.pool.spec import BackendName, PoolSpec, is_uri
+from shoal.pool.spec import PoolFields, PoolSpec, is_uri
 
 
-def _as_in_spec(field: str) -> Any:
-    """Return a copy of a field of `PoolSpec`, so that the block need not repeat the field's description and default."""
-    return copy(PoolSpec.model_fields[field])
-
-
-class ComputePool(Block):
+class ComputePool(Block, PoolFields):
     """A compute pool: a named set of nodes on which trainings run.
 
     Raises:
@@ -42,23 +36,6 @@ class ComputePool(Block):
     _logo_url = HttpUrl("https://shoal.readthedocs.io/en/latest/_static/logo.png")
     _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
 
-    name: str = _as_in_spec("name")
-    backend: BackendName = _as_in_spec("backend")
-    min_nodes: int = _as_in_spec("min_nodes")
-    max_nodes: int = _as_in_spec("max_nodes")
-    cpus_per_node: int = _as_in_spec("cpus_per_node")
-    gpus_per_node: int = _as_in_spec("gpus_per_node")
-    object_store_mb: int = _as_in_spec("object_store_mb")
-    idle_timeout: float | None = _as_in_spec("idle_timeout")
-    ray: bool = _as_in_spec("ray")
-    ray_dashboard: bool = _as_in_spec("ray_dashboard")
-    libraries: str | None = _as_in_spec("libraries")
-    address: str | None = _as_in_spec("address")
-    gcs: str | None = _as_in_spec("gcs")
-    token_file: str | None = _as_in_spec("token_file")
-    ca_file: str | None = _as_in_spec("ca_file")
-    token_over_http: Literal["allow"] | None = _as_in_spec("token_over_http")
-    shared_folders: str | None = _as_in_spec("shared_folders")
     team: str | None = Field(
         default=None, description="Team whose quota limits the leases of this block (`shoal pool quota`)."
     )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, listed, resources, workers_on
 
 _FEW_ROWS = 200_000
@@ -24,6 +25,8 @@ with one worker of two threads and with two workers of one thread: XGBoost 1.8 a
 _FEWEST_ROWS = 10_000
 """Number of rows per worker below which no advice is given, because the training is short anyway."""
 
+_PositiveOrAll = Annotated[int, positive_or_all("to use all active nodes and their CPUs")]
+
 
 class ScalingConfig(Settings):
     """Number of workers of a boosting training, and the CPUs and GPUs of each worker.
@@ -33,11 +36,11 @@ class ScalingConfig(Settings):
 
     model_config = ConfigDict(strict=True)
 
-    num_workers: int = Field(
+    num_workers: _PositiveOrAll = Field(
         default=-1,
         description="Number of workers. -1: one worker per active node, or one per GPU if the training uses GPUs.",
     )
-    num_cpu_per_worker: int = Field(
+    num_cpu_per_worker: _PositiveOrAll = Field(
         default=-1,
         description="Number of CPUs, and also of threads, of each worker. -1: the CPUs of each node divided by its "
         "number of workers.",
@@ -48,13 +51,6 @@ class ScalingConfig(Settings):
         "installed XGBoost has CUDA; all attempts of a job make the same choice. LightGBM then trains on CPUs, because "
         "its wheels on PyPI have no CUDA.",
     )
-
-    @field_validator("num_workers", "num_cpu_per_worker")
-    @classmethod
-    def _positive_or_all(cls, value: int) -> int:
-        if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 to use all active nodes and their CPUs")
-        return value
 
 
 class XGBScalingConfig(ScalingConfig):

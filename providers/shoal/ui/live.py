@@ -113,6 +113,7 @@ class StoreReader:
 
     Attributes:
         logs: Ends of logs that the heads have sent, and the reason if there is none.
+        is_closed: Whether :meth:`close` was called. If so, all streams of events have to end.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class StoreReader:
         self._subscribers: set[_Subscriber] = set()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def overview(self) -> Overview:
         """Return the pools and jobs in the store, as read at most a second ago.
@@ -188,20 +189,15 @@ class StoreReader:
     def close(self) -> None:
         """End the thread that reads the store, and all streams of events."""
         with self._state:
-            self._is_closed = True
+            self.is_closed = True
             self._state.notify_all()
         self._tell()
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether :meth:`close` was called. If so, all streams of events have to end."""
-        return self._is_closed
 
     def _run(self) -> None:
         told = -1
         while True:
             with self._state:
-                if self._is_closed or not self._subscribers:
+                if self.is_closed or not self._subscribers:
                     self._thread = None
                     return
             try:
@@ -215,7 +211,7 @@ class StoreReader:
                     told = version
                     self._tell()
             with self._state:
-                self._state.wait_for(lambda: self._is_closed or not self._subscribers, PERIOD_S)
+                self._state.wait_for(lambda: self.is_closed or not self._subscribers, PERIOD_S)
 
     def _tell(self) -> None:
         with self._state:

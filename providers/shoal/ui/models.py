@@ -42,18 +42,6 @@ _MOST_VERSIONS = 200
 
 
 @dataclass(frozen=True)
-class Champion:
-    """A promotion of a model version to champion, as the store has recorded it."""
-
-    version: str
-    metric: str
-    value: float | None
-    since: float
-    previous: str | None
-    job_id: str
-
-
-@dataclass(frozen=True)
 class Model:
     """A registered model: its champion, its versions, and the promotions that the store has recorded.
 
@@ -71,7 +59,7 @@ class Model:
     alias: str
     champion: str | None
     versions: tuple[VersionStatus, ...]
-    promotions: tuple[Champion, ...]
+    promotions: tuple[Promotion, ...]
     note: str | None
     link: Link | None
 
@@ -92,7 +80,7 @@ class Model:
     @property
     def champion_since(self) -> float | None:
         """Return the time of the champion's promotion, or of its registration if no promotion is recorded."""
-        times = [each.since for each in self.promotions if each.version == self.champion]
+        times = [each.confirmed_at for each in self.promotions if each.version == self.champion]
         times += [version.created_at for version in self.versions if version.version == self.champion]
         return times[0] if times else None
 
@@ -104,7 +92,7 @@ class Model:
             (version.created_at, version.value, version.version, bool(version.promoted))
             for version in self.versions
             if version.value is not None and version.metric == self.metric
-        ] or [(each.since, each.value, each.version, True) for each in self.promotions if each.value is not None]
+        ] or [(each.created_at, each.value, each.version, True) for each in self.promotions if each.value is not None]
         rows = sorted(row for row in rows if math.isfinite(row[1]))  # JSON has no NaN
         if len(rows) < 2:
             return None
@@ -211,13 +199,7 @@ def _model(
         alias=alias,
         champion=recorded if aliases is None else aliases.get(alias),
         versions=tuple(version_status(version, promoted) for version in versions[:_MOST_VERSIONS]),
-        promotions=tuple(
-            Champion(
-                each.version, each.metric, each.value, each.confirmed_at or each.created_at, each.previous, each.job_id
-            )
-            for each in promotions
-            if each.alias == alias
-        ),
+        promotions=tuple(each for each in promotions if each.alias == alias),
         note=note,
         link=model_link(uri, name),
     )

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.lightgbm.params import (
+    NAMES,
     begins_anew,
     check_params,
     device_of,
     has_metric,
     merge_params,
-    seed_of,
     segment_params,
     worker_params,
 )
@@ -30,7 +31,7 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
     merged = merge_params({"loss": "mse", "random_state": np.int64(3), "device": "cuda", "eta": 0.1}, "l2", 10)
     assert merged == {"objective": "l2", "seed": 3, "device_type": "cuda", "eta": 0.1}
     assert device_of(merged) == "cuda"
-    assert (seed_of(merged, 7), seed_of({}, 7)) == (3, 7)
+    assert (seed_in(merged, 7, NAMES), seed_in({}, 7, NAMES)) == (3, 7)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 import xgboost
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import json_params
+from shoal.training.boosting.params import json_params, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.xgboost.params import (
+    NAMES,
     check_params,
     is_stochastic,
     merge_params,
-    seed_of,
     worker_params,
 )
 
@@ -112,9 +112,9 @@ def test_what_workers_get() -> None:
 
 
 def test_the_seed_is_the_parameters_own_if_they_name_one() -> None:
-    assert [seed_of(params, 7) for params in ({}, {"seed": 1}, {"random_state": 2})] == [7, 1, 2]
+    assert [seed_in(params, 7, NAMES) for params in ({}, {"seed": 1}, {"random_state": 2})] == [7, 1, 2]
     with pytest.raises(InvalidArgumentError, match="a seed must be an integer"):
-        seed_of({"seed": "one"}, 7)
+        seed_in({"seed": "one"}, 7, NAMES)
 
 
 def test_when_xgboost_draws_lots() -> None:

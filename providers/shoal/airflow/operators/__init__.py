@@ -4,23 +4,11 @@ Each operator calls one function of shoal's API. The leases and jobs belong to t
 task of the run can find and end them.
 """
 
-from shoal.airflow.operators.models import CheckModelsOperator, ModelAlertError
-from shoal.airflow.operators.nodes import (
-    CleanupPoolOperator,
-    LeasePoolOperator,
-    ScaleClusterOperator,
-    SweepPoolsOperator,
-)
-from shoal.airflow.operators.prediction import BatchPredictOperator
-from shoal.airflow.operators.training import DistributedTrainOperator
-
-__all__ = [
-    "BatchPredictOperator",
-    "CheckModelsOperator",
-    "CleanupPoolOperator",
-    "DistributedTrainOperator",
-    "LeasePoolOperator",
-    "ModelAlertError",
-    "ScaleClusterOperator",
-    "SweepPoolsOperator",
-]
+from shoal.airflow.operators.models import CheckModelsOperator as CheckModelsOperator
+from shoal.airflow.operators.models import ModelAlertError as ModelAlertError
+from shoal.airflow.operators.nodes import CleanupPoolOperator as CleanupPoolOperator
+from shoal.airflow.operators.nodes import LeasePoolOperator as LeasePoolOperator
+from shoal.airflow.operators.nodes import ScaleClusterOperator as ScaleClusterOperator
+from shoal.airflow.operators.nodes import SweepPoolsOperator as SweepPoolsOperator
+from shoal.airflow.operators.prediction import BatchPredictOperator as BatchPredictOperator
+from shoal.airflow.operators.training import DistributedTrainOperator as DistributedTrainOperator

@@ -13,7 +13,7 @@ from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.listing import check_parents
 from shoal.data.parquet.paths import is_local, join, resolve
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.staging.staged_data import TableWriter, group_rows, staged, write_batches
+from shoal.data.staging.staged_data import group_rows, staged, table_writer, write_batches
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
             frame = _converted(frame)
         schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
         step = group_rows(rows, size / max(rows, 1))
-        with TableWriter(join(directory, "part-00000.parquet"), schema) as writer:
+        with table_writer(join(directory, "part-00000.parquet"), schema) as writer:
             for start in range(0, rows, step):
-                writer.write(slices(start, min(start + step, rows)), step)
+                writer.write_table(slices(start, min(start + step, rows)), row_group_size=step)
     return directory
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.parquet.paths import join, resolve
-from shoal.data.staging.staged_data import TableWriter, staged
+from shoal.data.staging.staged_data import staged, table_writer
 from shoal.data.syntax import as_table, check_present, without_end
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.redaction import redact_value
@@ -54,21 +54,19 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
 
     paths: list[str] = []
     schemas: list[pa.Schema] = []
-    writer: TableWriter | None = None
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as open_file:
         try:
             names, chunks = _run(query, connection, stack)
             for chunk in chunks:
                 table = _to_table(names, chunk)
                 with _one_type():
                     schema = pa.unify_schemas([*schemas[-1:], table.schema], promote_options="permissive")
-                if writer is None or schema != schemas[-1]:
-                    if writer is not None:
-                        writer.close()
+                if not schemas or schema != schemas[-1]:
+                    open_file.close()
                     paths.append(join(directory, f"part-{len(paths):05d}.parquet"))
                     schemas.append(schema)
-                    writer = TableWriter(paths[-1], schema)
-                writer.write(_cast(table, schema), max(table.num_rows, 1))
+                    writer = open_file.enter_context(table_writer(paths[-1], schema))
+                writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
         except UnicodeEncodeError:
             raise InvalidArgumentError(
                 "the query contains a lone surrogate (an invalid Unicode character): remove this character"
@@ -77,9 +75,6 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
             # Only the first line of the error is shown, which is the database's message. The other lines repeat the
             # query with its parameters, which may be confidential.
             raise _query_error(exc) from exc
-        finally:
-            if writer is not None:
-                writer.close()
     for path, schema in zip(paths, schemas, strict=True):
         if schema != schemas[-1]:
             _rewrite(path, schemas[-1])
@@ -318,8 +313,8 @@ def _rewrite(path: str, schema: pa.Schema) -> None:
     # before the new file replaces the old file, no program reads the incomplete new file.
     head, _, name = path.rpartition("/")
     wider = join(head, f".{name}")
-    with open_parquet(path) as file, TableWriter(wider, schema) as writer:
+    with open_parquet(path) as file, table_writer(wider, schema) as writer:
         for group in range(file.metadata.num_row_groups):
             table = file.read_row_group(group)
-            writer.write(_cast(table, schema), max(table.num_rows, 1))
+            writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
     filesystem.move(resolve(wider)[1], inner)

@@ -23,6 +23,7 @@ from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyarrow.fs import FileSystem
 
     from shoal.state.process import ProcessId
@@ -302,44 +303,25 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
     return min(most, max(_MIN_GROUP_ROWS, -(-rows // _GROUPS)))
 
 
-class TableWriter:
-    """Writer that appends tables with the same schema to one Parquet file.
-
-    The writer is a context manager, which closes the file.
-
-    Args:
-        path: File to write.
-        schema: Columns of the file.
+@contextlib.contextmanager
+def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Open a Parquet file for writing. The file is complete after the ``with`` block.
 
     Raises:
         DataError: If several columns have the same name.
     """
+    import pyarrow.parquet as pq
 
-    def __init__(self, path: str, schema: pa.Schema) -> None:
-        import pyarrow.parquet as pq
-
-        names = schema.names
-        for name in names:
-            if names.count(name) > 1:
-                raise DataError(f'the data has several columns named "{name}": rename all but one')
-        filesystem, inner = resolve(path)
-        self._stack = contextlib.ExitStack()
-        stream = self._stack.enter_context(filesystem.open_output_stream(inner))
-        self._writer = self._stack.enter_context(pq.ParquetWriter(stream, schema, compression="zstd"))
-
-    def write(self, table: pa.Table, row_group_rows: int) -> None:
-        """Append a table to the file, divided into row groups of `row_group_rows` rows."""
-        self._writer.write_table(table, row_group_size=row_group_rows)
-
-    def close(self) -> None:
-        """Write the Parquet footer and close the file."""
-        self._stack.close()
-
-    def __enter__(self) -> TableWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    names = schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'the data has several columns named "{name}": rename all but one')
+    filesystem, inner = resolve(path)
+    with (
+        filesystem.open_output_stream(inner) as stream,
+        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
+    ):
+        yield writer
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
@@ -348,14 +330,14 @@ def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: st
 
     kept: list[pa.RecordBatch] = []
     rows = size = 0
-    with TableWriter(path, schema) as writer:
+    with table_writer(path, schema) as writer:
         for batch in batches:
             kept.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             # The total number of rows is unknown, so group_rows() cannot be used. Instead, row groups get a size that
             # suits a dataset of medium size.
             if rows >= 4 * _MIN_GROUP_ROWS or size >= _MAX_GROUP_BYTES:
-                writer.write(pa.Table.from_batches(kept, schema), rows)
+                writer.write_table(pa.Table.from_batches(kept, schema), row_group_size=rows)
                 kept, rows, size = [], 0, 0
         if rows:
-            writer.write(pa.Table.from_batches(kept, schema), rows)
+            writer.write_table(pa.Table.from_batches(kept, schema), row_group_size=rows)

@@ -94,7 +94,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         claim=claim,
         location=root,
         env=place.environment,
-        sink=place.metrics,
+        metrics=place.metrics,
         on_progress=place.on_progress,
         on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
         on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,

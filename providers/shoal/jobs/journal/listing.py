@@ -31,28 +31,9 @@ MOST_LINES = 20_000
 """Largest number of attempts that `job_lines` returns."""
 
 
-@dataclass(frozen=True)
-class JobLine:
-    """One attempt of a job, with the values that a list of jobs shows. Times are in seconds since the epoch; a time is
-    None until the event has happened.
-
-    Attributes:
-        job_id: Id of the job.
-        attempt: Number of the attempt, from 1.
-        pool: Name of the pool.
-        holder: Name of the run that submitted the job.
-        state: State of the attempt.
-        error: Reason why the attempt failed or was cancelled.
-        mlflow_run_id: Id of the attempt's MLflow run.
-        progress: Latest progress that the driver has recorded.
-        priority: Priority in the pool's queue.
-        position: Place in the pool's queue, 1 for the attempt that starts next; None if the attempt does not wait.
-        created_at: Time of the submission.
-        queued_at: Time at which the attempt joined the queue.
-        admitted_at: Time at which the attempt left the queue.
-        started_at: Time at which the driver began.
-        ended_at: Time at which the attempt ended.
-    """
+@dataclass(frozen=True, kw_only=True)
+class AttemptFields:
+    """Values that `JobLine` and `shoal.jobs.JobStatus` have in common; the latter describes them."""
 
     job_id: str
     attempt: int
@@ -61,14 +42,26 @@ class JobLine:
     state: JobState
     error: str | None
     mlflow_run_id: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
     progress: Progress | None
     priority: int
     position: int | None
-    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLine(AttemptFields):
+    """One attempt of a job, with the values that a list of jobs shows. Times are in seconds since the epoch; a time is
+    None until the event has happened.
+
+    Attributes:
+        queued_at: Time at which the attempt joined the queue.
+        admitted_at: Time at which the attempt left the queue.
+    """
+
     queued_at: float | None
     admitted_at: float | None
-    started_at: float | None
-    ended_at: float | None
 
     @property
     def key(self) -> Key:

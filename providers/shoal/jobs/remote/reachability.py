@@ -11,7 +11,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.remote import frames
 from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
-from shoal.jobs.specs.prediction import PredictJobSpec, is_model_folder
+from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec, is_stored
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
@@ -21,6 +21,7 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE
+from shoal.training.mlflow.model_uris import is_path
 
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
@@ -116,6 +117,6 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
         # A file that an estimator has stored is sent with the job.
         yield spec.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
     if isinstance(spec, PredictJobSpec):
-        if is_model_folder(spec.model):
+        if is_path(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
         yield spec.output_path, "output_path", f"set it to a URI in {_OBJECT_STORE}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
 from shoal.training.locations import resolved
@@ -17,11 +17,6 @@ from shoal.training.scaling import ScalingConfig
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
-
-
-def is_model_folder(model: str) -> bool:
-    """Return whether the text that names a model is the path of a folder, and not a URI."""
-    return model_uris.is_path(model)
 
 
 class PredictJobSpec(AnySpec):
@@ -78,11 +73,6 @@ class PredictJobSpec(AnySpec):
         default_factory=ScalingConfig,
         description="Number of the workers and CPUs of each worker. Predictions use no GPUs.",
     )
-
-    @field_validator("dataset", mode="before")
-    @classmethod
-    def _dataset(cls, value: Any) -> Any:
-        return as_dataset_spec(value)
 
     @field_validator("model")
     @classmethod

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import Mode, Takes, best_mode, metric_named
 from shoal.option_validation import Settings
@@ -110,11 +110,6 @@ class Register(Settings):
         "columns whose categories the champion does not contain. Only a champion that another program trained needs "
         "this.",
     )
-
-    @field_validator("holdout", mode="before")
-    @classmethod
-    def _holdout(cls, value: Any) -> Any:
-        return as_dataset_spec(value)
 
     @model_validator(mode="after")
     def _legal(self) -> Self:

@@ -7,5 +7,4 @@ from shoal.pool.api.functions import get_nodes as get_nodes
 from shoal.pool.api.functions import list_pools as list_pools
 from shoal.pool.api.functions import report_pools as report_pools
 from shoal.pool.api.functions import scale_cluster as scale_cluster
-from shoal.pool.api.functions import sweep as sweep
 from shoal.pool.api.functions import sweep_nodes as sweep_nodes

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
-from shoal import history
 from shoal.errors import (
     InvalidArgumentError,
     ScaleError,
@@ -31,7 +30,6 @@ from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
 from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.reconcile import background_process
-from shoal.pool.reconcile import sweep as _sweep
 from shoal.pool.reconcile.rounds import Clock, reconcile
 from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
@@ -619,13 +617,6 @@ class ComputePool:
     def _known_spec(self) -> PoolSpec:
         with self._store.reading() as session:
             return self._requests.spec_to_start(session)
-
-    def sweep(self) -> list[str]:
-        """End all nodes on this host that no pool needs any more, including nodes of other pools. Return one sentence
-        for each action."""
-        did = _sweep.sweep(self._store, clock=self._clock)
-        history.record_sweep(self._store, did, holder=self.holder)
-        return did
 
 
 def _nodes(count: int) -> str:

@@ -10,16 +10,14 @@ from typing import Any
 
 from sqlalchemy import select
 
-from shoal import history
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api.compute_pool import ComputePool
 from shoal.pool.backends import Seen
 from shoal.pool.bound_host import is_here
-from shoal.pool.holder import python_holder
 from shoal.pool.journal import rows
 from shoal.pool.names import pool_name_of
 from shoal.pool.reconcile import background_process
-from shoal.pool.reconcile import sweep as _sweep
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import ScaleOptions, checked_size
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, report_of
@@ -136,19 +134,10 @@ def report_pools(
         return list(threads.map(lambda snapshot: report_of(snapshot, now, check), listed))
 
 
-def sweep(store: Store | None = None) -> list[str]:
-    """End the nodes on this host that no pool needs any more. Return one sentence for each action. This function is
-    safe to call at any time."""
-    store = store or Store()
-    did = sweep_nodes(store)
-    history.record_sweep(store, did, holder=python_holder())
-    return did
-
-
 def sweep_nodes(store: Store) -> list[str]:
-    """End the nodes on this host that no pool needs any more, and return one sentence for each action. Unlike `sweep`,
-    this function adds no line to the record of actions."""
-    did = _sweep.sweep(store)
+    """End the nodes on this host that no pool needs any more, and return one sentence for each action. The record of
+    actions gets no line; see `shoal.jobs.sweep`."""
+    did = sweep(store)
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:

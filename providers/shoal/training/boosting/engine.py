@@ -27,7 +27,7 @@ from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, 
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 
-_LIBRARIES = {
-    "xgboost": ("shoal.training.xgboost.engine", "XGBoost"),
-    "lightgbm": ("shoal.training.lightgbm.engine", "LightGBM"),
-}
+_LIBRARIES = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
 
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
@@ -60,19 +57,17 @@ the function to call and the arguments of each rank."""
 class Library(Protocol):
     """Interface between the driver (the process that controls a training) and a boosting library such as XGBoost."""
 
-    package: str
-    """Name of the Python package to import."""
-    extra: str
-    """Name of the optional dependency group (extra) of shoal that installs the package."""
-    worker: str
-    """Name of the module that runs in the workers. The module contains the functions `boost(Segment)` and `finish()`,
-    and the functions that `prepare` calls."""
-
-    def merged(self, request: TrainRequest) -> dict[str, Any]:
+    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
         """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
+        params = importlib.import_module(f"shoal.training.{request.framework}.params")
+        merged: dict[str, Any] = params.merge_params(request.params, objective, request.n_estimators)
+        return merged
 
     def device(self, request: TrainRequest) -> str | None:
-        """Return the device ("cpu" or "cuda") that the user set in the parameters, or None if the user set none."""
+        """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
+        params = importlib.import_module(f"shoal.training.{request.framework}.params")
+        device: str | None = params.device_of(self.merged(request))
+        return device
 
     def why_cpu(self) -> str | None:
         """Return the reason why the library trains on CPUs by default although all nodes have GPUs; None if the library
@@ -87,6 +82,15 @@ class Library(Protocol):
         self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
+
+    def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
+        """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
+        if the values are exact."""
+
+    def splits_columns(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode, rows: int) -> bool:
+        """Return whether several workers divide the columns of `rows` rows, of the training set and the eval sets
+        together, instead of the rows."""
+        return False
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return the metrics that are exact only if every worker evaluates the whole eval sets, as a text for error
@@ -148,7 +152,13 @@ def import_ahead_for_workers(request: TrainRequest) -> None:
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         size = resolve_size(request.scaling_config, [node], clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [f"shoal.training.{request.framework}.worker"])
+        import_ahead(_shape(size), [_worker_module(request)])
+
+
+def _worker_module(request: TrainRequest) -> str:
+    """Return the name of the module that runs in the workers. The module contains the functions `boost(Segment)` and
+    `finish()`, and the functions that `Library.prepare` calls."""
+    return f"shoal.training.{request.framework}.worker"
 
 
 def _shape(size: GangSize) -> GangShape:
@@ -173,14 +183,13 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
 
 
 def _library(framework: str) -> Library:
-    module, name = _LIBRARIES[framework]
-    library: Library = getattr(importlib.import_module(module), name)()
-    ray = [("ray", "ray")] if cluster.this_machine() is None else []
-    for package, extra in (*ray, (library.package, library.extra)):
+    module = importlib.import_module(f"shoal.training.{framework}.engine")
+    library: Library = getattr(module, _LIBRARIES[framework])()
+    for package in ["ray", framework] if cluster.this_machine() is None else [framework]:
         try:
             importlib.import_module(package)
         except ImportError as exc:
-            raise MissingExtraError(package, extra) from exc
+            raise MissingExtraError(package, extra=package) from exc
     return library
 
 
@@ -208,27 +217,22 @@ class _WorkerTotals:
         )
 
 
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        request: TrainRequest,
-        library: Library,
-        user_code: UserCode,
-        init_model: bytes | None,
-        env: dict[str, str],
-        on_progress: OnProgress | None,
-        metrics: MetricSink | None,
-        began: float,
-    ) -> None:
-        self._request = request
-        self._library = library
-        self._user_code = user_code
-        self._env = env
-        self._on_progress = on_progress
-        self._metrics = metrics
+    request: TrainRequest
+    library: Library
+    user_code: UserCode
+    init_model: bytes | None
+    env: dict[str, str]
+    on_progress: OnProgress | None
+    metrics: MetricSink | None
+    began: float
+
+    def __post_init__(self) -> None:
+        request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
+        self._worker = _worker_module(request)
         self._logged = 0
-        self._began = began
-        self._restarts = Restarts(request.run_config, began)
+        self._restarts = Restarts(request.run_config, self.began)
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
@@ -238,7 +242,13 @@ class _Training:
         if continued is not None:
             continued.check(request, self._train.source)
         self._params, self._seed = library.params(request, self._size, user_code, continued)
-        self._whole_metrics = library.whole_metrics(request, self._params, user_code)
+        rows = sum(dataset.num_rows() for dataset in (self._train, *self._eval_sets.values()))
+        # The answer does not depend on the number of workers, so a training keeps it when it continues with fewer.
+        self._by_columns = library.splits_columns(request, self._params, user_code, rows)
+        if not self._by_columns and (advice := library.inexact_leaves(self._params, self._size.num_workers)):
+            say(advice)
+        # Workers with all rows compute all metrics exactly.
+        self._whole_metrics = "" if self._by_columns else library.whole_metrics(request, self._params, user_code)
         if self._whole_metrics and self._size.num_workers > 1:
             refuse_long_eval_sets(self._eval_sets, self._whole_metrics)
         # The driver reads the categories once, before the first attempt. All workers, including those that start after
@@ -260,11 +270,11 @@ class _Training:
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
-        return f"round {self._checkpoint.rounds} of {self._request.n_estimators}"
+        return f"round {self._checkpoint.rounds} of {self.request.n_estimators}"
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        min_workers = self._request.run_config.min_workers
+        min_workers = self.request.run_config.min_workers
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
@@ -275,24 +285,28 @@ class _Training:
         return f"{size.num_workers} workers"
 
     def _attempt(self) -> TrainResult:
-        request, size = self._request, self._size
+        request, size = self.request, self._size
+        by_columns = self._by_columns and size.num_workers > 1
         whole = bool(self._whole_metrics) and size.num_workers > 1
         seed, group_col = request.run_config.seed, request.group_col
-        parts = shard_datasets(self._train, self._eval_sets, size.num_workers, seed, group_col, whole=whole)
+        parts = shard_datasets(
+            self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
+        )
         with shared_gang(
-            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self._env
+            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
-            gang.preload([self._library.worker], complete=bool(self._user_code))
+            gang.preload([self._worker], complete=bool(self.user_code))
             self._check_gpus(gang)
-            rows = sum(train.shard.rows for train, _ in parts)
-            if advice := wider_workers(size, [worker.node for worker in gang.workers], rows):
+            rows = self._train.num_rows()
+            nodes = [worker.node for worker in gang.workers]
+            if not by_columns and (advice := wider_workers(size, nodes, rows)):
                 say(advice)
             tasks = [
-                self._task(train, evals, connection)
-                for (train, evals), connection in zip(parts, self._library.connect(gang), strict=True)
+                self._task(train, evals, connection, by_columns=by_columns)
+                for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
-            prepared = self._library.prepare(partial(self._on_all, gang), tasks)
+            prepared = self.library.prepare(partial(self._on_all, gang), tasks)
             workers = [_WorkerTotals(each) for each in prepared]
             last = self._boost(gang, workers)
             self._on_all(gang, "finish", [()] * len(workers))
@@ -302,22 +316,22 @@ class _Training:
         return TrainResult(
             framework=request.framework,
             model=self._checkpoint.model,
-            params=self._library.merged(request),
+            params=self.library.merged(request),
             eval_results=self._checkpoint.history,
             best_iteration=last.best_iteration,
             best_score=last.best_score,
             rounds=self._checkpoint.init_rounds + self._checkpoint.rounds,
             init_rounds=self._checkpoint.init_rounds,
-            rows=sum(worker.rows for worker in stats),
+            rows=rows,
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
             restarts=self._restarts.count,
             workers=stats,
         )
 
-    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any]) -> Task:
-        request = self._request
+    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any], *, by_columns: bool) -> Task:
+        request = self.request
         return Task(
             train=train,
             eval_sets=eval_sets,
@@ -332,6 +346,7 @@ class _Training:
             external_memory=request.external_memory,
             missing=request.missing,
             feature_weights=request.weights_of_features,
+            by_columns=by_columns,
             connection=connection,
         )
 
@@ -340,7 +355,7 @@ class _Training:
         and train on the CPU."""
         if not self._size.gpus_per_worker:
             return
-        check = self._library.gpu_problem
+        check = self.library.gpu_problem
         problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self._restarts.timeout)
         for worker, problem in zip(gang.workers, problems, strict=True):
             if problem is not None:
@@ -348,14 +363,14 @@ class _Training:
 
     def _boost(self, gang: Gang, workers: Sequence[_WorkerTotals]) -> Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""
-        rounds = self._request.n_estimators
-        length = segment_length(rounds, self._request.run_config.checkpoint_every)
+        rounds = self.request.n_estimators
+        length = segment_length(rounds, self.request.run_config.checkpoint_every)
         resume: Checkpoint | None = self._checkpoint
-        if self._metrics and self._logged > self._checkpoint.rounds:
-            self._metrics.continued()
+        if self.metrics and self._logged > self._checkpoint.rounds:
+            self.metrics.continued()
         self._logged = self._checkpoint.rounds
         # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
-        with ProgressDisplay(first_line_s=math.inf if self._request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
+        with ProgressDisplay(first_line_s=math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)
@@ -382,27 +397,27 @@ class _Training:
         """Pass on the metrics of the rounds from `first` on that are new, and the progress."""
         each = by_round(history)
         for step, values in enumerate(each, first):
-            if self._metrics and step >= self._logged:
-                self._metrics.log(0, values, step)
+            if self.metrics and step >= self._logged:
+                self.metrics.log(0, values, step)
         self._logged = max(self._logged, first + len(each))
-        progress = Progress(rounds, self._request.n_estimators, "rounds", bounded(each[-1]) if each else {})
+        progress = Progress(rounds, self.request.n_estimators, "rounds", bounded(each[-1]) if each else {})
         display.show(progress)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
     def _on_all(
         self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
     ) -> list[Any]:
-        function: Callable[..., Any] = getattr(importlib.import_module(self._library.worker), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(self._worker), name)
         return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
-        scaling, clamp = self._request.scaling_config, self._request.run_config.clamp
+        scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
         fraction = self._train.ingestor_class.worker_cpu_fraction
         if again:
             cpus = round(self._size.cpus_per_worker / fraction)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        device = self._library.device(self._request)
+        device = self.library.device(self.request)
         return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)

@@ -111,20 +111,34 @@ def shard_datasets(
     seed: int,
     group_col: str | None,
     *,
+    by_columns: bool = False,
     whole: bool = False,
 ) -> list[tuple[Part, dict[str, Part]]]:
     """Divide the training set and the eval sets among the workers.
 
+    Args:
+        train: Training set.
+        eval_sets: Eval sets, by name.
+        num_workers: Number of workers.
+        seed: Seed of the random order of the rows.
+        group_col: Column of groups, or None.
+        by_columns: Whether each worker gets all rows of all datasets, because the workers divide the columns.
+        whole: Whether each worker gets all rows of the eval sets.
+
     Raises:
         DataError: A dataset has too few rows or groups for the workers.
     """
-    mine = [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
+
+    def all_rows(connector: DataConnector) -> list[Part]:
+        return [Part(connector, connector.plan(1, seed, group_col)[0])] * num_workers
+
+    mine = all_rows(train) if by_columns else [Part(train, shard) for shard in train.plan(num_workers, seed, group_col)]
     evals: list[dict[str, Part]] = [{} for _ in range(num_workers)]
     for name, connector in eval_sets.items():
-        if whole:
-            parts = [Part(connector, connector.plan(1, seed, group_col)[0])] * num_workers
-        elif connector is train:
+        if connector is train and not whole:
             parts = mine
+        elif whole or by_columns:
+            parts = all_rows(connector)
         else:
             # If there are fewer rows (or groups) than workers, the last workers get an empty shard.
             most = connector.num_groups(group_col) if group_col else connector.num_rows()

@@ -25,6 +25,7 @@ class Task:
         external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
         missing: Value of the features that counts as missing; None: only nulls and NaN.
         feature_weights: Weights with which XGBoost samples the features, one per feature; empty: equal weights.
+        by_columns: Whether each worker reads all rows, but only its part of the feature columns.
         connection: Settings with which the library's workers connect to each other.
     """
 
@@ -39,6 +40,7 @@ class Task:
     external_memory: bool | None = None
     missing: float | None = None
     feature_weights: tuple[float, ...] = ()
+    by_columns: bool = False
     connection: dict[str, Any] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from shoal.data.checks import check_roles
-from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.training.boosting.messages import History
@@ -194,19 +194,12 @@ class TrainRequest(Settings):
     def _json_params(cls, value: Any) -> Any:
         return json_params(value) if isinstance(value, Mapping) else value
 
-    @field_validator("dataset", mode="before")
-    @classmethod
-    def _dataset(cls, value: Any) -> Any:
-        return as_dataset_spec(value)
-
     @field_validator("eval_set", mode="before")
     @classmethod
     def _eval_set(cls, value: Any) -> Any:
         if value is None:
             return {}
-        if isinstance(value, DatasetSpec) or hasattr(value, "to_spec"):
-            return {"eval": as_dataset_spec(value)}
-        return {name: as_dataset_spec(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+        return {"eval": value} if isinstance(value, DatasetSpec) or hasattr(value, "to_spec") else value
 
     @field_validator("init_model")
     @classmethod

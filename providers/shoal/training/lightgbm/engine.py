@@ -7,47 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training import cluster
+from shoal.training.boosting.engine import Library, OnAll
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
+from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
-from shoal.training.boosting.user_code import Objective, UserCode
-from shoal.training.context import say
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.lightgbm.messages import shares
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
+    NAMES,
     RANKING,
     check_params,
-    device_of,
     gpu_problem,
     has_metric,
     is_forest,
-    merge_params,
     objective_of,
-    seed_of,
     worker_params,
 )
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.engine import OnAll
     from shoal.training.gang.gang import Gang
 
 
-class LightGBM:
+class LightGBM(Library):
     """Implementation of the interface `boosting.engine.Library` for LightGBM; all methods run in the driver."""
-
-    package = "lightgbm"
-    extra = "lightgbm"
-    worker = "shoal.training.lightgbm.worker"
-
-    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
-        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
-        return merge_params(request.params, objective, request.n_estimators)
-
-    def device(self, request: TrainRequest) -> str | None:
-        """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
-        return device_of(self.merged(request))
 
     def why_cpu(self) -> str | None:
         """Return the reason why LightGBM trains on CPUs by default."""
@@ -117,11 +103,13 @@ class LightGBM:
                     "remove init_model, or set another value for boosting"
                 )
             init_model.check_learner(objective_line(untrained), outputs, "gbdt")
-        if advice := inexact_leaves("lightgbm", objective_of(params), size.num_workers):
-            say(advice)
         # LightGBM writes the number of rounds into the model's text, but does not use it here.
         params = {**params, "num_iterations": request.n_estimators}
-        return params, seed_of(merged, request.run_config.seed)
+        return params, seed_in(merged, request.run_config.seed, NAMES)
+
+    def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
+        """Return a line for the log if the workers set the values of leaves only approximately."""
+        return inexact_leaves("lightgbm", objective_of(params), num_workers)
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return all metrics, because a LightGBM worker evaluates only its own rows."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import ROUNDS, Names, add_once, merge, seed_in, unknown_hint
+from shoal.training.boosting.params import ROUNDS, Names, add_once, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
 
@@ -38,7 +38,7 @@ _OBJECTIVE_ALIASES = {
     "rank_xendcg": ("xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"),
     "none": ("None", "null", "custom", "na"),
 }
-_NAMES = Names(
+NAMES = Names(
     "LightGBM",
     aliases={alias: name for name, aliases in _PARAMETER_ALIASES.items() for alias in aliases},
     objectives={alias: name for name, aliases in _OBJECTIVE_ALIASES.items() for alias in aliases},
@@ -73,8 +73,8 @@ def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
     """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
-    merged = merge(params, objective, n_estimators, _NAMES)
-    return {_NAMES.canonical(name): _truth(value) for name, value in merged.items()}
+    merged = merge(params, objective, n_estimators, NAMES)
+    return {NAMES.canonical(name): _truth(value) for name, value in merged.items()}
 
 
 def _truth(value: Any) -> Any:
@@ -84,18 +84,13 @@ def _truth(value: Any) -> Any:
 
 def objective_of(params: Mapping[str, Any]) -> str:
     """Return the canonical name of the objective in merged parameters; LightGBM's default is "regression"."""
-    return str(_NAMES.objective(params.get("objective") or "regression"))
+    return str(NAMES.objective(params.get("objective") or "regression"))
 
 
 def device_of(params: Mapping[str, Any]) -> str | None:
     """Return the device, such as "cpu" or "cuda", in merged parameters; None if the user set no device."""
     device = params.get("device_type")
     return None if device is None else str(device)
-
-
-def seed_of(params: Mapping[str, Any], default: int) -> int:
-    """Return the seed that is set in `params`, or `default` if no seed is set."""
-    return seed_in(params, default, _NAMES)
 
 
 def worker_params(
@@ -170,7 +165,7 @@ def has_metric(params: Mapping[str, Any]) -> bool:
     If the parameter `metric` is not set, LightGBM evaluates the metric of the objective.
     """
     named = _metrics(params.get("metric"))
-    return any(_NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
+    return any(NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
 
 def is_forest(params: Mapping[str, Any]) -> bool:
@@ -242,7 +237,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
         for metric in asked:
             named = {} if metric is None else {"metric": metric}
             booster = lightgbm.Booster({**probed, **named, "verbosity": -1}, rows).add_valid(rows, "eval")
-            if metric and _NAMES.objective(metric) != "none" and not booster.eval_valid():
+            if metric and NAMES.objective(metric) != "none" and not booster.eval_valid():
                 raise InvalidArgumentError(
                     f"LightGBM does not know the metric {metric!r}: use a metric of LightGBM, or pass a function as "
                     "custom_metric"

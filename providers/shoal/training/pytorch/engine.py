@@ -41,7 +41,7 @@ def run(
     claim: Claim,
     location: str,
     env: Mapping[str, str] | None = None,
-    sink: MetricSink | None = None,
+    metrics: MetricSink | None = None,
     on_progress: OnProgress | None = None,
     on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
     on_node: Callable[[str, dict[str, float]], None] | None = None,
@@ -70,9 +70,9 @@ def run(
     key = secrets.token_bytes(32)
     checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
     claim.check(checkpoints.folder, shared=location)
-    metrics = Metrics(sink, on_progress)
+    display = Metrics(metrics, on_progress)
     attempts = _Run(
-        request, program, claim, checkpoints, key, destination, dict(env or {}), metrics, on_note or {}, on_node, began
+        request, program, claim, checkpoints, key, destination, dict(env or {}), display, on_note or {}, on_node, began
     )
     return attempts.result()
 
@@ -273,17 +273,17 @@ class Metrics(ProgressDisplay):
     """Context manager that receives and displays the metrics of a run's ranks, and removes the display at the end.
 
     Args:
-        sink: Receiver of the metrics of all ranks, or None.
+        metrics: Receiver of the metrics of all ranks, or None.
         on_progress: Function to call with the step and the last metrics of rank 0, or None.
 
     Attributes:
         last: Last value of each metric of rank 0.
     """
 
-    def __init__(self, sink: MetricSink | None = None, on_progress: OnProgress | None = None) -> None:
+    def __init__(self, metrics: MetricSink | None = None, on_progress: OnProgress | None = None) -> None:
         super().__init__(first_line_s=0.0)
         self.last: dict[str, float] = {}
-        self._sink = sink
+        self._metrics = metrics
         self._on_progress = on_progress
         self._steps: Counter[int] = Counter()
 
@@ -292,8 +292,8 @@ class Metrics(ProgressDisplay):
         values: dict[str, float] = note["metrics"]
         step = self._steps[rank] if note["step"] is None else int(note["step"])
         self._steps[rank] = step + 1
-        if self._sink:
-            self._sink.log(rank, values, step)
+        if self._metrics:
+            self._metrics.log(rank, values, step)
         if rank == 0:
             self.last.update(values)
             self.show(Progress(step, None, "steps", values))
@@ -302,5 +302,5 @@ class Metrics(ProgressDisplay):
 
     def continued(self) -> None:
         """Note that the function is called again, and may continue from its last checkpoint."""
-        if self._sink:
-            self._sink.continued()
+        if self._metrics:
+            self._metrics.continued()

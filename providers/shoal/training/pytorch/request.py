@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec, as_dataset_spec
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on
 from shoal.training.run_config import RunConfig
 
@@ -69,10 +69,10 @@ class PyTorchScalingConfig(Settings):
         >>> PyTorchScalingConfig(num_nodes=2, num_workers_per_node=1)
     """
 
-    num_nodes: int = Field(
+    num_nodes: Annotated[int, positive_or_all("for all nodes that have room for the workers")] = Field(
         default=1, description="Number of nodes that run workers. -1: all active nodes that have room for the workers."
     )
-    num_workers_per_node: int = Field(
+    num_workers_per_node: Annotated[int, positive_or_all("for one worker on each GPU")] = Field(
         default=1,
         description="Number of workers on each node that runs workers. -1: one worker for each GPU of the node, but "
         "not more than its CPUs allow, or one worker if the node has no GPU.",
@@ -80,20 +80,6 @@ class PyTorchScalingConfig(Settings):
     resource_requirements_per_worker: WorkerResourceConfig = Field(
         default_factory=WorkerResourceConfig, description="Resources that each worker reserves."
     )
-
-    @field_validator("num_nodes")
-    @classmethod
-    def _positive_or_all(cls, value: int) -> int:
-        if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 for all nodes that have room for the workers")
-        return value
-
-    @field_validator("num_workers_per_node")
-    @classmethod
-    def _positive_or_one_per_gpu(cls, value: int) -> int:
-        if value != -1 and value < 1:
-            raise ValueError("must be a positive number, or -1 for one worker on each GPU")
-        return value
 
 
 class SpreadScalingConfig(Settings):
@@ -117,7 +103,9 @@ class SpreadScalingConfig(Settings):
         return self
 
 
-def spread(gpus: int, num_workers: int | None, num_cpus: int, gpu_type: str | None) -> SpreadScalingConfig:
+def spread(
+    gpus: int = 0, num_workers: int | None = None, num_cpus: int = 1, gpu_type: str | None = None
+) -> SpreadScalingConfig:
     """Convert the arguments of `@distributed` or `@ray_launch` to a scaling config whose workers may run on any nodes.
 
     Raises:
@@ -256,11 +244,6 @@ class FunctionRequest(Settings):
     run_config: RunConfig = Field(
         default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
     )
-
-    @field_validator("dataset_map", mode="before")
-    @classmethod
-    def _datasets(cls, value: Any) -> Any:
-        return {name: as_dataset_spec(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True, slots=True)

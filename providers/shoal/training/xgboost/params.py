@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import ROUNDS, Names, merge, seed_in, unknown_hint
+from shoal.training.boosting.params import ROUNDS, Names, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Metric, Objective
 
-_NAMES = Names(
+NAMES = Names(
     "XGBoost",
     # If `params` contain the same parameter under two names, XGBoost silently ignores one of the two values. With these
     # aliases, shoal finds such pairs, and raises an error if the values differ.
@@ -50,7 +50,7 @@ def merge_params(
     params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
 ) -> dict[str, Any]:
     """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
-    return merge(params, objective, n_estimators, _NAMES)
+    return merge(params, objective, n_estimators, NAMES)
 
 
 def native(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,11 +60,6 @@ def native(params: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(value) if name == "monotone_constraints" and isinstance(value, list) else value
         for name, value in params.items()
     }
-
-
-def seed_of(params: Mapping[str, Any], default: int) -> int:
-    """Return the seed that is set in `params`, or `default` if no seed is set."""
-    return seed_in(params, default, _NAMES)
 
 
 def is_stochastic(params: Mapping[str, Any]) -> bool:
@@ -151,7 +146,7 @@ def check_params(
         enable_categorical=bool(categorical_cols),
         nthread=1,
     )
-    known = set(_NAMES.aliases)
+    known = set(NAMES.aliases)
 
     def noted(settings: dict[str, Any]) -> dict[str, Any]:
         known.update(name for name, value in settings.items() if not isinstance(value, dict | list))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
-from xgboost.core import XGBoostError
+from xgboost.core import DataSplitMode, XGBoostError
 
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
@@ -59,12 +59,12 @@ class _Session:
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
-        self.pages = self.open.enter_context(page_folder(task, context.local_world_size))
-        self.matrix = self._quantise(task.train, None)
+        self.pages = None if task.by_columns else self.open.enter_context(page_folder(task, context.local_world_size))
+        self.matrix = self._matrix(task.train, None)
         if task.feature_weights:
             self.matrix.set_info(feature_weights=np.array(task.feature_weights, np.float32))
         self.evals = [
-            (self.matrix if part is task.train else self._quantise(part, self.matrix), name)
+            (self.matrix if part is task.train else self._matrix(part, self.matrix), name)
             for name, part in task.eval_sets.items()
         ]
         read = sum(rows.seconds for rows in self.rows)
@@ -151,7 +151,7 @@ class _Session:
         resume = segment.resume
         if self.booster is not None and resume is None:
             if is_stochastic(self.task.params):
-                self.booster = self._booster(segment.index, bytes(self.booster.save_raw("ubj")))
+                self.booster = self._booster(segment.index, self._saved(self.booster))
             return int(self.booster.num_boosted_rounds()) - self._init_rounds
         checkpoint = resume or Checkpoint()
         self._init_rounds = checkpoint.init_rounds
@@ -174,6 +174,9 @@ class _Session:
         if not model:
             note(booster, self.task.columns.categories)
         note_missing(booster, self.task.missing)
+        if self.task.by_columns:
+            # XGBoost compares the names with those of the matrix, which has none; see _of_columns().
+            booster.feature_names = None
         return booster
 
     def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
@@ -198,7 +201,57 @@ class _Session:
 
     def _checkpoint(self, booster: xgboost.Booster, callbacks: CallbackContainer) -> Checkpoint:
         rounds = booster.num_boosted_rounds() - self._init_rounds
-        return Checkpoint(rounds, bytes(booster.save_raw("ubj")), part_of(callbacks.history), self._init_rounds)
+        return Checkpoint(rounds, self._saved(booster), part_of(callbacks.history), self._init_rounds)
+
+    def _saved(self, booster: xgboost.Booster) -> bytes:
+        """Serialise a booster with the names of all features."""
+        names = booster.feature_names
+        booster.feature_names = list(self.task.columns.features)
+        model = bytes(booster.save_raw("ubj"))
+        booster.feature_names = names
+        return model
+
+    def _matrix(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.DMatrix:
+        return self._of_columns(part) if self.task.by_columns else self._quantise(part, ref)
+
+    def _of_columns(self, part: Part) -> xgboost.DMatrix:
+        """Build the matrix of one dataset that has all rows, but only the columns of this worker.
+
+        The matrix is no QuantileDMatrix, because that class ignores the split by columns without an error. It has no
+        names of features, because XGBoost would put the rank before each name.
+        """
+        features = self.task.columns.features
+        rank, workers = self.context.rank, self.context.world_size
+        mine = features[len(features) * rank // workers : len(features) * (rank + 1) // workers]
+        columns = replace(
+            self.task.columns,
+            features=mine,
+            categories={name: each for name, each in self.task.columns.categories.items() if name in mine},
+        )
+        rows = ShardRows(part, columns, 0, _label_check(self.task))
+        self.rows.append(rows)
+        data = np.empty((part.shard.rows, len(mine)), np.float32)
+        info: dict[str, list[np.ndarray]] = {}
+        start = 0
+        for batch in rows:
+            data[start : start + len(batch.data)] = batch.data
+            start += len(batch.data)
+            for name, values in _row_info(batch, columns).items():
+                info.setdefault(name, []).append(values)
+        matrix = xgboost.DMatrix(
+            data,
+            feature_types=stored_types(columns),
+            nthread=self.task.params["nthread"],
+            missing=self.task.missing,
+            enable_categorical=bool(columns.categories),
+            data_split_mode=DataSplitMode.COL,
+            **{name: np.concatenate(values) for name, values in info.items()},
+        )
+        if matrix.num_col() != len(features):
+            raise TrainingError(
+                f"XGBoost has {matrix.num_col()} columns instead of {len(features)}: report this as an error in shoal"
+            )
+        return matrix
 
     def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
@@ -306,21 +359,26 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         batch = next(self._batches, None)
         if batch is None:
             return False
-        given = {
-            "label": batch.label,
-            "weight": _weights(batch, self._rows.columns),
-            "base_margin": batch.base_margin,
-            "qid": batch.group,
-            "label_lower_bound": batch.lower,
-            "label_upper_bound": batch.upper,
-            "feature_types": self._feature_types,
-        }
         input_data(
             data=batch.data,
             feature_names=list(self._rows.columns.features),
-            **{name: values for name, values in given.items() if values is not None},
+            feature_types=self._feature_types,
+            **_row_info(batch, self._rows.columns),
         )
         return True
+
+
+def _row_info(batch: Batch, columns: Columns) -> dict[str, np.ndarray]:
+    """Return what XGBoost gets of each row besides its features, by the names of XGBoost's arguments."""
+    given = {
+        "label": batch.label,
+        "weight": _weights(batch, columns),
+        "base_margin": batch.base_margin,
+        "qid": batch.group,
+        "label_lower_bound": batch.lower,
+        "label_upper_bound": batch.upper,
+    }
+    return {name: values for name, values in given.items() if values is not None}
 
 
 def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
