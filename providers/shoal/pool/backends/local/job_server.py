@@ -234,7 +234,7 @@ class JobServer:
         try:
             job = json.loads(body)
             submission_id, command = str(job["submission_id"]), shlex.split(str(job["entrypoint"]))
-            libraries = str(job.get("metadata", {}).get(LIBRARIES, "")).split()
+            libraries = str((job.get("metadata") or {}).get(LIBRARIES, "")).split()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return HTTPStatus.BAD_REQUEST, {"error": f"the request is not a job: {error!r}"}
         with self._lock:
