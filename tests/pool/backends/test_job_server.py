@@ -66,15 +66,16 @@ def fork_servers() -> list[psutil.Process]:
     return [child for child in alive if "shoal.jobs.driver.fork_server" in child.cmdline()]
 
 
-def test_a_command_runs_once_and_its_end_and_output_are_kept(
-    server: JobServer, client: JobClient, tmp_path: Path
+def test_a_command_runs_once_and_its_end_output_and_libraries_are_kept(
+    fresh_home: Path, server: JobServer, client: JobClient, tmp_path: Path
 ) -> None:
     command = ["sh", "-c", 'pwd; echo "$0" >&2; read line; exit 3', "it's"]
     assert client.submit(command, "a-1", {})
     assert not client.submit(command, "a-1", {})  # it reads the end of its input at once
     assert ended(client, "a-1") == RayJob("FAILED", None, 3)
     assert client.logs("a-1") == f"{tmp_path}\nit's\n"
-    assert client.submit(["true"], "a-2", {})
+    assert client.submit(["true"], "a-2", {LIBRARIES: "numpy ray"})
+    assert used_libraries.recorded() == ["numpy", "ray"]
     assert ended(client, "a-2") == RayJob("SUCCEEDED", None, 0)
     assert not client.stop("a-2")
     assert client.delete("a-2")
@@ -120,9 +121,8 @@ def test_driver_that_cannot_start_is_refused_with_the_reason(fresh_home: Path, r
     assert failed.message == (
         "the head cannot start another process: [Errno 2] No such file or directory: '/no/such/program'"
     )
-    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-0", {LIBRARIES: "numpy ray"})
+    assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-0", {})
     assert ended(client, "d-0") == RayJob("SUCCEEDED", None, 0)  # so the fork server has done its imports
-    assert used_libraries.recorded() == ["numpy", "ray"]
     limits = forks.rlimit(psutil.RLIMIT_NOFILE)
     forks.rlimit(psutil.RLIMIT_NOFILE, (0, limits[1]))
     assert client.submit(driver_command(sys.executable, "nothing", "1"), "d-1", {})
