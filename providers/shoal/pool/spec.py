@@ -84,7 +84,7 @@ class PoolFields(BaseModel):
         default=None,
         description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
         f"so that the first job starts sooner: {', '.join(_LIBRARIES)}. With mlflow, the head also creates shoal's own "
-        "MLflow database if there is none. Default: the libraries that the last job on this host has used.",
+        "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
     )
 
     address: str | None = Field(

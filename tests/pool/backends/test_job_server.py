@@ -22,7 +22,7 @@ import pytest
 from shoal.errors import JobError
 from shoal.jobs.head_client import JobClient
 from shoal.jobs.mlflow import job_run
-from shoal.pool.backends.local import drivers, used_libraries
+from shoal.pool.backends.local import drivers
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.backends.local.drivers import ForkServer, Process
 from shoal.pool.backends.local.job_server import JobServer
@@ -75,7 +75,6 @@ def test_a_command_runs_once_and_its_end_output_and_libraries_are_kept(
     assert ended(client, "a-1") == RayJob("FAILED", None, 3)
     assert client.logs("a-1") == f"{tmp_path}\nit's\n"
     assert client.submit(["true"], "a-2", {LIBRARIES: "numpy ray"})
-    assert used_libraries.recorded() == ["numpy", "ray"]
     assert ended(client, "a-2") == RayJob("SUCCEEDED", None, 0)
     assert not client.stop("a-2")
     assert client.delete("a-2")
@@ -431,14 +430,13 @@ def test_the_fork_server_imports_the_libraries_of_a_driver_once_for_it_and_all_l
     [
         ("libraries=lightgbm,mlflow", {"lightgbm", "mlflow", MLFLOW_STORE, "ray"}, True),
         ("ray=false&max_nodes=1&libraries=xgboost", {"xgboost"}, False),
-        ("", {"numpy", "ray"}, False),
+        ("", set(), False),
         ("ray=false&max_nodes=1", set(), False),
     ],
 )
-def test_a_head_imports_the_libraries_of_its_pool_or_else_those_of_the_last_job(
+def test_a_head_imports_the_libraries_of_its_pool(
     fresh_home: Path, monkeypatch: pytest.MonkeyPatch, options: str, libraries: set[str], creates: bool
 ) -> None:
-    used_libraries.record(["ray", "numpy"])
     asked: list[tuple[set[str], bool]] = []
 
     def job_server(folder: Path, token: str, libraries: Sequence[str], *, creates_mlflow_database: bool) -> MagicMock:

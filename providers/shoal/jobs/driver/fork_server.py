@@ -7,8 +7,8 @@ one job. The drivers end with the process that forked them, and that process end
 ended, the process kills what is left of the driver's job, such as processes that a training function has forked.
 
 The process imports the libraries of the jobs, so that the drivers need no time for them. Before the first job, it
-imports those that the pool's spec names, else those that the last job on this host has used. The request for a driver
-names the libraries of its job, and each driver reports at its end which of the `PRELOADED` modules it has imported.
+imports those that the pool's spec names. The request for a driver names the libraries of its job, and each driver
+reports at its end which of the `PRELOADED` modules it has imported.
 """
 
 from __future__ import annotations

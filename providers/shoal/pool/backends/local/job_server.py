@@ -24,7 +24,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from shoal.pool.backends.local import used_libraries
 from shoal.pool.backends.local.drivers import ForkServer, Process, kill_group, start_command
 from shoal.pool.endpoint import LIBRARIES, driver_arguments
 from shoal.pool.timeouts import DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
@@ -242,8 +241,6 @@ class JobServer:
                 return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
             log = self._folder / f"driver-{next(self._numbers)}.log"
             self._drivers[submission_id] = _Driver(self._start(submission_id, command, libraries, log), log)
-        if libraries:
-            used_libraries.record(libraries)
         return HTTPStatus.OK, {"submission_id": submission_id}
 
     def _start(self, submission_id: str, command: Sequence[str], libraries: Sequence[str], log: Path) -> Process:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import CapacityError
 from shoal.pool.backends import versions
-from shoal.pool.backends.local import gpus, used_libraries
+from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS
@@ -73,11 +73,7 @@ def load_node(spec: PoolSpec) -> Start:
     def job_server(spec: PoolSpec, folder: Path) -> JobServer:
         token, asked = token_path(spec.name).read_text().strip(), spec.library_names()
         with_mlflow = "mlflow" in asked
-        if asked:
-            libraries = [*asked, *(["ray"] if spec.ray else []), *([MLFLOW_STORE] if with_mlflow else [])]
-        else:
-            # A pool without Ray is up in a second, so an import that its first job does not need would delay the job.
-            libraries = used_libraries.recorded() if spec.ray else []
+        libraries = [*asked, *(["ray"] if asked and spec.ray else []), *([MLFLOW_STORE] if with_mlflow else [])]
         return JobServer(folder, token, libraries, creates_mlflow_database=with_mlflow)
 
     if not spec.ray:
@@ -87,12 +83,14 @@ def load_node(spec: PoolSpec) -> Start:
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
         if gcs or spec.ray_dashboard:
             return Raylet(node, spec, gcs, folder)
-        # The fork server of the job server imports libraries while Ray starts, which leaves a core idle.
-        jobs = job_server(spec, folder)
+        # If the fork server of the job server has libraries to import, it does so while Ray starts.
+        jobs = job_server(spec, folder) if spec.libraries else None
         try:
-            return RayHead(Raylet(node, spec, gcs, folder), jobs)
+            raylet = Raylet(node, spec, gcs, folder)
+            return RayHead(raylet, jobs or job_server(spec, folder))
         except BaseException:
-            jobs.close()
+            if jobs:
+                jobs.close()
             raise
 
     return start
