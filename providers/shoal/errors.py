@@ -33,7 +33,8 @@ class ShoalError(Exception):
     escaped, so that the message can be printed and stored.
 
     Attributes:
-        permanent: Whether the same call would fail again in the same way, so that a retry is useless.
+        permanent: Whether a retry is useless, because the same call would fail again in the same way, or is not
+            wanted, because a user has cancelled the job.
     """
 
     permanent: bool = False
@@ -196,12 +197,26 @@ class TrainingError(ShoalError, RuntimeError):
     """
 
 
+class InvalidParamsError(InvalidArgumentError, TrainingError):
+    """XGBoost or LightGBM refuses the parameters of the training; the message contains the library's message. No
+    worker was started."""
+
+
 class WorkerLostError(TrainingError):
     """A worker process, or the node on which it ran, died during the training."""
 
 
 class JobError(ShoalError):
-    """A job could not be submitted, found or cancelled, or its result could not be read."""
+    """A job could not be submitted, found or cancelled, or its result could not be read.
+
+    Args:
+        message: The error message.
+        permanent: Whether a retry is useless or not wanted.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class JobNotFoundError(JobError, LookupError):
@@ -220,16 +235,12 @@ class JobFailedError(JobError, TrainingError):
     """The job ended without a result. The message ends with the cause.
 
     The error is a TrainingError, too, so that a call raises the same on a pool and in a connected Ray cluster.
-
-    Args:
-        message: The error message.
-        permanent: Whether a further attempt of the job would fail in the same way.
     """
-
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
-        super().__init__(message)
-        self.permanent = permanent
 
 
 class JobCancelledError(JobError):
-    """The requested result does not exist, because the job was cancelled."""
+    """The requested result does not exist, because the job was cancelled.
+
+    The error is permanent if a user has cancelled the job, and not if the run of the job has cancelled it, or no
+    process has polled it.
+    """

@@ -31,7 +31,9 @@ from shoal.errors import (
     DataAccessError,
     DataError,
     InvalidArgumentError,
+    InvalidParamsError,
     JobBusyError,
+    JobCancelledError,
     JobFailedError,
     NoPoolError,
     PoolDownError,
@@ -298,6 +300,8 @@ PERMANENT = [
     DataError("x"),
     CapacityError("x"),
     JobFailedError("x", permanent=True),
+    JobCancelledError("x", permanent=True),
+    InvalidParamsError("x"),
 ]
 OTHER = [
     NoPoolError("x"),
@@ -305,6 +309,7 @@ OTHER = [
     JobBusyError("x"),
     CapacityTimeoutError("x"),
     JobFailedError("x"),
+    JobCancelledError("x"),
     WorkerLostError("x"),
     PoolDownError("x"),
     ScaleError("x"),

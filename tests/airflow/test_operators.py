@@ -35,7 +35,7 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
 )
 from shoal.data.spec import DatasetSpec
-from shoal.errors import InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
+from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, PoolDownError, ScaleError
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -301,10 +301,17 @@ def test_a_metric_that_is_not_finite_fits_into_an_xcom(on_fake_head, spec, conte
 
 
 @pytest.mark.parametrize(
-    ("is_permanent", "expected"), [(None, JobFailedError), (False, JobFailedError), (True, AirflowFailException)]
+    ("state", "is_permanent", "expected"),
+    [
+        (JobState.FAILED, None, JobFailedError),
+        (JobState.FAILED, False, JobFailedError),
+        (JobState.FAILED, True, AirflowFailException),
+        (JobState.CANCELLED, False, JobCancelledError),
+        (JobState.CANCELLED, True, AirflowFailException),
+    ],
 )
-def test_a_failure_ends_with_its_cause(on_fake_head, spec, context, is_permanent, expected):
-    driver = meanwhile(ended, JobState.FAILED, error='column "a" is not there', error_is_permanent=is_permanent)
+def test_a_failure_ends_with_its_cause(on_fake_head, spec, context, state, is_permanent, expected):
+    driver = meanwhile(ended, state, error='column "a" is not there', error_is_permanent=is_permanent)
     with pytest.raises(expected, match=r'column "a" is not there$'):
         train(spec).execute(context)
     driver.join()

@@ -859,15 +859,18 @@ class TestWait:
 
 
 class TestCancel:
-    def test_a_job_that_runs(self, store, head, submit, held, spec):
-        handle = held(submit(spec))
+    @pytest.mark.parametrize("by_user", [True, False])
+    def test_a_job_that_runs(self, store, head, submit, held, spec, by_user):
+        handle = submit(spec)
+        handle = held(handle, actor=None if by_user else row(store, handle).holder)
         run(store, head, handle)
 
         assert handle.cancel("no longer needed")
 
         assert head.stops == [key(handle).submission_id]
-        with pytest.raises(JobCancelledError, match="no longer needed"):
+        with pytest.raises(JobCancelledError, match="no longer needed") as caught:
             handle.wait(on_log=None)
+        assert caught.value.permanent is by_user  # and not if the run of the job cancels it
         assert not handle.cancel()
 
     def test_what_it_left_is_removed(self, store, head, submit, held, monkeypatch):

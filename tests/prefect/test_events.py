@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from prefect import flow
+from prefect.logging import get_run_logger
 
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
 from shoal.jobs import StaleModel, WaitingJob
-from shoal.prefect import adistributed_train, distributed_train, emit_alerts, events
+from shoal.prefect import adistributed_train, distributed_train, emit_alerts, events, retries, retry_unless_permanent
 from tests.support.job_results import result_of
 
 pytestmark = pytest.mark.server
@@ -67,8 +69,8 @@ def result(promoted: bool):
 
 
 @flow
-def train(spec=SPEC, **options):
-    return distributed_train.with_options(**options)(spec, return_state=True).name
+def train(spec=SPEC):
+    return distributed_train(spec, return_state=True).name
 
 
 @flow
@@ -94,11 +96,63 @@ def test_a_training_sends_what_became_of_its_model(sent, ends, promoted):
     assert event.payload["subject"] == f"{outcome}: delays version 7, rmse 17.5"
 
 
-def test_a_failure_is_sent_once_after_the_last_try(sent, ends):
-    ends(JobFailedError("job failed: a worker was lost"))
-    assert train(retries=1, retry_delay_seconds=0) == "Failed" == asyncio.run(atrain())
-    assert [event.event for event in sent] == ["shoal.model.failed"] * 2
-    assert sent[0].payload["text"] == "failed    delays: job failed: a worker was lost"
+@pytest.fixture
+def warned(monkeypatch):
+    """The warnings about retries that are refused, which the log of the run gets, too."""
+    warned = []
+
+    def logger():
+        real = get_run_logger()  # raises an error outside of a run
+        return SimpleNamespace(warning=lambda text, *args: (warned.append(text % args), real.warning(text, *args)))
+
+    monkeypatch.setattr(retries, "get_run_logger", logger)
+    return warned
+
+
+async def only_workers(task, task_run, state):
+    """A condition of a user's own."""
+    return retry_unless_permanent(task, task_run, state) and "worker" in str(state.data)
+
+
+WOULD_FAIL, BY_USER = "a retry would fail in the same way", "a user has cancelled the job"
+FAILURES = [
+    # error, condition (None: that of the task), tries, reason why there is no further one
+    (JobFailedError("job failed: a disk is full"), None, 2, None),
+    (JobFailedError("job failed: no column", permanent=True), None, 1, WOULD_FAIL),
+    (JobCancelledError("job was cancelled: no process has polled it"), None, 2, None),
+    (JobCancelledError("job was cancelled: on request", permanent=True), None, 1, BY_USER),
+    (JobFailedError("job failed: a worker was lost"), only_workers, 2, None),
+    (JobFailedError("job failed: a disk is full"), only_workers, 1, None),
+    (JobFailedError("job failed: no column", permanent=True), only_workers, 1, WOULD_FAIL),
+]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_failure_is_sent_once_and_a_refused_retry_is_logged(sent, warned, monkeypatch, is_async):
+    tries = []
+
+    def next_job_ends_with(error) -> None:
+        monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: tries.append(str(error)) or Job(error))
+
+    @flow
+    def train():
+        for error, condition, *_ in FAILURES:
+            next_job_ends_with(error)
+            retried = distributed_train.with_options(retries=1, retry_condition_fn=condition)
+            assert retried(SPEC, return_state=True).is_failed()
+
+    @flow
+    async def atrain():
+        for error, condition, *_ in FAILURES:
+            next_job_ends_with(error)
+            retried = adistributed_train.with_options(retries=1, retry_condition_fn=condition)
+            assert (await retried(SPEC, return_state=True)).is_failed()
+
+    asyncio.run(atrain()) if is_async else train()
+    assert tries == [str(error) for error, _, number, _ in FAILURES for _ in range(number)]
+    assert [event.event for event in sent] == ["shoal.model.failed"] * len(FAILURES)
+    assert [event.payload["text"] for event in sent] == [f"failed    delays: {error}" for error, *_ in FAILURES]
+    assert warned == [f"the task is not retried, because {why}: {error}" for error, *_, why in FAILURES if why]
 
 
 def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, monkeypatch):

@@ -28,8 +28,10 @@ def test_prefect_finds_the_collection():
 
 def test_every_task_has_its_twin():
     import shoal.prefect
+    from shoal.prefect import retry_unless_permanent
 
-    for name in ("scale_cluster", "get_nodes", "wait_for_nodes", "distributed_train", "cleanup_pool"):
+    for name in ("scale_cluster", "get_nodes", "wait_for_nodes", "distributed_train", "batch_predict", "cleanup_pool"):
         task, twin = getattr(shoal.prefect, name), getattr(shoal.prefect, f"a{name}")
         assert not task.isasync and twin.isasync
         assert task.fn.__annotations__ == twin.fn.__annotations__
+        assert task.retry_condition_fn is twin.retry_condition_fn is retry_unless_permanent

@@ -140,12 +140,13 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             The model as the library's own booster, with `input_cols` as its feature names.
 
         Raises:
-            InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
+            InvalidArgumentError: Arguments contradict each other, or a parameter is unknown. If the library refuses a
+                parameter (`InvalidParamsError`), the error is a TrainingError, too.
             DataError: The data cannot be used. The message names the file, column and row group, as far as they are
                 known.
             CapacityError: The active nodes have too few CPUs or GPUs.
-            TrainingError: The library refuses a parameter, or the training failed. The message names the rank that
-                failed first, and the notes contain the traceback of each rank that failed.
+            TrainingError: The training failed. The message names the rank that failed first, and the notes contain the
+                traceback of each rank that failed.
             WorkerLostError: Workers or their nodes were lost more often than `max_restarts` allows.
             JobFailedError: The call ran as a job on a pool, and the job failed, for whatever reason. The error is a
                 TrainingError, too. Its message ends with the cause, and its notes contain the traceback of each rank

@@ -219,11 +219,13 @@ class JobHandle:
             unless_resubmitted: Do not cancel the job, and return False, if the job was submitted again after this
                 handle was created. In that case a newer try of the same task waits for the job.
         """
+        job = attempts.load(self._store, self._key)
         done = ending.cancel(
             self.target,
-            attempts.load(self._store, self._key),
+            job,
             reason,
             most_submissions=self.submissions if unless_resubmitted else None,
+            by_user=self.target.actor != job.holder,
         )
         self.left = done.left
         return done.is_done
@@ -311,7 +313,7 @@ class JobHandle:
         job = attempts.load(self._store, self._key)
         what = f'job "{self.job_id}" (attempt {self.attempt})'
         if job.state is JobState.CANCELLED:
-            raise JobCancelledError(f"{what} was cancelled: {job.error}")
+            raise JobCancelledError(f"{what} was cancelled: {job.error}", permanent=bool(job.error_is_permanent))
         if job.state is JobState.FAILED:
             error = JobFailedError(f"{what} failed: {job.error}", permanent=bool(job.error_is_permanent))
             for traceback in self.log_follower().tracebacks():

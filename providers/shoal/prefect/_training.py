@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from prefect import State, Task, task
+from prefect import State, Task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
@@ -19,6 +18,7 @@ from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._progress import TrainingProgress, show_page
 from shoal.prefect._run_holder import Interrupt, current_holder, in_thread, interrupt_of_task, on_interrupt, task_key
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
+from shoal.prefect.retries import job_task
 
 ARTIFACT_KEY = "shoal-training"
 _CANCELLED = "its Prefect run was cancelled"
@@ -94,7 +94,7 @@ class TrainingTask(Task[..., Any]):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
         """Create a Prefect task from a function that runs a training."""
-        return cls._from(task(cache_policy=NO_CACHE)(function))
+        return cls._from(job_task(function))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
@@ -135,7 +135,7 @@ def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
     call.__doc__ = f"{summary} This task is the async version of `{function.__name__}`."
-    made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else task(cache_policy=NO_CACHE)(call)
+    made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else job_task(call)
     return cast(Task[P, Coroutine[Any, Any, T]], made)
 
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from prefect.context import TaskRunContext
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
 from shoal.prefect._run_holder import interrupt_of_task
+from shoal.prefect.retries import is_retried
 
 _EVENT = "shoal.model."
 """Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
@@ -58,9 +58,9 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]
     try:
         yield
     except Exception as error:
-        task, interrupt = TaskRunContext.get(), interrupt_of_task.get()
+        interrupt = interrupt_of_task.get()
         is_cancelled = interrupt is not None and interrupt.is_requested
-        if not is_cancelled and (task is None or task.task_run.run_count > task.task.retries):
+        if not is_cancelled and not is_retried(error):
             emit_outcome(spec, error)
         raise
 

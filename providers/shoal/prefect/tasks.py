@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
@@ -19,12 +16,13 @@ from shoal.prefect._run_holder import current_holder
 from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
+from shoal.prefect.retries import job_task
 from shoal.training.pytorch.program import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"
 
 
-@task(cache_policy=NO_CACHE)
+@job_task
 def scale_cluster(
     expected_cluster_size: int,
     *,
@@ -64,7 +62,7 @@ def scale_cluster(
 ascale_cluster = twin(scale_cluster)
 
 
-@task(cache_policy=NO_CACHE)
+@job_task
 def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
     """Return the active nodes of a pool; see `shoal.get_nodes`.
 
@@ -86,7 +84,7 @@ def get_nodes(pool_name: PoolSource = None) -> list[NodeInfo]:
 aget_nodes = twin(get_nodes)
 
 
-@task(cache_policy=NO_CACHE)
+@job_task
 def wait_for_nodes(
     expected_cluster_size: int, *, pool_name: PoolSource = None, timeout: float = ROLLBACK_AFTER
 ) -> list[NodeInfo]:
@@ -129,7 +127,8 @@ def distributed_train(
     """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
     If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
-    new attempt of a failed job. Cancelling the run cancels the job.
+    new attempt of a failed job. After a permanent error the task is not retried (see `retry_unless_permanent`).
+    Cancelling the run cancels the job.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
@@ -177,7 +176,7 @@ def distributed_train(
 adistributed_train = twin(distributed_train)
 
 
-@task(cache_policy=NO_CACHE)
+@job_task
 def batch_predict(
     model: str,
     dataset: Any,
@@ -217,7 +216,7 @@ def batch_predict(
 abatch_predict = twin(batch_predict)
 
 
-@task(cache_policy=NO_CACHE)
+@job_task
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
     """Cancel this flow run's jobs on a pool, release the run's lease, and end unneeded nodes on this host.
 

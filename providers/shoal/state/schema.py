@@ -374,7 +374,8 @@ class Job(Base):
     records an MLflow run: digest of the files of its saved training, also if the attempt has failed later."""
     error: Mapped[str | None] = mapped_column(_Text)
     error_is_permanent: Mapped[bool | None]
-    """Whether a further attempt would fail in the same way. None if the attempt has not failed."""
+    """Whether a further attempt would fail in the same way, or a user has cancelled the attempt. None if the attempt
+    has not failed and was not cancelled."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     """Last reported progress of the training. None before the first report."""

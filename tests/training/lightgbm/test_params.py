@@ -181,6 +181,7 @@ def test_rows_in_groups(objective: str) -> None:
 def test_lightgbm_refuses_a_value(name: str, value: Any, said: str) -> None:
     with pytest.raises(TrainingError, match=f"LightGBM refuses the parameters: .*{said}") as caught:
         check_params(made({name: value}), COLUMNS)
+    assert caught.value.permanent
     assert ".cpp" not in str(caught.value)
     assert ".hpp" not in str(caught.value)
 

@@ -166,6 +166,7 @@ def test_params_of_categories() -> None:
 def test_xgboost_refuses_a_value(name: str, value: Any) -> None:
     with pytest.raises(TrainingError) as caught:
         check_params({name: value}, ["a", "b"])
+    assert caught.value.permanent
     message = str(caught.value)
     assert "XGBoost refuses the parameters" in message
     assert "Stack trace" not in message

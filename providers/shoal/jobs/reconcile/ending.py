@@ -54,8 +54,9 @@ def cancel(
     *,
     seen: Collection[JobState] = JOB_ACTIVE,
     most_submissions: int | None = None,
+    by_user: bool = False,
 ) -> Cancellation:
-    """Cancel an attempt and stop its driver."""
+    """Cancel an attempt and stop its driver. If a user cancels it, no task that waits for the attempt is retried."""
     if not attempts.end(
         target.store,
         target.key,
@@ -64,6 +65,7 @@ def cancel(
         seen=seen,
         most_submissions=most_submissions,
         error=reason,
+        error_is_permanent=by_user,
         actor=target.actor,
     ):
         return Cancellation(is_done=False)

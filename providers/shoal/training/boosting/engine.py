@@ -119,12 +119,11 @@ def train(
     The same data, parameters, seed, number of workers and number of threads give the same model, byte for byte.
 
     Raises:
-        InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
+        InvalidArgumentError: Arguments contradict each other, or a parameter is unknown or refused by the library.
         DataError: The training cannot use the datasets.
         CapacityError: The active nodes are too small for the workers, or had no free room in time, or the library
             cannot train on their GPUs.
-        TrainingError: The library refuses a parameter, or the training failed; the message contains the first cause
-            and its rank.
+        TrainingError: The training failed; the message contains the first cause and its rank.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: The library or Ray is not installed.
     """

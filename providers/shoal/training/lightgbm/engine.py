@@ -51,7 +51,7 @@ class LightGBM(Library):
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
-            TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
+            InvalidParamsError: LightGBM refuses a value; the message contains LightGBM's message.
         """
         if request.external_memory:
             raise InvalidArgumentError(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.errors import InvalidArgumentError, InvalidParamsError
 from shoal.training.boosting.params import ROUNDS, Names, add_once, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
@@ -208,7 +208,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
     The check uses two rows and takes 2 ms.
 
     Raises:
-        TrainingError: LightGBM refuses a value; the message contains LightGBM's message.
+        InvalidParamsError: LightGBM refuses a value; the message contains LightGBM's message.
         InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. Without this check,
             LightGBM would silently ignore an unknown metric.
     """
@@ -245,7 +245,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as exc:
         if isinstance(exc, InvalidArgumentError):
             raise
-        raise TrainingError(f"LightGBM refuses the parameters: {own_message(exc)}") from exc
+        raise InvalidParamsError(f"LightGBM refuses the parameters: {own_message(exc)}") from exc
     return booster
 
 

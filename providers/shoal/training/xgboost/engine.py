@@ -75,7 +75,7 @@ class XGBoost(Library):
 
         Raises:
             InvalidArgumentError: Arguments contradict each other, or a parameter is unknown.
-            TrainingError: XGBoost refuses a value; the message contains XGBoost's message.
+            InvalidParamsError: XGBoost refuses a value; the message contains XGBoost's message.
         """
         merged = self.merged(request, user_code.objective)
         objective = str(merged.get("objective"))

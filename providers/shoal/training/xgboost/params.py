@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.errors import InvalidArgumentError, InvalidParamsError
 from shoal.training.boosting.params import ROUNDS, Names, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Metric, Objective
@@ -126,7 +126,7 @@ def check_params(
     The check uses two rows and takes 8 ms.
 
     Raises:
-        TrainingError: XGBoost refuses a value, or cannot compute a metric of this objective; the message contains
+        InvalidParamsError: XGBoost refuses a value, or cannot compute a metric of this objective; the message contains
             XGBoost's message.
         InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
             only print a warning.
@@ -160,7 +160,7 @@ def check_params(
                 booster.update(rows, 0)  # an objective that accepts one label only says so here
             config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
-            raise TrainingError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
+            raise InvalidParamsError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
     unused = [name for warning in caught for name in _unused(str(warning.message))]
     if unused:
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
@@ -176,7 +176,7 @@ def check_params(
 
 
 def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
-    """Raise TrainingError if XGBoost cannot compute a metric in `eval_metric` for the given rows and the objective."""
+    """Raise InvalidParamsError if XGBoost cannot compute a metric of `eval_metric` for these rows and the objective."""
     import xgboost
 
     asked = params.get("eval_metric")
@@ -185,7 +185,7 @@ def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
             xgboost.Booster({**params, "eval_metric": metric, "verbosity": 0}, [rows]).eval(rows)
         except xgboost.core.XGBoostError as exc:
             objective = params.get("objective", "reg:squarederror")
-            raise TrainingError(
+            raise InvalidParamsError(
                 f'XGBoost cannot compute eval_metric="{metric}" with objective="{objective}": use a metric that suits '
                 "the objective, or remove eval_metric to get the metric of the objective. XGBoost's message: "
                 f"{own_message(exc)}"
