@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import (
     AirflowRuntimeError,
     AirflowSkipException,
     AirflowTaskTimeout,
+    ErrorType,
 )
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
@@ -182,28 +183,39 @@ def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
 
 
 def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, context):
-    states = {"over": "failed", "goes_on": "running"}
+    states = {"over/2024-01-01T00:00:00": "failed", "goes_on": "running"}
 
     def get_dagrun_state(dag_id, run_id):
+        assert dag_id == "a_dag"
         if run_id not in states:
-            raise AirflowRuntimeError(ErrorResponse())
+            not_found = {"detail": {"reason": "not_found"}} if run_id == "deleted" else None
+            detail = {"status_code": 404, "detail": not_found}
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
         return states[run_id]
 
     context["ti"].get_dagrun_state = get_dagrun_state
     holders = [
-        "airflow:a_dag/over",
-        "airflow:a_dag/over#score_lease_pool",
-        "airflow:a_dag/goes_on",
-        "airflow:a_dag/goes_on#score_lease_pool",
-        "airflow:a_dag/another_airflows",
+        "airflow:a_dag/over/2024-01-01T00:00:00",
+        "airflow:tests:a_dag/deleted",
+        "airflow:tests:a_dag/over/2024-01-01T00:00:00",
+        "airflow:tests:a_dag/over/2024-01-01T00:00:00#score_lease_pool",
+        "airflow:tests:a_dag/goes_on",
+        "airflow:tests:a_dag/goes_on#score_lease_pool",
+        "airflow:tests:a_dag/a proxy says 404",
+        "airflow:others:a_dag/over/2024-01-01T00:00:00",
+        "airflow:others:a_dag/deleted",
+        "airflow:a_dag/deleted",
         "airflow:by_hand",
         "prefect:over",
     ]
+    reasons = ["its DAG run ended as failed", "its DAG run was deleted", *["its DAG run ended as failed"] * 2]
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)
-    assert did == [f"tiny: released the lease of {holder}: its DAG run ended as failed" for holder in holders[:2]]
-    assert [lease.holder for lease in up.describe().leases] == holders[2:]
+    assert did == [
+        f"tiny: released the lease of {holder}: {why}" for holder, why in zip(holders, reasons, strict=False)
+    ]
+    assert [lease.holder for lease in up.describe().leases] == holders[4:]
 
 
 def test_two_leases_of_a_run_are_cleaned_up_one_by_one(up, context):
