@@ -140,10 +140,10 @@ def test_two_airflows_with_one_store_train_their_own_models(pool, context, monke
     staging = train("staging", wait_for_completion=False)
     production = train("production", wait_for_completion=False)
     assert staging["job_id"] != production["job_id"]
-    assert load_results(jobs.attach(production["job_id"]).wait()).results == ["model of production"]
+    assert load_results(jobs.attach(production["job_id"]).wait()).results == ("model of production",)
     assert execute(CleanupPoolOperator, "production")["cancelled"] == ()
     permission.touch()
     context["ti"].try_number = 2
     again = train("staging")
     assert again["job_id"] == staging["job_id"]
-    assert load_results(JobResult.model_validate(again)).results == ["model of staging"]
+    assert load_results(JobResult.model_validate(again)).results == ("model of staging",)

@@ -224,6 +224,8 @@ def test_dagrun_timeout_ends_the_jobs_and_their_leases_without_a_teardown(
     # Another Airflow has a run with the same ids.
     theirs = ComputePool(POOL, holder=f"airflow:theirs:{runs[0].dag_id}/{runs[0].run_id}")
     theirs.lease(1)
+    deployment = airflow.call("GET", "/variables/shoal_deployment")["value"]
+    ComputePool(POOL, holder=f"airflow:{deployment}:{ANY}/deleted").lease(1)
     for run in runs:
         run.wait_until_it_trains()
     for run in runs:
@@ -234,7 +236,7 @@ def test_dagrun_timeout_ends_the_jobs_and_their_leases_without_a_teardown(
         record(f"{run.dag_id}: job", round(time.time() - since, 1))
         assert len(run.starts) == len(run.jobs) == 1
 
-    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 1, "the end of the runs' leases", 60)
+    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 2, "the end of the runs' leases", 60)
     assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
 
     assert [lease.holder for lease in ComputePool(POOL).describe().leases] == [theirs.holder]
