@@ -36,22 +36,22 @@ def web_address(address: str | None) -> str | None:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
-def run_link(holder: str) -> Link | None:
-    """Return the link to the Airflow or Prefect run whose name is `holder` (the owner of a lease or job).
+def dag_run_link(base_url: str | None, dag_id: str, run_id: str) -> Link | None:
+    """Return the link to a DAG run; None if the address of Airflow is not known.
 
-    Return None if the holder is not such a run, or if the address of Airflow or Prefect is not known.
-
-    The addresses are read from the environment variables ``AIRFLOW__API__BASE_URL`` and ``PREFECT_UI_URL``, which
-    Airflow and Prefect read, too.
+    Args:
+        base_url: Address of Airflow, as in its option ``[api] base_url``.
+        dag_id: Id of the DAG.
+        run_id: Id of the DAG run.
     """
-    kind, _, name = holder.partition(":")
-    if kind == "airflow" and (base := web_address(os.environ.get("AIRFLOW__API__BASE_URL"))):
-        dag, _, run = name.partition("/")
-        if dag and run:
-            return Link("DAG run", f"{base}/dags/{_part(dag)}/runs/{_part(run)}")
-    if kind == "prefect" and (base := web_address(os.environ.get("PREFECT_UI_URL"))) and name:
-        return Link("Flow run", f"{base}/runs/flow-run/{_part(name)}")
-    return None
+    base = web_address(base_url)
+    return Link("DAG run", f"{base}/dags/{_part(dag_id)}/runs/{_part(run_id)}") if base and dag_id and run_id else None
+
+
+def flow_run_link(flow_run_id: str) -> Link | None:
+    """Return the link to a flow run of Prefect; None if ``PREFECT_UI_URL``, which Prefect reads, too, is not set."""
+    base = web_address(os.environ.get("PREFECT_UI_URL"))
+    return Link("Flow run", f"{base}/runs/flow-run/{_part(flow_run_id)}") if base and flow_run_id else None
 
 
 def mlflow_run_link(tracking_uri: str | None, run_id: str | None) -> Link | None:

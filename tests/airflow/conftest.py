@@ -7,7 +7,7 @@ import pytest
 from tests.airflow import home  # noqa: F401 - before anything imports Airflow
 from tests.support.job_store import head, spec, store  # noqa: F401
 
-RUN = "airflow:a_dag/a_run"
+RUN = "airflow:tests:a_dag/a_run"
 
 
 @pytest.fixture

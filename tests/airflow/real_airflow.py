@@ -14,6 +14,7 @@ from examples.airflow_run import DAG_ID, DAGS
 from examples.local_airflow import LocalAirflow
 from shoal import ComputePool, jobs
 from shoal.jobs import JobStatus
+from shoal.pool.holder import DagRunHolder
 from tests.support.waiting import wait_until
 
 POOL = "local://server-tests?max_nodes=4"
@@ -36,6 +37,7 @@ def real_airflow(
             home,
             [DAGS, Path(__file__).parent / "server_dags", *folders],
             {
+                "AIRFLOW__SHOAL__DEPLOYMENT": "",  # the scheduler makes the Variable
                 "AIRFLOW_VAR_SHOAL_RETRAIN_POOL": POOL,
                 "AIRFLOW_VAR_SHOAL_NETWORKS_POOL": POOL,
                 "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # tasks of a killed scheduler run again soon
@@ -71,7 +73,12 @@ def ended(airflow: LocalAirflow, dag_id: str, run_id: str) -> str:
 
 
 def jobs_of(dag_id: str, run_id: str) -> list[JobStatus]:
-    return [job for job in jobs.list_jobs(limit=1000) if job.holder == f"airflow:{dag_id}/{run_id}"]
+    return [job for job in jobs.list_jobs(limit=1000) if is_held_by(job.holder, dag_id, run_id)]
+
+
+def is_held_by(holder: str, dag_id: str, run_id: str) -> bool:
+    run = DagRunHolder.of(holder)
+    return run is not None and (run.dag_id, run.run_id) == (dag_id, run_id)
 
 
 def job_of(dag_id: str, run_id: str) -> JobStatus | None:

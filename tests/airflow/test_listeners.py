@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.listeners.spec import dagrun
 from airflow.plugins_manager import AirflowPlugin
+from airflow.sdk._shared.listeners.spec import lifecycle
 from airflow.sdk.configuration import conf
 from airflow.sdk.listener import ListenerManager, taskinstance
 
@@ -39,6 +40,7 @@ def plugin() -> type[AirflowPlugin]:
 def hook(plugin):
     """Airflow's side: it calls the listeners of the plugin."""
     manager = ListenerManager()
+    manager.add_hookspecs(lifecycle)
     manager.add_hookspecs(dagrun)
     manager.add_hookspecs(taskinstance)
     for listener in plugin.listeners:
@@ -79,19 +81,27 @@ def recorded() -> None:
 
 
 def test_a_failed_run_ends_its_jobs_and_leases_and_no_others(store, hook):
-    for name, holder in (("of_the_run", RUN), ("of_a_block", f"{RUN}#score_lease_pool"), ("other", f"{RUN}_2")):
+    held = {
+        "of_the_run": RUN,
+        "of_a_block": f"{RUN}#score_lease_pool",
+        "of_an_older_shoal": "airflow:a_dag/a_run",
+        "other": f"{RUN}_2",
+        "of_another_airflow": "airflow:others:a_dag/a_run",
+    }
+    for name, holder in held.items():
         add_job(store, name, holder)
         add_lease(store, holder)
 
     hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
     recorded()
 
-    assert states(store) == {"of_the_run": "cancelled", "of_a_block": "cancelled", "other": "running"}
+    ended = {"of_the_run", "of_a_block", "of_an_older_shoal"}
+    assert states(store) == {name: "cancelled" if name in ended else "running" for name in held}
     assert attempts.latest(store, "of_the_run").error == "its DAG run failed: timed_out"
     hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="failed again")
     recorded()
-    assert sorted(line.subject for line in history.read(kind="released")) == [RUN, f"{RUN}#score_lease_pool"]
-    assert leases_after_a_round(store) == {f"{RUN}_2"}
+    assert {line.subject for line in history.read(kind="released")} == {held[name] for name in ended}
+    assert leases_after_a_round(store) == {held[name] for name in held.keys() - ended}
 
 
 FAILED_RUN_AT_THE_END = """
@@ -197,5 +207,5 @@ def test_options_that_have_no_value_set_nothing(unset):
 
 
 def test_airflow_knows_the_options_and_which_one_is_a_secret():
-    assert config_section()["shoal"]["options"].keys() == VARIABLES.keys()
+    assert config_section()["shoal"]["options"].keys() == VARIABLES.keys() | {"deployment"}
     assert [key for section, key in conf.sensitive_config_values if section == "shoal"] == ["state_url"]

@@ -6,18 +6,22 @@ import math
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
+import httpx
 import pytest
 from airflow.sdk import DAG, task
+from airflow.sdk.api.client import ServerResponseError
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRuntimeError,
     AirflowSkipException,
     AirflowTaskTimeout,
+    ErrorType,
 )
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
@@ -40,7 +44,7 @@ from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
-from shoal.state import Store
+from shoal.state import Store, deployments
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
 from shoal.training.pytorch.request import launched, spread
@@ -182,28 +186,59 @@ def test_sweep_clears_what_is_left_of_a_dead_node(up, context):
 
 
 def test_the_janitor_cleans_up_after_runs_that_are_over_and_no_others(up, context):
-    states = {"over": "failed", "goes_on": "running"}
+    states = {"over/2024-01-01T00:00:00": "failed", "goes_on": "running"}
 
     def get_dagrun_state(dag_id, run_id):
+        assert dag_id == "a_dag"
+        if run_id == "deleted, in dag.test()":
+            answer = httpx.Response(404, json={"detail": {"reason": "not_found"}})
+            raise ServerResponseError("not found", request=httpx.Request("GET", "http://airflow"), response=answer)
         if run_id not in states:
-            raise AirflowRuntimeError(ErrorResponse())
+            not_found = {"detail": {"reason": "not_found"}} if run_id == "deleted" else None
+            detail = {"status_code": 404, "detail": not_found}
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
         return states[run_id]
 
     context["ti"].get_dagrun_state = get_dagrun_state
     holders = [
-        "airflow:a_dag/over",
-        "airflow:a_dag/over#score_lease_pool",
-        "airflow:a_dag/goes_on",
-        "airflow:a_dag/goes_on#score_lease_pool",
-        "airflow:a_dag/another_airflows",
+        "airflow:a_dag/over/2024-01-01T00:00:00",
+        "airflow:tests:a_dag/deleted",
+        "airflow:tests:a_dag/deleted, in dag.test()",
+        "airflow:tests:a_dag/over/2024-01-01T00:00:00",
+        "airflow:tests:a_dag/over/2024-01-01T00:00:00#score_lease_pool",
+        "airflow:tests:a_dag/goes_on",
+        "airflow:tests:a_dag/goes_on#score_lease_pool",
+        "airflow:tests:a_dag/a proxy says 404",
+        "airflow:others:a_dag/over/2024-01-01T00:00:00",
+        "airflow:others:a_dag/deleted",
+        "airflow:a_dag/deleted",
         "airflow:by_hand",
         "prefect:over",
     ]
+    over, deleted = "its DAG run ended as failed", "its DAG run was deleted"
+    reasons = [over, deleted, deleted, over, over]
     for holder in holders:
         ComputePool("tiny", holder=holder).lease(1)
     did = SweepPoolsOperator(task_id="sweep").execute(context)
-    assert did == [f"tiny: released the lease of {holder}: its DAG run ended as failed" for holder in holders[:2]]
-    assert [lease.holder for lease in up.describe().leases] == holders[2:]
+    assert did == [
+        f"tiny: released the lease of {holder}: {why}" for holder, why in zip(holders, reasons, strict=False)
+    ]
+    assert [lease.holder for lease in up.describe().leases] == holders[5:]
+
+
+def test_the_janitor_leaves_deleted_runs_while_a_copy_of_its_airflow_runs(up, context, monkeypatch):
+    def get_dagrun_state(dag_id, run_id):
+        detail = {"status_code": 404, "detail": {"detail": {"reason": "not_found"}}}
+        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
+
+    context["ti"].get_dagrun_state = get_dagrun_state
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example")
+    deployments.record(Store(), "tests", "https://copy.example", time.time())
+    run = ComputePool("tiny", holder="airflow:tests:a_dag/run_of_the_copy")
+    run.lease(1)
+
+    assert SweepPoolsOperator(task_id="sweep").execute(context) == []
+    assert [lease.holder for lease in up.describe().leases] == [run.holder]
 
 
 def test_two_leases_of_a_run_are_cleaned_up_one_by_one(up, context):

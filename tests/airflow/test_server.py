@@ -224,6 +224,8 @@ def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
     assert airflow.returned(FUNCTION, run, "compare") is True
     result = JobResult.model_validate(airflow.returned(FUNCTION, run, "operator"))
     assert jobs.load_results(result).results == (6.0, 6.0)
+    deployment = airflow.call("GET", "/variables/shoal_deployment")["value"]
+    assert {job.holder for job in jobs_of(FUNCTION, run)} == {f"airflow:{deployment}:{FUNCTION}/{run}"}
     wait_until(is_given_back, "the pool as it was")
 
 

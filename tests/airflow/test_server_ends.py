@@ -26,6 +26,7 @@ from tests.airflow.real_airflow import (
     component,
     ended,
     is_given_back,
+    is_held_by,
     job_of,
     jobs_of,
     kill_all,
@@ -170,8 +171,8 @@ def wait_until_nothing_is_left(run: Run, since: float, record: Record) -> None:
         return run.job.state in (JobState.CANCELLED, JobState.FAILED)
 
     def is_released() -> bool:
-        holder = f"airflow:{run.dag_id}/{run.run_id}"
-        return all(lease.holder != holder for lease in ComputePool(POOL).describe().leases)
+        held = [lease.holder for lease in ComputePool(POOL).describe().leases]
+        return not any(is_held_by(holder, run.dag_id, run.run_id) for holder in held)
 
     for condition, what in ((has_ended, "job"), (is_released, "lease"), (is_given_back, "pool")):
         wait_until(condition, f"the {what} of {run.dag_id}", 300)
@@ -219,9 +220,12 @@ def test_dagrun_timeout_ends_the_jobs_and_their_leases_without_a_teardown(
 ):
     """Past its `dagrun_timeout` a run is failed and its tasks are ended, the teardown among them. The listener ends its
     job and its lease, and neither the listener nor the janitor those of others."""
-    theirs = ComputePool(POOL, holder=f"airflow:{ANY}/a run of another Airflow")
-    theirs.lease(1)
     runs = [start(f"short_run_{kind}") for kind in KINDS]
+    # Another Airflow has a run with the same ids.
+    theirs = ComputePool(POOL, holder=f"airflow:theirs:{runs[0].dag_id}/{runs[0].run_id}")
+    theirs.lease(1)
+    deployment = airflow.call("GET", "/variables/shoal_deployment")["value"]
+    ComputePool(POOL, holder=f"airflow:{deployment}:{ANY}/deleted").lease(1)
     for run in runs:
         run.wait_until_it_trains()
     for run in runs:
@@ -232,7 +236,7 @@ def test_dagrun_timeout_ends_the_jobs_and_their_leases_without_a_teardown(
         record(f"{run.dag_id}: job", round(time.time() - since, 1))
         assert len(run.starts) == len(run.jobs) == 1
 
-    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 1, "the end of the runs' leases", 60)
+    wait_until(lambda: len(ComputePool(POOL).describe().leases) == 2, "the end of the runs' leases", 60)
     assert ended(airflow, JANITOR, airflow.trigger(JANITOR, {})) == "success"
 
     assert [lease.holder for lease in ComputePool(POOL).describe().leases] == [theirs.holder]

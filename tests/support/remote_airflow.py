@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psycopg
 
+from shoal.pool.holder import DagRunHolder
 from shoal.state.schema import Job
 from tests.support import ROOT
 from tests.support.remote_cluster import RemoteCluster, Trainings
@@ -174,7 +175,8 @@ class TaskTrainings(Trainings):
 
     def jobs(self) -> list[Job]:
         """Return all attempts of the jobs of the DAG run, the oldest first."""
-        return [row for row in self.cluster.jobs() if row.holder == f"airflow:{DAG_ID}/{self.settings.job}"]
+        rows = ((row, DagRunHolder.of(row.holder)) for row in self.cluster.jobs())
+        return [row for row, run in rows if run and (run.dag_id, run.run_id) == (DAG_ID, self.settings.job)]
 
     def said(self) -> str:
         """Return the ends of the tasks' logs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store
+from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import create_app, router, static_files
@@ -232,6 +233,23 @@ def test_a_lease_is_released_and_the_record_names_the_user(client, store):
     assert "cli:tester@host" in client.get("/history").text
     again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
     assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
+
+
+def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://ours.example/")
+    deployments.record(store, "theirs", "https://theirs.example", time.time())
+    ui_systems.busy(store)
+    holders = ("airflow:theirs:retrain/a:b+1", "airflow:unknown:retrain/run", "airflow:retrain/old")
+    with store.transaction() as session:
+        session.add_all(ui_systems.lease("retrain", holder, 1) for holder in holders)
+        session.add(ui_systems.job("theirs", "retrain", JobState.RUNNING, 60, holder=holders[0]))
+
+    for page, expected in (
+        ("/pools/retrain", {"theirs.example/dags/retrain/runs/a%3Ab%2B1", "ours.example/dags/retrain/runs/old"}),
+        ("/jobs/theirs", {"theirs.example/dags/retrain/runs/a%3Ab%2B1"}),
+    ):
+        links = set(re.findall(r'href="https://([^"]+/dags/retrain/[^"]+)"', client.get(page).text))
+        assert links == expected
 
 
 def test_a_waiting_job_is_cancelled(client, store):

@@ -1,9 +1,11 @@
-"""Build the name with which a DAG run holds (owns) leases and jobs: ``airflow:<dag_id>/<run_id>``. Also find the team
-to which the leases belong."""
+"""Build the name with which a DAG run holds (owns) leases and jobs: ``airflow:<deployment>:<dag_id>/<run_id>``. Also
+find the team to which the leases belong."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from shoal.pool.holder import DagRunHolder
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -28,29 +30,35 @@ def team_of(owner: str) -> str | None:
 
 
 def holder_of(context: Context, lease: str | None = None) -> str:
-    """Return the name of the holder to which a DAG run's lease and jobs belong: ``airflow:<dag_id>/<run_id>``.
+    """Return the name of the holder to which a DAG run's lease and jobs belong:
+    ``airflow:<deployment>:<dag_id>/<run_id>``.
 
-    If a DAG run has several leases, each further lease has another holder, ``airflow:<dag_id>/<run_id>#<lease>``. A
-    clean-up ends everything of one holder. So the clean-up after one lease does not end the nodes and jobs of another
-    lease.
+    If a DAG run has several leases, each further lease has another holder,
+    ``airflow:<deployment>:<dag_id>/<run_id>#<lease>``. A clean-up ends everything of one holder. So the clean-up after
+    one lease does not end the nodes and jobs of another lease.
+
+    A lease or an unfinished job of an older shoal has a name without the deployment. Until it ends, the run goes on
+    with this name.
 
     :param context: Airflow's context of a task of the DAG run.
     :param lease: Id of the task that leases the nodes.
     """
+    from shoal.airflow.deployment import deployment_of_task
+    from shoal.jobs.cleanup import is_in_use
+
     dag_run = context["dag_run"]
-    return holder_name(dag_run.dag_id, dag_run.run_id, lease)
+    deployment = deployment_of_task()
+    old, new = (holder_name(DagRunHolder(each, dag_run.dag_id, dag_run.run_id), lease) for each in (None, deployment))
+    return old if is_in_use(old) else new
 
 
-def holder_name(dag_id: str, run_id: str, lease: str | None = None) -> str:
-    """Build the name of a DAG run's holder from the ids of the DAG and of the run. Code that has Airflow's context
-    calls `holder_of` instead.
+def holder_name(run: DagRunHolder, lease: str | None = None) -> str:
+    """Build the name of the holder of one lease of a DAG run.
 
-    :param dag_id: Id of the DAG.
-    :param run_id: Id of the DAG run.
+    :param run: The DAG run.
     :param lease: Id of the task that leases the nodes.
     """
-    run = f"{ENGINE}:{dag_id}/{run_id}"
-    return run if lease in (None, ONLY_LEASE) else f"{run}#{lease}"
+    return run.name if lease in (None, ONLY_LEASE) else f"{run.name}#{lease}"
 
 
 def task_key(ti: Any) -> str:
@@ -60,11 +68,3 @@ def task_key(ti: Any) -> str:
     :param ti: The task instance.
     """
     return f"{ti.task_id}/{ti.map_index}"
-
-
-def run_of(holder: str) -> str:
-    """Return a holder's name without the lease id at its end (``#<lease>``). The rest of the name identifies the DAG
-    run."""
-    # Everything after the first "#" is the id of the lease. The name of the DAG run contains no "#", because Airflow's
-    # default pattern for run ids does not allow this character.
-    return holder.partition("#")[0]

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 SECTION = "shoal"
 
 VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL", "ui_url": "SHOAL_UI_URL"}
-"""Environment variable of each option."""
+"""Environment variable of each option that shoal also reads outside of Airflow."""
 
 _OPTIONS = {
     "home": (
@@ -39,6 +39,12 @@ _OPTIONS = {
         "extra `ui` is installed where the task runs.",
         "https://shoal.example",
     ),
+    "deployment": (
+        "Id of this Airflow in the names of its leases and jobs, which differs from the ids of other Airflows that use "
+        "the same store. Letters, digits, `.`, `_` and `-`. Default: the Variable `shoal_deployment`, which the "
+        "scheduler makes.",
+        "production",
+    ),
 }
 
 
@@ -46,11 +52,11 @@ def config_section() -> dict[str, Any]:
     """Return the description of the section ``[shoal]`` in the format that Airflow expects of a provider."""
     return {
         SECTION: {
-            "description": "Settings of shoal. An option sets an environment variable for all processes of Airflow, "
-            "unless the variable is set already.",
+            "description": "Settings of shoal. An option with an environment variable sets it for all processes of "
+            "Airflow, unless the variable is set already.",
             "options": {
                 name: {
-                    "description": f"{text} Environment variable: {VARIABLES[name]}.",
+                    "description": f"{text} Environment variable: {VARIABLES[name]}." if name in VARIABLES else text,
                     "version_added": "0.1.0",
                     "type": "string",
                     "example": example,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from shoal import history
 from shoal.errors import PoolDownError, PoolNotFoundError
@@ -27,7 +27,7 @@ from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 from shoal.state.codec import storable
-from shoal.state.schema import JOB_ACTIVE, ActionKind, JobState, Lease
+from shoal.state.schema import JOB_ACTIVE, ActionKind, Job, JobState, Lease
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,14 @@ def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> 
             with acting_as(f"{engine}:janitor"):
                 done += clean_up_everywhere(holder, reason=reason)
     return done
+
+
+def is_in_use(holder: str) -> bool:
+    """Return whether a workflow run has a lease of nodes or an unfinished job."""
+    has_lease = select(Lease.id).where(Lease.holder == holder).exists()
+    has_job = select(Job.id).where(Job.state.in_(JOB_ACTIVE), Job.holder == holder).exists()
+    with Store().reading() as session:
+        return bool(session.scalar(select(or_(has_lease, has_job))))
 
 
 def end_in_store(

@@ -1,17 +1,20 @@
-"""Build the names of holders (the owners of operations, leases and jobs). This module covers holders
-that are users, processes or jobs.
+"""Build the names of holders (the owners of operations, leases and jobs). This module covers holders that are users,
+processes, jobs or DAG runs.
 
-`shoal.airflow._run_holder` and `shoal.prefect._run_holder` build the names of holders that are DAG runs or flow runs.
+`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect._run_holder` builds the names of holders
+that are flow runs.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+from dataclasses import dataclass
 
 from shoal.state.process import hostname
 
 _JOB = "job:"
+_AIRFLOW = "airflow:"
 
 
 def python_holder() -> str:
@@ -32,6 +35,41 @@ def job_holder(job_id: str) -> str:
 def job_of(holder: str) -> str | None:
     """Return the id of the job that a holder's name contains; None if the holder is not a job."""
     return holder.removeprefix(_JOB) if holder.startswith(_JOB) else None
+
+
+@dataclass(frozen=True)
+class DagRunHolder:
+    """A DAG run of Airflow as a holder.
+
+    Attributes:
+        deployment: Id of the Airflow deployment. None: shoal chose the name before names contained the deployment.
+        dag_id: Id of the DAG.
+        run_id: Id of the DAG run.
+    """
+
+    deployment: str | None
+    dag_id: str
+    run_id: str
+
+    @classmethod
+    def of(cls, holder: str) -> DagRunHolder | None:
+        """Return the DAG run that a holder's name contains; None if the holder is no DAG run.
+
+        The id of a lease at the end of the name (``#<lease>``) is left out.
+        """
+        # An id of a DAG contains none of ":", "/" and "#". A run's id may contain ":" and "/", but no "#", because
+        # Airflow's default pattern for run ids does not allow this character.
+        first, slash, run = holder.removeprefix(_AIRFLOW).partition("#")[0].partition("/")
+        deployment, colon, dag = first.partition(":")
+        if not holder.startswith(_AIRFLOW) or not slash:
+            return None
+        return cls(deployment, dag, run) if colon else cls(None, first, run)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the holder: ``airflow:<deployment>:<dag_id>/<run_id>``."""
+        deployment = "" if self.deployment is None else f"{self.deployment}:"
+        return f"{_AIRFLOW}{deployment}{self.dag_id}/{self.run_id}"
 
 
 def _user() -> str:

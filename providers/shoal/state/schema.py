@@ -453,6 +453,21 @@ class Lock(Base):
     expires_at: Mapped[float]
 
 
+class AirflowDeployment(Base):
+    """A web address at which an Airflow deployment has run.
+
+    Two addresses of one deployment mean that the Airflow has moved, or that a copy of its database has the same id.
+    """
+
+    __tablename__ = "airflow_deployments"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """Id of the deployment, as in the names of its holders."""
+    base_url: Mapped[str] = mapped_column(_LongText, primary_key=True)
+    seen_at: Mapped[float]
+    """Time at which a task last reported the address; written at most once an hour."""
+
+
 class Promotion(Base):
     """One promotion: setting an alias of a registered model, such as ``champion``, to a version of the model.
 

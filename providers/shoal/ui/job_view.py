@@ -18,12 +18,13 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.results import JobResult
 from shoal.jobs.status import JobStatus
-from shoal.links import Link, mlflow_run_link, model_link, run_link
+from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
 from shoal.ui.live import BackgroundReader
+from shoal.ui.run_links import RunLinks
 
 _LOG_BYTES = 32_768
 """Number of bytes at the end of a job's log that the page shows."""
@@ -87,7 +88,7 @@ def job_view(
     log, problem = _log(store, line, logs)
     trained = _training_report(status.result, location)
     found = [
-        run_link(line.holder),
+        RunLinks(store).link(line.holder),
         mlflow_run_link(tracking_uri, line.mlflow_run_id),
         model_link(tracking_uri, facts["model"], status.result.model_version if status.result else None)
         if "model" in facts

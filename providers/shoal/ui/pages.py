@@ -15,7 +15,7 @@ from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.history import Entry, read
 from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
-from shoal.links import dashboard_link, run_link
+from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
 from shoal.state import Store
@@ -25,6 +25,7 @@ from shoal.ui.access import Viewer
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
+from shoal.ui.run_links import RunLinks
 
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""
@@ -79,9 +80,7 @@ class Pages:
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
-        self._environment.globals.update(
-            version=version, run_link=run_link, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of
-        )
+        self._environment.globals.update(version=version, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of)
         self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -225,6 +224,7 @@ class Pages:
             "jobs_count": len(jobs),
             "plot": _size_plot(report, self._reader, overview.at),
             "dashboard": dashboard_link(report.dashboard),
+            "run_link": RunLinks(self._reader.store).link,
             "record": _recorded(self._reader.store, limit=20, pool=name),
         }
 

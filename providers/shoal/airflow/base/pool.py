@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.configuration import conf
@@ -18,6 +19,7 @@ from shoal.airflow._run_holder import holder_of
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import Arguments, check_pool, check_waits
 from shoal.airflow.hooks import ComputePoolHook
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -75,6 +77,18 @@ class PoolOperator(CheckedOperator):
         :param context: Airflow's context of the task.
         """
         return holder_of(context, self.lease)
+
+    def pre_execute(self, context: Context) -> None:
+        """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow
+        calls this method before `execute`.
+
+        :param context: Airflow's context of the task.
+        """
+        from shoal.airflow.deployment import warn_of_copies
+
+        # `execute` needs the store and the id, too, and raises the error.
+        with suppress(ShoalError):
+            warn_of_copies()
 
     def on_kill(self) -> None:
         """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for the rollback."""

@@ -1,1 +1,2 @@
-"""The plugin that Airflow loads in each of its processes: it applies shoal's settings, and listens to failed runs."""
+"""The plugin that Airflow loads in each of its processes: it applies shoal's settings, gives Airflow
+an id, and listens to failed runs."""

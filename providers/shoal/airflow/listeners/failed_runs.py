@@ -10,14 +10,17 @@ expired.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
 
-from shoal.airflow._run_holder import holder_name, run_of, task_key
+from shoal.airflow._run_holder import holder_name, task_key
+from shoal.airflow.deployment import deployment_in_database
 from shoal.background_threads import BackgroundThread
+from shoal.pool.holder import DagRunHolder
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -37,12 +40,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     :param dag_run: The DAG run.
     :param msg: Why the run has failed.
     """
-    run = holder_name(dag_run.dag_id, dag_run.run_id)
-    _end_in_thread(
-        f"its DAG run failed: {msg}",
-        owns_lease=lambda holder: run_of(holder) == run,
-        owns_job=lambda holder, key: run_of(holder) == run,
-    )
+    _in_thread(partial(_end_run, f"its DAG run failed: {msg}", dag_run.dag_id, dag_run.run_id))
 
 
 @hookimpl
@@ -60,28 +58,63 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     is_in_database = hasattr(task_instance, "_sa_instance_state")
     if not is_in_database or previous_state is None or task_instance.state != "failed":
         return
-    run = holder_name(task_instance.dag_id, task_instance.run_id)
-    requested = holder_name(task_instance.dag_id, task_instance.run_id, task_instance.task_id)
-    key = task_key(task_instance)
-    _end_in_thread(
-        f"its task {task_instance.task_id} failed: {error}",
-        owns_lease=lambda holder: holder == requested,
-        owns_job=lambda holder, of_task: run_of(holder) == run and of_task == key,
+    _in_thread(
+        partial(
+            _end_task,
+            f"its task {task_instance.task_id} failed: {error}",
+            task_instance.dag_id,
+            task_instance.run_id,
+            task_instance.task_id,
+            task_key(task_instance),
+        )
     )
 
 
-def _end_in_thread(reason: str, **owned: Any) -> None:
-    """End jobs and leases in a new thread, because the scheduler must not wait for shoal's store."""
-    BackgroundThread(partial(_end, reason, **owned), name="shoal-failed-run").start()
+def _in_thread(end: partial[None]) -> None:
+    """End jobs and leases in a new thread, because the scheduler must not wait for shoal's store.
+
+    The thread also reads the id of the deployment. In the scheduler's thread, this read would commit the scheduler's
+    transaction.
+    """
+    BackgroundThread(partial(_end, end), name="shoal-failed-run").start()
 
 
-def _end(reason: str, **owned: Any) -> None:
+def _end(end: partial[None]) -> None:
     try:
         with _STORE_THREADS:
-            from shoal.jobs.cleanup import end_in_store
-
-            for line in end_in_store(reason=reason, **owned):
-                log.info(line)
+            end()
     # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
     except Exception:
-        log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)
+        log.warning("the end of a run could not be recorded in shoal's store (%s)", end.args[0], exc_info=True)
+
+
+def _end_run(reason: str, dag_id: str, run_id: str) -> None:
+    runs = _runs(dag_id, run_id)
+    _end_in_store(
+        reason,
+        owns_lease=lambda holder: DagRunHolder.of(holder) in runs,
+        owns_job=lambda holder, key: DagRunHolder.of(holder) in runs,
+    )
+
+
+def _end_task(reason: str, dag_id: str, run_id: str, task_id: str, key: str) -> None:
+    runs = _runs(dag_id, run_id)
+    requested = [holder_name(run, task_id) for run in runs]
+    _end_in_store(
+        reason,
+        owns_lease=lambda holder: holder in requested,
+        owns_job=lambda holder, of_task: DagRunHolder.of(holder) in runs and of_task == key,
+    )
+
+
+def _runs(dag_id: str, run_id: str) -> Collection[DagRunHolder]:
+    """Return the DAG run as a holder, with and without the deployment, because leases and jobs of an older shoal have
+    names without it."""
+    return {DagRunHolder(deployment, dag_id, run_id) for deployment in (None, deployment_in_database())}
+
+
+def _end_in_store(reason: str, **owned: Any) -> None:
+    from shoal.jobs.cleanup import end_in_store
+
+    for line in end_in_store(reason=reason, **owned):
+        log.info(line)

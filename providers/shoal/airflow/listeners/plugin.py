@@ -6,16 +6,16 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from shoal.airflow.listeners import failed_runs
+from shoal.airflow.listeners import deployment, failed_runs
 from shoal.airflow.settings import apply_settings
 
 
 class ShoalListeners(AirflowPlugin):
-    """Plugin that listens to failed runs. Airflow loads the plugin at the start of each of its processes: scheduler,
-    API server, triggerer, DAG processor, and the process of each task."""
+    """Plugin that listens to failed runs and to the start of components. Airflow loads the plugin at the start of each
+    of its processes: scheduler, API server, triggerer, DAG processor, and the process of each task."""
 
     name = "shoal_listeners"
-    listeners = [failed_runs]  # noqa: RUF012 - Airflow's own shape
+    listeners = [deployment, failed_runs]  # noqa: RUF012 - Airflow's own shape
 
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:

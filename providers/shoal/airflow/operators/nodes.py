@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
 
-from shoal.airflow._run_holder import ENGINE, run_of, team_of
+from shoal.airflow._run_holder import ENGINE, team_of
 from shoal.airflow.base.pool import PoolOperator, WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
+from shoal.airflow.deployment import deployment_of_task, other_addresses
 from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.pool.holder import DagRunHolder
 from shoal.pool.spec import LeaseOptions
 
 if TYPE_CHECKING:
@@ -225,8 +228,8 @@ class CleanupPoolOperator(PoolOperator):
     ``pool_for_run`` uses this operator as its teardown task. After the release, the operator ends nodes on this host
     that no lease and no base demand needs, and records the end of lost jobs.
 
-    :param holder: Name of the holder whose jobs and lease are ended: ``airflow:<dag_id>/<run_id>``. By default, the
-        holder of this DAG run. (templated)
+    :param holder: Name of the holder whose jobs and lease are ended:
+        ``airflow:<deployment>:<dag_id>/<run_id>``. By default, the holder of this DAG run. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
@@ -251,14 +254,35 @@ class CleanupPoolOperator(PoolOperator):
         return report.to_dict()
 
 
+_DELETED = "deleted"
+
+
+def _state_of_run(ti: Any, run: DagRunHolder) -> str | None:
+    """Return the state of a DAG run: `_DELETED` if Airflow answers that there is no such run, and None if the state is
+    not known."""
+    from airflow.sdk.api.client import ServerResponseError
+
+    try:
+        return str(ti.get_dagrun_state(run.dag_id, run.run_id))
+    except AirflowRuntimeError as error:
+        detail = error.error.detail or {}
+        status, answer = detail.get("status_code"), detail.get("detail")
+    # In `dag.test()`, Airflow raises the error of its API client.
+    except ServerResponseError as error:
+        status, answer = error.response.status_code, error.response.json()
+    # A status of 404 without this reason is not the answer to the question, but that of a proxy, for example.
+    reason = answer.get("detail") if isinstance(answer, dict) else None
+    is_deleted = status == HTTPStatus.NOT_FOUND and isinstance(reason, dict) and reason.get("reason") == "not_found"
+    return _DELETED if is_deleted else None
+
+
 class SweepPoolsOperator(BaseOperator):
     """Operator that cleans up after all ended DAG runs, on every pool of this host. Use this operator in a DAG that
     runs periodically.
 
     The operator cancels the jobs and releases the leases of DAG runs that have ended. Then the operator ends nodes on
-    this host that no lease and no base demand needs, and records the end of lost jobs. A run that this Airflow does not
-    know may belong to another Airflow deployment. So the operator does not change the jobs and leases of an unknown
-    run. These leases expire when they are no longer renewed.
+    this host that no lease and no base demand needs, and records the end of lost jobs. A run that was
+    deleted in Airflow counts as ended. The operator does not change the jobs and leases of other Airflow deployments.
     """
 
     @no_retry_of_permanent_errors()
@@ -266,16 +290,18 @@ class SweepPoolsOperator(BaseOperator):
         """Clean up after ended DAG runs, and return a list with one sentence for each action."""
         from shoal.jobs.cleanup import clean_up_ended_runs, sweep
 
-        def why_ended(run: str) -> str | None:
-            dag_id, slash, run_id = run_of(run).partition("/")
-            # A holder name that `holder_of` has made always contains a slash. A holder name without a slash was chosen
-            # by a user, and belongs to no DAG run.
-            if not slash:
+        own = deployment_of_task()
+        has_copies = bool(other_addresses(own))
+
+        def why_ended(name: str) -> str | None:
+            run = DagRunHolder.of(f"{ENGINE}:{name}")
+            if run is None or run.deployment not in (own, None):
                 return None
-            try:
-                state = context["ti"].get_dagrun_state(dag_id, run_id)
-            except AirflowRuntimeError:
-                return None
+            state = _state_of_run(context["ti"], run)
+            # A run that this Airflow does not know may belong to another Airflow if its name was made by an older
+            # shoal, or if another Airflow has a copy of this one's database.
+            if state is _DELETED and run.deployment == own and not has_copies:
+                return "its DAG run was deleted"
             return f"its DAG run ended as {state}" if state in _ENDED else None
 
         did = [*clean_up_ended_runs(ENGINE, why_ended), *sweep()]

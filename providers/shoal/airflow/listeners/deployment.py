@@ -1,0 +1,29 @@
+"""Listener that gives this Airflow an id when one of its components starts (see `shoal.airflow.deployment`)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from airflow.listeners import hookimpl
+
+from shoal.airflow.deployment import make_variable
+
+log = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_starting(component: Any) -> None:
+    """Make the Variable with the id of this Airflow deployment, if the deployment has no id yet. Airflow calls this
+    function when the scheduler, the triggerer, the DAG processor or the process of a task starts.
+
+    :param component: The component: a row of Airflow's database, or an object of another class in the process of a
+        task.
+    """
+    if not hasattr(component, "_sa_instance_state"):
+        return
+    try:
+        make_variable()
+    # The error is only logged, because a component without an id of the deployment can do everything else.
+    except Exception:
+        log.warning("the id of this Airflow for shoal could not be made", exc_info=True)

@@ -1,0 +1,43 @@
+"""Record at which web addresses Airflow deployments run, for links to their runs and to find copies of a deployment."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+
+from shoal.state.schema import AirflowDeployment
+from shoal.state.store import Store
+
+_HOUR_S = 3600.0
+
+_FORGOTTEN_AFTER_S = 30 * 24 * _HOUR_S
+"""Time after which an address that no task reports is forgotten. A copy of a deployment that runs tasks less often is
+not found."""
+
+
+def record(store: Store, deployment: str, base_url: str, now: float) -> list[str]:
+    """Record that a deployment runs at an address. Return the other addresses that it has reported recently.
+
+    :param now: The present time in seconds since the epoch.
+    """
+    others, is_fresh = [], False
+    for known in _rows(store, deployment):
+        if known.base_url != base_url:
+            others += [known.base_url] if known.seen_at > now - _FORGOTTEN_AFTER_S else []
+        else:
+            is_fresh = known.seen_at > now - _HOUR_S
+    if not is_fresh:
+        with store.transaction() as session:
+            session.merge(AirflowDeployment(id=deployment, base_url=base_url, seen_at=now))
+            session.execute(delete(AirflowDeployment).where(AirflowDeployment.seen_at < now - _FORGOTTEN_AFTER_S))
+    return others
+
+
+def base_urls(store: Store) -> dict[str, str]:
+    """Return the address that each deployment has reported last, by the id of the deployment."""
+    return {row.id: row.base_url for row in _rows(store)}
+
+
+def _rows(store: Store, deployment: str | None = None) -> list[AirflowDeployment]:
+    query = select(AirflowDeployment).order_by(AirflowDeployment.seen_at)
+    with store.reading(snapshot=False) as session:
+        return list(session.scalars(query if deployment is None else query.filter_by(id=deployment)))
