@@ -36,7 +36,7 @@ endef
 TORCH := torch==2.13.0
 define install_torch
 install $(TORCH)+cpu 2>/dev/null || install --torch-backend cpu $(TORCH) 2>/dev/null || install --offline $(TORCH) 2>/dev/null || { \
-	echo "No index that answers has $(TORCH)+cpu. Installing PyTorch with CUDA: 3.0 GB to download, 4.8 GB on disk"; \
+	echo "No index that answers has $(TORCH)+cpu. Installing PyTorch with CUDA: 2.8 GB to download, 4.8 GB on disk"; \
 	install $(TORCH); \
 }
 endef
