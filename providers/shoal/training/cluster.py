@@ -69,9 +69,18 @@ def share(value: Any) -> Any:
 
 
 def fetch(shared: Any) -> Any:
-    """Return the value that the driver has passed to :func:`share`."""
+    """Return the value that another process has passed to :func:`share`.
+
+    Raises:
+        LookupError: The process or its node was lost, and the value with it.
+    """
     ray = _ray()
-    return ray.get(shared) if ray is not None and isinstance(shared, ray.ObjectRef) else shared
+    if ray is None or not isinstance(shared, ray.ObjectRef):
+        return shared
+    try:
+        return ray.get(shared)
+    except ray.exceptions.ObjectLostError as exc:
+        raise LookupError(str(exc)) from exc
 
 
 def active_nodes() -> list[Node]:

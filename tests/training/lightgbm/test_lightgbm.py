@@ -108,15 +108,16 @@ def test_interrupted_and_resumed_it_is_the_same_model(
     assert resumed.eval_results == whole.eval_results
 
 
-def test_a_loss_after_the_last_round_changes_nothing(
-    driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["bin_sample", "finish"])
+def test_a_loss_with_the_sample_or_after_the_last_round_changes_nothing(
+    driver: TwoNodes, rows: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(rows, n_estimators=8, run_config={"checkpoint_every": 4, "max_restarts": 1})
     whole = train(asked)
     on_all, killed = engine._Training._on_all, []
 
     def lose(training: Any, gang: Any, name: str, *args: Any, **how: Any) -> Any:
-        if name == "finish" and not killed:
+        if name == call and not killed:
             killed.append(gang.workers[1].pid)
             os.kill(killed[0], signal.SIGKILL)
         return on_all(training, gang, name, *args, **how)

@@ -151,8 +151,12 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
         return None
     import pyarrow as pa
 
+    try:
+        sample = pa.concat_tables(map(cluster.fetch, samples))
+    except LookupError as exc:
+        raise PeerError(f"the sample of another worker is lost: {exc}") from exc
     with _own_errors():
-        return _session.bin_sample(pa.concat_tables(map(cluster.fetch, samples)))
+        return _session.bin_sample(sample)
 
 
 def prepare(shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
