@@ -11,20 +11,18 @@ import getpass
 import os
 from dataclasses import dataclass
 
-from shoal.state.process import hostname
-
 _JOB = "job:"
 _AIRFLOW = "airflow:"
 
 
 def python_holder() -> str:
     """Return the holder name of a plain Python process: ``python:<user>@<host>/<pid>``."""
-    return f"python:{_user()}@{hostname()}/{os.getpid()}"
+    return f"python:{_user_and_host()}/{os.getpid()}"
 
 
 def cli_holder() -> str:
     """Return the holder name of a user at a terminal: ``cli:<user>@<host>``."""
-    return f"cli:{_user()}@{hostname()}"
+    return f"cli:{_user_and_host()}"
 
 
 def job_holder(job_id: str) -> str:
@@ -72,10 +70,14 @@ class DagRunHolder:
         return f"{_AIRFLOW}{deployment}{self.dag_id}/{self.run_id}"
 
 
-def _user() -> str:
-    """Return the user's name, or the uid as text if the uid has no name, as in some containers."""
+def _user_and_host() -> str:
+    """Return ``<user>@<host>``, with the uid if it has no name, as in some containers."""
+    # DAG files import this module, and must not import the store.
+    from shoal.state.process import hostname
+
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     # For a uid without a name, Python 3.13 and later raise OSError, and older releases raise KeyError.
     except (KeyError, OSError):
-        return str(os.getuid())
+        user = str(os.getuid())
+    return f"{user}@{hostname()}"
