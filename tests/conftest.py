@@ -89,6 +89,14 @@ def own_tracking() -> Iterator[None]:
         os.environ.pop(name, None)
 
 
+@pytest.fixture(autouse=True)
+def home_as_before() -> Iterator[None]:
+    """A test whose `monkeypatch` outlives its `fresh_home` would bring back the fresh home for all later tests."""
+    before = os.environ.get("SHOAL_HOME")
+    yield
+    assert os.environ.get("SHOAL_HOME") == before
+
+
 @pytest.fixture
 def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temp folder for one test, as /tmp is: every user may write to it."""

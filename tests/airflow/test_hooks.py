@@ -96,7 +96,7 @@ def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):
         _ = ComputePoolHook("retrain").spec
 
 
-def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, monkeypatch, fresh_home):
+def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, fresh_home):
     spec = connect(with_token("first")).spec
     path = token_path(spec)
     assert path.read_text() == "first"
@@ -106,8 +106,9 @@ def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, mo
     assert (token_path(spec), path.read_text()) == (path, "second")
     assert [one.name for one in path.parent.iterdir()] == ["lab"]
     # The home folder of another host or user has its own copy.
-    monkeypatch.setenv("SHOAL_HOME", str(fresh_home / "other"))
-    assert token_path(spec) != path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_HOME", str(fresh_home / "other"))
+        assert token_path(spec) != path
 
 
 def test_a_check_of_a_connection_writes_no_token(connect, fresh_home):
