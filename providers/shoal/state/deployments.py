@@ -15,10 +15,8 @@ not found."""
 
 
 def record(store: Store, deployment: str, base_url: str, now: float) -> list[str]:
-    """Record that a deployment runs at an address. Return the other addresses that it has reported recently.
-
-    :param now: The present time in seconds since the epoch.
-    """
+    """Record that a deployment runs at an address at the time `now`. Return the other addresses that it has reported
+    recently."""
     others, is_fresh = [], False
     for known in _rows(store, deployment):
         if known.base_url != base_url:

@@ -378,7 +378,7 @@ def test_the_fork_server_imports_the_libraries_that_drivers_have_used_and_nothin
     assert fork_server("import numpy; said['leftover'] = hasattr(numpy, 'leftover')") == {"leftover": False}
 
 
-BEFORE_THE_FIRST_JOB = {"libraries": ["mlflow", MLFLOW_STORE, "xgboost"], "creates_mlflow_database": True}
+BEFORE_THE_FIRST_JOB = {"libraries": ["mlflow", MLFLOW_STORE, "xgboost"]}
 
 
 @pytest.mark.parametrize("fork_server", [BEFORE_THE_FIRST_JOB], indirect=True)
@@ -426,21 +426,21 @@ def test_the_fork_server_imports_the_libraries_of_a_driver_once_for_it_and_all_l
 
 
 @pytest.mark.parametrize(
-    ("options", "libraries", "creates"),
+    ("options", "libraries"),
     [
-        ("libraries=lightgbm,mlflow", {"lightgbm", "mlflow", MLFLOW_STORE, "ray"}, True),
-        ("ray=false&max_nodes=1&libraries=xgboost", {"xgboost"}, False),
-        ("", set(), False),
-        ("ray=false&max_nodes=1", set(), False),
+        ("libraries=lightgbm,mlflow", {"lightgbm", "mlflow", MLFLOW_STORE, "ray"}),
+        ("ray=false&max_nodes=1&libraries=xgboost", {"xgboost"}),
+        ("", set()),
+        ("ray=false&max_nodes=1", set()),
     ],
 )
 def test_a_head_imports_the_libraries_of_its_pool(
-    fresh_home: Path, monkeypatch: pytest.MonkeyPatch, options: str, libraries: set[str], creates: bool
+    fresh_home: Path, monkeypatch: pytest.MonkeyPatch, options: str, libraries: set[str]
 ) -> None:
-    asked: list[tuple[set[str], bool]] = []
+    asked: list[set[str]] = []
 
-    def job_server(folder: Path, token: str, libraries: Sequence[str], *, creates_mlflow_database: bool) -> MagicMock:
-        asked.append((set(libraries), creates_mlflow_database))
+    def job_server(folder: Path, token: str, libraries: Sequence[str]) -> MagicMock:
+        asked.append(set(libraries))
         return MagicMock()
 
     monkeypatch.setattr("shoal.pool.backends.local.job_server.JobServer", job_server)
@@ -448,7 +448,7 @@ def test_a_head_imports_the_libraries_of_its_pool(
     spec = PoolSpec.parse(f"local://imports?{options}")
     LocalBackend().prepare(spec)
     load_node(spec)(Node(), spec, None, fresh_home)
-    assert asked == [(libraries, creates)]
+    assert asked == [libraries]
 
 
 def test_forked_drivers_draw_different_random_numbers(fork_server: Callable[[str], dict[str, Any]]) -> None:

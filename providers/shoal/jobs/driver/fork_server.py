@@ -58,7 +58,7 @@ PRELOADED = (
 """Modules that the server may import. A driver needs 2 to 3 s for all of them."""
 
 _ALWAYS = ("numpy", "pyarrow")
-"""Libraries that each driver needs that needs any library."""
+"""Libraries that are imported whenever a job needs a library."""
 
 _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
 """Module with which MLflow's database is created."""
@@ -155,7 +155,7 @@ class ForkServer:
         libraries = {*_ALWAYS, *request["libraries"]} if request["libraries"] else ()
         modules = [module for module in PRELOADED if _library_of(module) in libraries]
         if "id" not in request:
-            self._wanted, self._creates_database = modules, request["creates_mlflow_database"]
+            self._wanted, self._creates_database = modules, MLFLOW_STORE in libraries
             return
         self._had_request = True
         for module in modules:

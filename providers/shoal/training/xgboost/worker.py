@@ -175,7 +175,7 @@ class _Session:
             note(booster, self.task.columns.categories)
         note_missing(booster, self.task.missing)
         if self.task.by_columns:
-            # XGBoost compares the names with those of the matrix, which has none; see _of_columns().
+            # XGBoost compares the names with those of the matrix, which has none; see _column_matrix().
             booster.feature_names = None
         return booster
 
@@ -212,9 +212,9 @@ class _Session:
         return model
 
     def _matrix(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.DMatrix:
-        return self._of_columns(part) if self.task.by_columns else self._quantise(part, ref)
+        return self._column_matrix(part) if self.task.by_columns else self._quantise(part, ref)
 
-    def _of_columns(self, part: Part) -> xgboost.DMatrix:
+    def _column_matrix(self, part: Part) -> xgboost.DMatrix:
         """Build the matrix of one dataset that has all rows, but only the columns of this worker.
 
         The matrix is no QuantileDMatrix, because that class ignores the split by columns without an error. It has no

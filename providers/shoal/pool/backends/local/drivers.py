@@ -165,11 +165,11 @@ class ForkServer:
     The constructor starts the fork server, so that its imports are done before the first job is submitted.
 
     Args:
-        libraries: Libraries that the fork server imports before the first job.
-        creates_mlflow_database: Whether the fork server creates shoal's own MLflow database if there is none.
+        libraries: Libraries that are imported before the first job. With MLflow's stores, shoal's own MLflow database
+            is created, too, if there is none.
     """
 
-    def __init__(self, libraries: Sequence[str] = (), *, creates_mlflow_database: bool = False) -> None:
+    def __init__(self, libraries: Sequence[str] = ()) -> None:
         self._drivers: dict[str, _RequestedProcess] = {}
         self._stamp = _package_folder_times()
         self._has_ended = False
@@ -184,7 +184,7 @@ class ForkServer:
         threading.Thread(target=self._read, name="shoal-fork-server", daemon=True).start()
         # If the fork server has ended already, the first request for a driver finds out.
         with suppress(OSError):
-            self._ask({"libraries": list(libraries), "creates_mlflow_database": creates_mlflow_database})
+            self._ask({"libraries": list(libraries)})
 
     def is_current(self) -> bool:
         """Return whether the fork server runs, and no package was installed or removed since its start."""

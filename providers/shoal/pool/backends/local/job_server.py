@@ -146,16 +146,14 @@ class JobServer:
     Args:
         folder: Folder of the node, in which the drivers run and their output is written.
         token: Bearer token that each request needs.
-        libraries: Libraries that are imported before the first job.
-        creates_mlflow_database: Whether shoal's own MLflow database is created if there is none.
+        libraries: Libraries that are imported before the first job. With MLflow's stores, shoal's own MLflow database
+            is created, too, if there is none.
     """
 
-    def __init__(
-        self, folder: Path, token: str, libraries: Sequence[str] = (), *, creates_mlflow_database: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, token: str, libraries: Sequence[str] = ()) -> None:
         self._folder = folder
         self._drivers: dict[str, _Driver] = {}
-        self._fork_servers = [ForkServer(libraries, creates_mlflow_database=creates_mlflow_database)]
+        self._fork_servers = [ForkServer(libraries)]
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         server, expected = self, f"Bearer {token}".encode()

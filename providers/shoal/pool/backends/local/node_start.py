@@ -71,10 +71,9 @@ def load_node(spec: PoolSpec) -> Start:
     from shoal.pool.backends.local.job_server import JobServer
 
     def job_server(spec: PoolSpec, folder: Path) -> JobServer:
-        token, asked = token_path(spec.name).read_text().strip(), spec.library_names()
-        with_mlflow = "mlflow" in asked
-        libraries = [*asked, *(["ray"] if asked and spec.ray else []), *([MLFLOW_STORE] if with_mlflow else [])]
-        return JobServer(folder, token, libraries, creates_mlflow_database=with_mlflow)
+        asked = spec.library_names()
+        libraries = [*asked, *(["ray"] if asked and spec.ray else []), *([MLFLOW_STORE] if "mlflow" in asked else [])]
+        return JobServer(folder, token_path(spec.name).read_text().strip(), libraries)
 
     if not spec.ray:
         return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
