@@ -171,6 +171,7 @@ def guides_pool(no_pool_is_up):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("home_of_a_reader")  # asked for within the test, it would set a home that outlives the test
 @pytest.mark.timeout(1200)  # the examples of three guides in one process
 @pytest.mark.parametrize("session", sessions())
 def test_examples(session, flights, tmp_path, request):
