@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from xgboost.callback import TrainingCallback
 
-from shoal import ComputePool, jobs
+from shoal import ComputePool, RunConfig, jobs
+from shoal.data import DataConnector
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import JobFailedError
 from shoal.jobs import JobHandle, JobSpec
 from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, Node
@@ -117,6 +124,44 @@ def test_a_forked_worker_is_a_process_of_the_node_on_which_ray_has_reserved_its_
     wait_until(lambda: not any(node.busy for node in pool.describe().active), "the CPUs to be free")
 
 
+class Look(TrainingCallback):
+    """Write what user code finds in a worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def before_training(self, model: Any) -> Any:
+        """Called once per worker."""
+        import ray
+        import xgboost
+
+        ray.init(logging_level="ERROR", log_to_driver=False)
+        free = ray.available_resources().get("CPU", 0.0)
+        ray.shutdown()
+        # A lean library has no estimators.
+        found = [os.environ[NODE_TAG], tempfile.gettempdir(), xgboost.compat.SKLEARN_INSTALLED, free]
+        (self._folder / str(os.getpid())).write_text(json.dumps(found))
+        return model
+
+
+def test_user_code_has_the_whole_library_and_its_node_and_finds_the_reserved_cpus_in_ray(
+    pool: ComputePool, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "found"
+    folder.mkdir()
+    XGBEstimator(
+        2,
+        callbacks=[Look(folder)],
+        scaling_config=XGBScalingConfig(num_workers=2, num_cpu_per_worker=1),
+        run_config=RunConfig(pool_name=pool.name),
+    ).fit(DataConnector.from_parquet(str(rows)), ["a", "b"], "y")
+    found = [json.loads(file.read_text()) for file in folder.iterdir()]
+    nodes = {node_id for node_id, *_ in found}
+    assert len(nodes) == 2
+    assert nodes < {node.id for node in node_rows()}
+    assert sorted(found) == [[node_id, str(node_folder(node_id)), True, 1.0] for node_id in sorted(nodes)]
+
+
 def kill_template(name: str, worker: psutil.Process) -> None:
     worker.parent().kill()
 
@@ -156,4 +201,3 @@ def test_a_training_survives_what_is_killed_around_its_workers_and_ends_with_its
     assert_ended(pids_of(found))
     with pytest.raises(JobFailedError, match="was killed"):
         handle.wait(on_log=None)
-    wait_until(lambda: len(pool.get_nodes()) == 3, "the lost nodes to be replaced", 120)
