@@ -25,7 +25,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState
 from shoal.ui.access import TokenAccess, Viewer
-from shoal.ui.app import create_app, router, static_files
+from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 from shoal.ui.server import below
@@ -122,6 +122,24 @@ def test_the_scripts_come_from_the_packages(client):
     for name, path in static_files().items():
         assert client.get(f"/static/{name}").content == path.read_bytes()
     assert client.get("/static/..%2Fapp.py").status_code == 404
+
+
+@pytest.mark.parametrize("of_an_engine", [True, False])
+def test_a_failed_job_of_an_engine_can_be_trained_again(store, of_an_engine):
+    ui_systems.broken(store)
+    ask = (lambda holder: EngineRequest("/api/x", {"of": holder}, "Sure?")) if of_an_engine else None
+    app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"), train_again=ask)
+    with store.transaction() as session:
+        job = session.query(Job).filter_by(state=JobState.FAILED).first()
+        path, job.holder = f"{job.id}/{job.attempt}", "airflow:prod:dag/run"
+        page = f"/jobs/{job.id}"
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        text = client.get(f"{page}?token={TOKEN}").text
+        assert (f'data-train-again="../api/train-again/{path}"' in text) is of_an_engine
+        answer = client.get(f"/api/train-again/{path}")
+    app.state.reader.close()
+    expected = {"path": "/api/x", "body": {"of": "airflow:prod:dag/run"}, "question": "Sure?"}
+    assert answer.json() == (expected if of_an_engine else {"error": "this page is not part of a workflow engine"})
 
 
 # --- contents

@@ -23,7 +23,7 @@ from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.errors import ShoalError
+from shoal.errors import PoolDownError, PoolElsewhereError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
@@ -143,19 +143,35 @@ class JobOperator(WaitingOperator):
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
         task = self._task_try(context)
-        handle = submit(
-            spec,
-            holder=self.holder_in(context),
-            key=task.key,
-            task=task,
-            detached=not self.wait_for_completion,
-            connection_url=database_url,
-        )
+        with self._naming_the_setup(context):
+            handle = submit(
+                spec,
+                holder=self.holder_in(context),
+                key=task.key,
+                task=task,
+                detached=not self.wait_for_completion,
+                connection_url=database_url,
+            )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
         return handle
+
+    @contextmanager
+    def _naming_the_setup(self, context: Context) -> Iterator[None]:
+        """Add to the error about a pool that is down which task starts the pool: if only this task is cleared, that
+        task does not run again."""
+        try:
+            yield
+        except PoolDownError as error:
+            if self.lease is None or isinstance(error, PoolElsewhereError):
+                raise
+            run = context["dag_run"]
+            raise PoolDownError(
+                f"{error}. In this run, the task {self.lease} starts the pool: clear it, too. `shoal train-again "
+                f"{run.dag_id} {run.run_id}` clears all that is needed to train again what failed"
+            ) from error
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.

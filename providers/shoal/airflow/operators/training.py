@@ -169,10 +169,10 @@ class DistributedTrainOperator(JobOperator):
         :raises AirflowSkipException: The job has skipped its training.
         """
         record_success(context, spec, result)
-        skip_without_training(context, result)
+        skip_without_training(result)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure of the job as XComs.
+        """Store the failure of the job as an XCom.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.
