@@ -67,7 +67,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def test_every_route_asks_for_access(stranger):
-    fill = {"subject": "j", "name": "page.css"}
+    fill = {"subject": "j", "name": "page.css", "job_id": "j", "attempt": 1}
     for route in router.routes:
         assert isinstance(route, APIRoute)
         path = route.path.format(**fill)
@@ -261,13 +261,20 @@ def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monke
     with store.transaction() as session:
         session.add_all(ui_systems.lease("retrain", holder, 1) for holder in holders)
         session.add(ui_systems.job("theirs", "retrain", JobState.RUNNING, 60, holder=holders[0]))
+        task = {"task_key": "group.train/3", "label": "flights (2013)"}
+        session.add(ui_systems.job("mapped", "retrain", JobState.RUNNING, 60, holder=holders[0], **task))
 
     for page, expected in (
         ("/pools/retrain", {"theirs.example/dags/retrain/runs/a%3Ab%2B1", "ours.example/dags/retrain/runs/old"}),
         ("/jobs/theirs", {"theirs.example/dags/retrain/runs/a%3Ab%2B1"}),
+        ("/jobs/mapped", {"theirs.example/dags/retrain/runs/a%3Ab%2B1/tasks/group.train/mapped/3"}),
     ):
         links = set(re.findall(r'href="https://([^"]+/dags/retrain/[^"]+)"', client.get(page).text))
         assert links == expected
+    for asked in ("2013)", "retrain.group.train[3]"):
+        shown = client.get("/jobs", params={"id": asked}).text
+        assert "flights (2013) by retrain.group.train[3]" in shown
+        assert 'href="./jobs/theirs' not in shown
 
 
 def test_a_waiting_job_is_cancelled(client, store):

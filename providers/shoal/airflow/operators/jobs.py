@@ -8,19 +8,19 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import task_key
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.database_urls import database_url
-from shoal.airflow.links import LINKS, links_of, page_links
+from shoal.airflow.links import LINKS, links_of, page_links, show_links
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import PoolDownError, PoolElsewhereError, ShoalError
@@ -58,6 +58,32 @@ class JobOperator(WaitingOperator):
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
         self._done: tuple[AnyJobSpec, JobResult] | None = None
+
+    @classmethod
+    def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
+        """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
+        default, Airflow shows each instance with what its job is about (see `instance_label`).
+
+        :param task_id: Id of the task.
+        :param kwargs: Arguments that the instances have in common.
+        """
+        return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
+
+    @property
+    def instance_label(self) -> str:
+        """The map index and what the job is about, as far as this is known, such as ``3 delays-UA``. The property never
+        raises, because Airflow would fail the task."""
+        # Not only a number: in a DAG with render_template_as_native_obj, Airflow would evaluate it and fail.
+        label = self.task_id
+        with suppress(Exception):
+            label = self.job_label
+            return f"{get_current_context()['ti'].map_index} {label}"
+        return label
+
+    @property
+    def job_label(self) -> str:
+        """What the job is about, from the operator's rendered arguments."""
+        return self.task_id
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method
@@ -156,6 +182,7 @@ class JobOperator(WaitingOperator):
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
+        show_links(self.links, context["ti"])
         return handle
 
     @contextmanager

@@ -138,6 +138,14 @@ class DistributedTrainOperator(JobOperator):
             self.spec = _spec_in_file(self, cast("str", self.spec))
             self.check(self.task_id, vars(self))
 
+    @property
+    def job_label(self) -> str:
+        """The model that is registered, or the function, and the name of the MLflow run."""
+        from shoal.jobs.task_spec import label_of
+
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        return label_of(given, framework=self.framework, train_func=self.train_func)
+
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.
 
