@@ -15,6 +15,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from shoal.prefect.janitor import AFTER_A_CRASH, automate, remove_automations
 from shoal.prefect.samples import samples
 from shoal.sample_files import write_samples
+from tests.support import ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]  # two starts of Prefect's command and a run on 2 busy cores
 
@@ -27,7 +28,9 @@ def test_from_an_empty_folder_to_a_run(server, fresh_home, tmp_path: Path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    write_samples(tmp_path, samples(tmp_path))
+    texts = samples(tmp_path)
+    assert texts.keys() == {path.name for path in (ROOT / "flows").iterdir() if path.is_file()}
+    write_samples(tmp_path, texts)
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name="shoal", type="process"))  # as `prefect work-pool create` does
         prefect("deploy", "--all")

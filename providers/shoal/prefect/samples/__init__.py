@@ -11,11 +11,13 @@ from pathlib import Path
 from shoal.sample_files import read_samples
 
 _FILES = (
+    "many_models_flow.py",
     "model_alerts_flow.py",
     "pool_janitor_flow.py",
     "prefect.yaml",
     "scheduled_retraining_flow.py",
     "score_on_promotion_flow.py",
+    "train_networks_flow.py",
 )
 
 
