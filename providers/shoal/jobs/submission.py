@@ -204,6 +204,7 @@ def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobH
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
+        label=spec.label,
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)

@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator, XComArg
 
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
+from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError
@@ -121,6 +121,7 @@ class DistributedTrainOperator(JobOperator):
         checked = check_spec(
             given,
             is_known,
+            pool=job_pool(arguments),
             framework=framework,
             train_func=train_func,
             args=args if isinstance(args, list | tuple) else (),
@@ -136,6 +137,14 @@ class DistributedTrainOperator(JobOperator):
         if is_known(self.spec) and _is_spec_file(self.spec):
             self.spec = _spec_in_file(self, cast("str", self.spec))
             self.check(self.task_id, vars(self))
+
+    @property
+    def job_label(self) -> str:
+        """The model that is registered, or the function, and the name of the MLflow run."""
+        from shoal.jobs.task_spec import label_of
+
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        return label_of(given, framework=self.framework, train_func=self.train_func)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.
@@ -168,10 +177,10 @@ class DistributedTrainOperator(JobOperator):
         :raises AirflowSkipException: The job has skipped its training.
         """
         record_success(context, spec, result)
-        skip_without_training(context, result)
+        skip_without_training(result)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure of the job as XComs.
+        """Store the failure of the job as an XCom.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.
