@@ -63,14 +63,13 @@ def forever(pool: ComputePool, rows: Path, framework: str, workers: int) -> JobH
 
 def workers_by_node() -> dict[str, list[psutil.Process]]:
     """The workers of this home, by the names of the nodes in whose folders they have a file open for writing."""
-    found: dict[str, list[psutil.Process]] = {}
     titled = [each.pid for each in living() if each.command.startswith(WORKER.encode()) and each.is_of_home()]
-    for node in node_rows():
-        held = str(node_folder(node.id) / "workers")
-        for pid in titled:
-            with_file = [entry for entry in os.scandir(f"/proc/{pid}/fd") if os.readlink(entry.path) == held]
-            if with_file:
-                found.setdefault(node.name, []).append(psutil.Process(pid))
+    found: dict[str, list[psutil.Process]] = {}
+    for process in map(psutil.Process, titled):
+        opened = {file.path for file in process.open_files()}
+        for node in node_rows():
+            if str(node_folder(node.id) / "workers") in opened:
+                found.setdefault(node.name, []).append(process)
     return found
 
 

@@ -21,8 +21,8 @@ FindNodes = Callable[[], Mapping[str, LocalNode]]
 _find_nodes: FindNodes | None = None
 
 
-def use_nodes(find: FindNodes | None) -> None:
-    """Make this process start its workers itself on the nodes that `find` returns; None: Ray starts the workers."""
+def use_nodes(find: FindNodes) -> None:
+    """Make this process start its workers itself on the nodes that `find` returns."""
     global _find_nodes
     _find_nodes = find
 
