@@ -220,6 +220,11 @@ def fork_server(
 LEAVE = """
 import os, subprocess, sys, threading
 from pathlib import Path
+from shoal.training.host.process_title import WORKER, set_title
+
+def worker_in_a_session():
+    os.setsid()
+    set_title(f"{WORKER} 0 of 1")
 
 def left(start):
     read, write = os.pipe()
@@ -233,6 +238,7 @@ def left(start):
     return int(os.read(read, 100))
 
 said["left"] = [left(lambda: None), left(os.setsid), subprocess.Popen(["sleep", "600"], start_new_session=True).pid]
+said["left"].append(left(worker_in_a_session))
 said["left"].append(int(subprocess.check_output("setsid sleep 600 > /dev/null & echo $!", shell=True)))
 said["parents"] = [int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in said["left"]]
 said["server"] = os.getppid()
@@ -298,7 +304,7 @@ def test_what_a_driver_leaves_ends_with_it_but_for_programs_that_shoal_detaches(
     fresh_home: Path, fork_server: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     said = fork_server(LEAVE + DETACH)
-    assert len(said["left"]) == 4
+    assert len(said["left"]) == 5
     file = tmp_path / "detached"
     detached = psutil.Process(int(wait_until(lambda: file.exists() and file.read_text(), "its start")))
     try:
@@ -307,7 +313,7 @@ def test_what_a_driver_leaves_ends_with_it_but_for_programs_that_shoal_detaches(
     finally:
         detached.kill()
     wait_until(lambda: not detached.is_running(), "the fork server to reap the detached program")
-    assert said["parents"].count(said["server"]) == 3
+    assert said["parents"].count(said["server"]) == 4
 
 
 def test_error_before_a_driver_has_begun_is_in_its_log(fork_server: Callable[..., dict[str, Any]]) -> None:
