@@ -331,6 +331,9 @@ class Job(Base):
     submitted the job."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
+    task_digest: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the task, as it was written in the workflow when it submitted the job (`shoal.jobs.journal.tasks`).
+    None for a job of an older shoal."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
     continues this try begins at this position."""

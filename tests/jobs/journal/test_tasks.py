@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal import jobs
-from shoal.errors import JobError
+from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobHandle, TaskTry
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -70,17 +70,24 @@ def test_the_older_try_leaves_the_job_to_the_newer_one(store, head, spec):
     assert row(first).state is JobState.RUNNING
 
 
-def test_jobs_of_other_tasks_and_collected_results_are_not_taken_over(store, head, spec):
-    first = submit(spec, head, 1)
+def test_a_job_of_another_task_is_not_taken_over(store, head, spec):
     other = submit(spec, head, 1, key="train/1")
+    assert not same(submit(spec, head, 2), other)
+    assert row(other).state is JobState.PENDING
+
+
+def test_a_retry_takes_the_result_that_an_earlier_try_could_not_store(store, head, spec):
+    """Until a user clears the task."""
+    first = submit(spec, head, 1)
     succeeds(first)
     assert first.wait(on_log=None)
 
-    retry = submit(spec, head, 2, rounds=101)
+    for number in (2, 3):
+        retry = submit(spec, head, number, rounds=100 + number)
+        assert same(retry, first) and retry.wait(on_log=None) == first.wait(on_log=None)
 
-    assert not same(retry, first) and not same(retry, other)
-    assert row(other).state is JobState.PENDING
-    assert row(retry).state is JobState.PENDING
+    assert head.submissions == 1
+    assert not same(submit(spec, head, 4, cleared=3), first)
 
 
 @pytest.mark.parametrize("task", [{"cleared": 1}, {"durable": False}], ids=["cleared", "not durable"])
@@ -142,3 +149,42 @@ def test_a_lost_job_is_not_taken_over(store, head, spec):
     assert not same(retry, first)
     with pytest.raises(JobError):
         first.wait(on_log=None)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
+def test_a_retry_with_a_corrected_function_ends_the_old_job_and_trains_anew(store, head, spec, state):
+    """The function has no part in the fingerprint, so both jobs have the same one."""
+    first = submit(spec, head, 1, digest="wrong")
+    {"queued": lambda _: None, "running": runs, "succeeded": succeeds}[state](first)
+
+    retry = submit(spec, head, 2, digest="corrected")
+
+    assert (retry.job_id, retry.attempt) == (first.job_id, 2)
+    assert row(first).state is (JobState.SUCCEEDED if state == "succeeded" else JobState.CANCELLED)
+    runs(retry)
+    assert same(submit(spec, head, 3, digest="corrected"), retry)
+    succeeds(retry)
+    assert same(submit(spec, head, 4, digest="corrected"), retry)
+
+
+def test_another_function_in_the_same_try_is_refused(store, head, spec):
+    """Two Airflows with the same id, whose scheduled runs have the same names."""
+    first = submit(spec, head, 1, digest="staging")
+    runs(first)
+
+    with pytest.raises(InvalidArgumentError, match=r"another function or other arguments.*\[shoal\] deployment"):
+        submit(spec, head, 1, rounds=101, digest="production")
+    with pytest.raises(InvalidArgumentError, match=r"\[shoal\] deployment"):
+        attempts.join(Store(), Key(first.job_id, first.attempt), 1.0, TaskTry("train/-1", 1, digest="production"))
+
+    assert row(first).state is JobState.RUNNING
+    succeeds(first)
+    assert not same(submit(spec, head, 1, digest="production"), first)
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, "a"), ("a", None)], ids=["older shoal", "resumed"])
+def test_a_job_whose_function_is_not_known_is_taken_over(store, head, spec, before, now):
+    first = submit(spec, head, 1, digest=before)
+    runs(first)
+    assert same(submit(spec, head, 2, digest=now), first)
+    assert row(first).task_digest == "a"

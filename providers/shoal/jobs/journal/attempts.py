@@ -57,6 +57,11 @@ class Order:
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
 
+    def is_for(self, job: Job) -> bool:
+        """Return whether a job that was submitted before, under the same id, is the job of this order."""
+        differs = self.task is not None and self.task.differs_from(job)
+        return bool(job.spec["fingerprint"] == self.spec["fingerprint"]) and not differs
+
 
 @dataclass(frozen=True)
 class Key:
@@ -74,9 +79,9 @@ class Key:
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
     """Return the row of an attempt for a submission: an existing attempt of the same job, or else a new one.
 
-    The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
-    its result has not been returned to a caller yet. In all other cases this function adds a row for a new attempt, and
-    the caller has to send that attempt to the pool's head.
+    The job's newest attempt is returned if `Order.is_for` accepts it, and it is pending or running, or has succeeded
+    and its result has not been returned to a caller yet. In all other cases this function adds a row for a new attempt,
+    and the caller has to send that attempt to the pool's head.
 
     If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
     attempt goes on even if no process polls it.
@@ -87,7 +92,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     while True:
         with store.reading(snapshot=False) as session:
             newest = session.scalars(_newest_of(order.job_id)).first()
-        same = newest is not None and newest.spec["fingerprint"] == order.spec["fingerprint"]
+        same = newest is not None and order.is_for(newest)
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
                 raise JobBusyError(
@@ -114,20 +119,23 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
 
     Raises:
         JobError: The attempt belongs to a newer try of the task.
+        InvalidArgumentError: This try of the task has submitted the attempt with another function.
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
         if job is None or job.state in JOB_ENDED:
             return None
-        if task is not None and task.is_older_than(job):
-            raise task.superseded_by(job)
+        if task is not None:
+            task.check(job)
         note_polled(job, now)
         if detach:
             job.orphan_after = None
         job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         if task is not None:
             # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
-            job.task_key, job.task_try, job.log_shown = task.key, task.number, None
+            job.log_shown = None
+            for name, value in task.columns().items():
+                setattr(job, name, value)
         return job
 
 
@@ -148,10 +156,8 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
         uses_gpu=uses_gpu,
-        task_key=order.task and order.task.key,
-        task_try=order.task and order.task.number,
         created_at=now,
-        **same | changed,
+        **same | changed | (order.task.columns() if order.task else {}),
     )
     try:
         with transaction(store, JobStep.ASK) as session:

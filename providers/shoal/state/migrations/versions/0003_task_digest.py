@@ -1,0 +1,15 @@
+"""Digest of the task that has submitted a job."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("task_digest", sa.String(length=64), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "task_digest")
