@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator, XComArg
 
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
+from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError
@@ -122,6 +122,7 @@ class DistributedTrainOperator(JobOperator):
         checked = check_spec(
             given,
             is_known,
+            pool=job_pool(arguments),
             framework=framework,
             train_func=train_func,
             args=args if isinstance(args, list | tuple) else (),
