@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.tasks import EngineTask
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.endpoint import Endpoint
@@ -27,7 +27,7 @@ class Call:
 
     store: Store
     holder: str
-    task: TaskTry | None
+    task: EngineTask | None
     pool: PoolSpec
     job_id: str
     orphan_after: float | None

@@ -27,7 +27,7 @@ from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.tasks import EngineTask, JobTakenError
 from shoal.jobs.reconcile import ending, rounds, sending
 from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.look import address
@@ -57,7 +57,7 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
-    task: TaskTry | None = None,
+    task: EngineTask | None = None,
     connection_url: Callable[[str], str | None] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
@@ -134,7 +134,19 @@ def submit(
         endpoint_of,
         clock,
     )
-    if task is not None and (found := earlier_tries.taken_over(call, task, spec)) is not None:
+    for each in earlier_tries.calls(call, spec):
+        with suppress(JobTakenError):
+            return _submitted(each, spec)
+    raise AssertionError("unreachable: there is always another job id")
+
+
+def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
+    """Take over the job of an earlier try of the call's task, attach to the call's job, or submit a new attempt.
+
+    Raises:
+        JobTakenError: The job belongs to another task run.
+    """
+    if call.task is not None and (found := earlier_tries.taken_over(call, call.task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
     with frames.sent_for(spec, call.pool) as (sent, packaged):

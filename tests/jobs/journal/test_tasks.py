@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from shoal import jobs
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import JobHandle, TaskTry
+from shoal.jobs import FlowTask, JobHandle, TaskTry
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile import sending
@@ -39,9 +41,8 @@ def runs(handle: JobHandle) -> None:
 
 def succeeds(handle: JobHandle) -> None:
     runs(handle)
-    attempts.end(
-        Store(), Key(handle.job_id, handle.attempt), JobState.SUCCEEDED, 2.0, result=result_of().model_dump(mode="json")
-    )
+    result = result_of(model_path=__file__).document()
+    attempts.end(Store(), Key(handle.job_id, handle.attempt), JobState.SUCCEEDED, 2.0, result=result)
 
 
 def same(one: JobHandle, other: JobHandle) -> bool:
@@ -57,7 +58,7 @@ def test_a_retry_with_another_rendering_of_the_spec_finds_the_job_of_its_task(st
 
     assert same(retry, first)
     assert head.submissions == 1
-    assert row(retry).task_try == (1 if state == "succeeded" else 2)
+    assert row(retry).task_try == 2
     assert len(jobs.list_jobs()) == 1
 
 
@@ -188,3 +189,60 @@ def test_a_job_whose_function_is_not_known_is_taken_over(store, head, spec, befo
     runs(first)
     assert same(submit(spec, head, 2, digest=now), first)
     assert row(first).task_digest == "a"
+
+
+def flow_task(spec, head, flow_try: str, run: str, *, holder: str = "prefect:run", job_id=None, **task) -> JobHandle:
+    """What a task run of a flow run submits."""
+    config = spec.run_config.model_copy(update={"pool_name": POOL, "job_id": job_id})
+    return jobs.submit(
+        spec.model_copy(update={"run_config": config}),
+        holder=holder,
+        task=FlowTask("root", holder, flow_try, run, **task),
+        endpoint_of=lambda name: head.endpoint,
+    )
+
+
+def test_equal_task_runs_have_a_job_each_in_every_try_of_the_flow_run(either_store, store, head, spec):
+    def together(flow_try: str) -> set[str]:
+        with ThreadPoolExecutor(3) as threads:
+            found = threads.map(lambda number: flow_task(spec, head, flow_try, f"{flow_try}-{number}"), range(3))
+        return {handle.job_id for handle in found}
+
+    first = together("one")
+    assert len(first) == 3
+    assert together("two") == first
+    assert together("two") == first  # retries of the task runs
+    assert len(jobs.list_jobs()) == 3
+
+
+def test_a_repeated_flow_run_attaches_to_a_running_job_and_tries_a_failed_one_again(store, head, spec):
+    first = flow_task(spec, head, "one", "a")
+    runs(first)
+    second = flow_task(spec, head, "two", "b", holder="prefect:new run of the subflow")
+    assert same(second, first) and row(second).holder == "prefect:new run of the subflow"
+    assert not first.cancel("ended late", unless_resubmitted=True)
+
+    attempts.end(Store(), Key(first.job_id, 1), JobState.FAILED, 2.0, error="why")
+    other = flow_task(spec, head, "two", "c")
+    again = flow_task(spec, head, "two", "b")
+    assert (again.job_id, again.attempt) == (first.job_id, 2)
+    assert other.job_id != first.job_id
+
+
+@pytest.mark.parametrize("ends", [runs, succeeds])
+@pytest.mark.parametrize("changed", [{"anew": True}, {"digest": "corrected"}], ids=["refresh", "corrected"])
+def test_a_repeated_flow_run_trains_anew_if_it_is_told_to_or_has_another_function(store, head, spec, ends, changed):
+    first = flow_task(spec, head, "one", "a", digest="wrong")
+    ends(first)
+    task = {"digest": "wrong", **changed}
+    again = flow_task(spec, head, "two", "b", **task)
+    assert not same(again, first)
+    assert same(flow_task(spec, head, "two", "b", **task), again)
+
+
+def test_equal_task_runs_share_the_job_whose_id_the_user_has_chosen(store, head, spec):
+    first = flow_task(spec, head, "one", "a", job_id="mine")
+    succeeds(first)
+    assert first.wait(on_log=None)
+    assert same(flow_task(spec, head, "one", "b", job_id="mine"), first)
+    assert flow_task(spec.model_copy(update={"label_col": "z"}), head, "two", "c", job_id="mine").attempt == 2

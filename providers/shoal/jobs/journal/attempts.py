@@ -28,7 +28,7 @@ from shoal.errors import (
 )
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.tasks import EngineTask
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
@@ -52,7 +52,7 @@ class Order:
     priority: int = 0
     gang: dict[str, Any] = field(default_factory=dict)
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
-    task: TaskTry | None = None
+    task: EngineTask | None = None
     """The try of a workflow engine's task that submits the job."""
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
@@ -88,10 +88,12 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
 
     Raises:
         JobBusyError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
+        JobError: The newest attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     while True:
-        with store.reading(snapshot=False) as session:
-            newest = session.scalars(_newest_of(order.job_id)).first()
+        newest = find_latest(store, order.job_id)
+        if newest is not None and order.task is not None:
+            order.task.check(newest)
         same = newest is not None and order.is_for(newest)
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
@@ -113,29 +115,29 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
             return found
 
 
-def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
-    """Record that a process has attached to a pending or running attempt. Return the attempt's row, or None if the
-    attempt has ended.
+def join(store: Store, key: Key, now: float, task: EngineTask | None = None, *, detach: bool = False) -> Job | None:
+    """Record that a process has attached to a pending or running attempt, or that a task takes the result of an attempt
+    that has succeeded. Return the attempt's row, or None if the attempt has ended otherwise.
 
     Raises:
-        JobError: The attempt belongs to a newer try of the task.
-        InvalidArgumentError: This try of the task has submitted the attempt with another function.
+        JobError: The attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
-        if job is None or job.state in JOB_ENDED:
+        if job is None or (job.state in JOB_ENDED and not (task and job.state is JobState.SUCCEEDED)):
             return None
         if task is not None:
             task.check(job)
-        note_polled(job, now)
-        if detach:
-            job.orphan_after = None
-        job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
-        if task is not None:
             # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
             job.log_shown = None
             for name, value in task.columns().items():
                 setattr(job, name, value)
+        if job.state in JOB_ENDED:
+            return job
+        note_polled(job, now)
+        if detach:
+            job.orphan_after = None
+        job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         return job
 
 
@@ -169,14 +171,19 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
     return job
 
 
+def find_latest(store: Store, job_id: str) -> Job | None:
+    """Return the row of a job's newest attempt; None if there is no such job."""
+    with store.reading(snapshot=False) as session:
+        return session.scalars(_newest_of(job_id)).first()
+
+
 def latest(store: Store, job_id: str) -> Job:
     """Return the row of a job's newest attempt.
 
     Raises:
         JobNotFoundError: There is no such job.
     """
-    with store.reading() as session:
-        job = session.scalars(_newest_of(job_id)).first()
+    job = find_latest(store, job_id)
     if job is None:
         raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
