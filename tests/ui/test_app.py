@@ -25,7 +25,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState
 from shoal.ui.access import TokenAccess, Viewer
-from shoal.ui.app import create_app, router, static_files
+from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 from shoal.ui.server import below
@@ -67,7 +67,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def test_every_route_asks_for_access(stranger):
-    fill = {"subject": "j", "name": "page.css"}
+    fill = {"subject": "j", "name": "page.css", "job_id": "j", "attempt": 1}
     for route in router.routes:
         assert isinstance(route, APIRoute)
         path = route.path.format(**fill)
@@ -122,6 +122,24 @@ def test_the_scripts_come_from_the_packages(client):
     for name, path in static_files().items():
         assert client.get(f"/static/{name}").content == path.read_bytes()
     assert client.get("/static/..%2Fapp.py").status_code == 404
+
+
+@pytest.mark.parametrize("of_an_engine", [True, False])
+def test_a_failed_job_of_an_engine_can_be_trained_again(store, of_an_engine):
+    ui_systems.broken(store)
+    ask = (lambda holder: EngineRequest("/api/x", {"of": holder}, "Sure?")) if of_an_engine else None
+    app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"), train_again=ask)
+    with store.transaction() as session:
+        job = session.query(Job).filter_by(state=JobState.FAILED).first()
+        path, job.holder = f"{job.id}/{job.attempt}", "airflow:prod:dag/run"
+        page = f"/jobs/{job.id}"
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        text = client.get(f"{page}?token={TOKEN}").text
+        assert (f'data-train-again="../api/train-again/{path}"' in text) is of_an_engine
+        answer = client.get(f"/api/train-again/{path}")
+    app.state.reader.close()
+    expected = {"path": "/api/x", "body": {"of": "airflow:prod:dag/run"}, "question": "Sure?"}
+    assert answer.json() == (expected if of_an_engine else {"error": "this page is not part of a workflow engine"})
 
 
 # --- contents
@@ -243,13 +261,20 @@ def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monke
     with store.transaction() as session:
         session.add_all(ui_systems.lease("retrain", holder, 1) for holder in holders)
         session.add(ui_systems.job("theirs", "retrain", JobState.RUNNING, 60, holder=holders[0]))
+        task = {"task_key": "group.train/3", "label": "flights (2013)"}
+        session.add(ui_systems.job("mapped", "retrain", JobState.RUNNING, 60, holder=holders[0], **task))
 
     for page, expected in (
         ("/pools/retrain", {"theirs.example/dags/retrain/runs/a%3Ab%2B1", "ours.example/dags/retrain/runs/old"}),
         ("/jobs/theirs", {"theirs.example/dags/retrain/runs/a%3Ab%2B1"}),
+        ("/jobs/mapped", {"theirs.example/dags/retrain/runs/a%3Ab%2B1/tasks/group.train/mapped/3"}),
     ):
         links = set(re.findall(r'href="https://([^"]+/dags/retrain/[^"]+)"', client.get(page).text))
         assert links == expected
+    for asked in ("2013)", "retrain.group.train[3]"):
+        shown = client.get("/jobs", params={"id": asked}).text
+        assert "flights (2013) by retrain.group.train[3]" in shown
+        assert 'href="./jobs/theirs' not in shown
 
 
 def test_a_waiting_job_is_cancelled(client, store):

@@ -316,6 +316,8 @@ class Job(Base):
     pool: Mapped[str] = mapped_column(index=True)
     """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
     holder: Mapped[str] = mapped_column(_LongText)
+    label: Mapped[str | None] = mapped_column(_Text)
+    """What the job is about, such as the name of its model. None: an older shoal has submitted the job."""
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]

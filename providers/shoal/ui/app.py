@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -28,6 +29,8 @@ from shoal.errors import (
     StoreError,
 )
 from shoal.history import acting_as
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
 from shoal.redaction import redact
 from shoal.state import Store
@@ -71,8 +74,36 @@ CurrentViewer = Annotated[Viewer, Depends(current_viewer)]
 router = APIRouter()
 
 
-def create_app(*, access: Access, store: str | None = None, root_path: str = "") -> FastAPI:
+@dataclass(frozen=True)
+class EngineRequest:
+    """Request that the user's browser sends to the workflow engine, which then checks the user's permissions.
+
+    Attributes:
+        path: Path on the server of the page.
+        body: Body of the POST request, as JSON.
+        question: Sentence that asks the user for a confirmation.
+    """
+
+    path: str
+    body: Mapping[str, Any]
+    question: str
+
+
+def create_app(
+    *,
+    access: Access,
+    store: str | None = None,
+    root_path: str = "",
+    train_again: Callable[[str], EngineRequest] | None = None,
+) -> FastAPI:
     """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
+
+    Args:
+        access: Decides who may see and change what.
+        store: URL of the store.
+        root_path: Path below which the application is mounted.
+        train_again: Returns, for the holder of a failed job, the request with which the engine trains again what failed
+            in the holder's run. None: the page is not part of an engine.
 
     Raises:
         StoreError: The store cannot be opened.
@@ -87,7 +118,8 @@ def create_app(*, access: Access, store: str | None = None, root_path: str = "")
     )
     app.state.access = access
     app.state.reader = StoreReader(Store(store))
-    app.state.pages = Pages(app.state.reader, version=_static_version())
+    app.state.train_again = train_again
+    app.state.pages = Pages(app.state.reader, version=_static_version(), may_train_again=train_again is not None)
     app.include_router(router)
     app.add_middleware(_SecureHeaders)
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
@@ -183,6 +215,16 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     finally:
         reader.read_again()
     return {"done": done}
+
+
+@router.get("/api/train-again/{job_id}/{attempt}")
+def train_again(request: Request, job_id: str, attempt: int) -> EngineRequest:
+    """Return the request with which the engine trains again what failed in the run of a job."""
+    if request.app.state.train_again is None:
+        raise HTTPException(404, "this page is not part of a workflow engine")
+    reader: StoreReader = request.app.state.reader
+    found: EngineRequest = request.app.state.train_again(attempts.load(reader.store, Key(job_id, attempt)).holder)
+    return found
 
 
 def static_files() -> dict[str, Path]:

@@ -50,6 +50,7 @@ class Pages:
     Args:
         reader: Reader of the store.
         version: Version of the static files, for their URLs.
+        may_train_again: Whether the engine of the page can train again what failed in a run.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds of a clock that never jumps.
     """
@@ -59,6 +60,7 @@ class Pages:
         reader: StoreReader,
         *,
         version: str,
+        may_train_again: bool = False,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,6 +82,7 @@ class Pages:
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
+        self._environment.globals.update(may_train_again=may_train_again)
         self._environment.globals.update(version=version, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of)
         self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._lock = threading.Lock()
@@ -170,7 +173,7 @@ class Pages:
                 (not chosen["state"] or state_of(job) == chosen["state"])
                 and (not chosen["pool"] or job.pool == chosen["pool"])
                 and chosen["holder"].lower() in job.holder.lower()
-                and chosen["id"].lower() in job.job_id.lower()
+                and chosen["id"].lower() in f"{job.job_id} {job.label} {job.task}".lower()
                 and (chosen["age"] not in AGES or now - job.created_at < AGES[chosen["age"]])
             )
 
