@@ -86,6 +86,14 @@ def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool
     return source.get_pool(holder=holder) if isinstance(source, ComputePool) else api.ComputePool(source, holder=holder)
 
 
+def secret_block(name: str) -> str | None:
+    """Return the value of a variable from a Prefect Secret block, or None if the block does not exist.
+
+    Names of blocks have no upper case and no underscores: the block of the variable ``HF_TOKEN`` is ``hf-token``.
+    """
+    return database_url(name.lower().replace("_", "-"))
+
+
 def database_url(name: str) -> str | None:
     """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist."""
     try:
