@@ -194,6 +194,10 @@ class JobOperator(WaitingOperator):
                 environment=environment_of(self.credential_conn_ids),
             )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        if handle.was_collected:
+            self.log.info(
+                "an earlier try of the task had the job's result: it is used again, until the task is cleared"
+            )
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
