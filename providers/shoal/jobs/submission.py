@@ -40,7 +40,7 @@ from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import python_holder
+from shoal.pool.holder import Ancestors, python_holder
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
@@ -57,6 +57,7 @@ def submit(
     spec: AnyJobSpec,
     *,
     holder: str | None = None,
+    ancestors: Ancestors | None = None,
     key: str = "",
     task: TaskTry | None = None,
     connection_url: Callable[[str], str | None] | None = None,
@@ -82,6 +83,8 @@ def submit(
     Args:
         spec: Spec of the job.
         holder: Name of the run that submits the job; by default a name for this process.
+        ancestors: Holders whose end is also the end of the job, such as a block of `shoal.prefect.pool_lease`. Default:
+            none.
         key: Text that distinguishes tasks of one holder that submit the same spec, such as the id and map index of a
             task.
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
@@ -125,6 +128,7 @@ def submit(
     call = _Call(
         store,
         holder,
+        ancestors,
         task,
         reachability.spec_of(store, pool),
         spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key),
@@ -154,6 +158,7 @@ class _Call:
 
     store: Store
     holder: str
+    ancestors: Ancestors | None
     task: TaskTry | None
     pool: PoolSpec
     job_id: str
@@ -204,6 +209,7 @@ def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobH
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
+        dict(call.ancestors) if call.ancestors else None,
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)

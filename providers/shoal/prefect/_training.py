@@ -16,7 +16,15 @@ from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._progress import TrainingProgress, show_page
-from shoal.prefect._run_holder import Interrupt, current_holder, in_thread, interrupt_of_task, on_interrupt, task_key
+from shoal.prefect._run_holder import (
+    Interrupt,
+    ancestors,
+    current_holder,
+    in_thread,
+    interrupt_of_task,
+    on_interrupt,
+    task_key,
+)
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 from shoal.prefect.retries import job_task
 
@@ -44,6 +52,7 @@ class Training:
             spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
         self._holder = current_holder()
+        self._ancestors = ancestors()
         self._key = task_key()
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
@@ -58,7 +67,13 @@ class Training:
             JobFailedError: The job ended without a result. The message ends with the cause.
             JobCancelledError: The job was cancelled.
         """
-        self._handle = submit(self._spec, holder=self._holder, key=self._key, connection_url=database_url)
+        self._handle = submit(
+            self._spec,
+            holder=self._holder,
+            ancestors=self._ancestors,
+            key=self._key,
+            connection_url=database_url,
+        )
         self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
         show_page(self._handle.job_id)
         try:

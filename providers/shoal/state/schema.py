@@ -220,6 +220,8 @@ class Lease(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the lease (`shoal.pool.holder.Ancestors`). None: only the lease's holder."""
     size: Mapped[int]
     epoch: Mapped[int]
     ttl: Mapped[float]
@@ -316,6 +318,8 @@ class Job(Base):
     pool: Mapped[str] = mapped_column(index=True)
     """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). None: only the job's holder."""
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from shoal.links import Link, dag_run_link, flow_run_link
-from shoal.pool.holder import DagRunHolder
+from shoal.pool.holder import DagRunHolder, run_of
 from shoal.state import Store, deployments
 
 
@@ -26,5 +26,5 @@ class RunLinks:
                 else self._base_urls.get(run.deployment)
             )
             return dag_run_link(base_url, run.dag_id, run.run_id)
-        kind, _, name = holder.partition(":")
+        kind, _, name = run_of(holder).partition(":")
         return flow_run_link(name) if kind == "prefect" else None

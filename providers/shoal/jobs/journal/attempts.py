@@ -54,6 +54,8 @@ class Order:
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
     task: TaskTry | None = None
     """The try of a workflow engine's task that submits the job."""
+    ancestors: dict[str, bool] | None = None
+    """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`)."""
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
 
@@ -94,7 +96,14 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
                     f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
-            found = join(store, Key(newest.id, newest.attempt), now, order.task, detach=order.orphan_after is None)
+            found = join(
+                store,
+                Key(newest.id, newest.attempt),
+                now,
+                order.task,
+                detach=order.orphan_after is None,
+                ancestors=order.ancestors,
+            )
         elif newest is not None and same and newest.state is JobState.SUCCEEDED and newest.collected_at is None:
             found = newest
         elif refusal is not None:
@@ -108,9 +117,20 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
             return found
 
 
-def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
+def join(
+    store: Store,
+    key: Key,
+    now: float,
+    task: TaskTry | None = None,
+    *,
+    detach: bool = False,
+    ancestors: dict[str, bool] | None = None,
+) -> Job | None:
     """Record that a process has attached to a pending or running attempt. Return the attempt's row, or None if the
     attempt has ended.
+
+    With `ancestors`, the attempt gets the ancestors of the process: it ends with the block around this process, and no
+    longer with the block of an earlier process.
 
     Raises:
         JobError: The attempt belongs to a newer try of the task.
@@ -124,6 +144,8 @@ def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, det
         note_polled(job, now)
         if detach:
             job.orphan_after = None
+        if ancestors is not None:
+            job.ancestors = dict(ancestors)
         job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
         if task is not None:
             # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
@@ -282,6 +304,7 @@ _SMALL = (
     Job.attempt,
     Job.pool,
     Job.holder,
+    Job.ancestors,
     Job.state,
     Job.submitter,
     Job.heartbeat_at,
