@@ -342,16 +342,20 @@ def test_the_end_of_a_nested_block_leaves_the_job_and_the_lease_of_the_outer_blo
     assert state() == ("down", 0, ())
 
 
-def test_the_end_of_a_block_ends_the_blocks_inside_it(jobs):
-    @task
+def test_the_end_of_a_block_ends_the_blocks_of_subflows_inside_it(jobs):
+    @flow
     def holds():
         with pool_lease(1, pool_name="tiny"):
             distributed_train(waiting_jobs.spec_of("inner"), pool_name="tiny")
 
+    @task
+    def calls():
+        holds()
+
     @flow
     def nested():
         with suppress(RuntimeError), pool_lease(2, pool_name=POOL):
-            holds.submit()
+            calls.submit()
             waiting_jobs.wait_for("inner")
             raise RuntimeError("boom")
 

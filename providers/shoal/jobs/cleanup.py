@@ -19,6 +19,7 @@ from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.retention import prune_models
+from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.pool.api import ComputePool, sweep_nodes
@@ -181,19 +182,55 @@ def clean_up_everywhere(holder: str, *, reason: str, is_cancelled: bool = False)
     return done
 
 
-def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
+@dataclass(frozen=True)
+class RunEnd:
+    """End of a workflow run, as its workflow engine has recorded it.
+
+    Attributes:
+        reason: Text that is stored as the error of the cancelled jobs.
+        is_cancelled: Whether the run was cancelled; see `clean_up`.
+        is_doubtful: Whether the engine has only missed the run's heartbeats, so that the run may still go on.
+    """
+
+    reason: str
+    is_cancelled: bool = False
+    is_doubtful: bool = False
+
+
+def clean_up_ended_runs(engine: str, end_of: Callable[[str], RunEnd | None]) -> list[str]:
     """Cancel the jobs and release the leases of a workflow engine's ended runs, on all pools.
 
+    A run whose end is doubtful is left alone while a process still waits for one of its jobs.
+
     The engine's janitor (a scheduled DAG or flow) calls this function.
+
+    Args:
+        engine: Name of the workflow engine, with which the names of its runs as holders begin.
+        end_of: Function that returns the end of a run by its name without the engine; None if the run has not ended.
+
+    Returns:
+        One sentence for each action, and for each run that was left alone.
     """
     done = []
     holders = {run_of(holder) for each in _owned() for holder in (each.holder, *(each.ancestors or {}))}
     for holder in sorted(each for each in holders if each.startswith(f"{engine}:")):
-        reason = why_ended(holder.removeprefix(f"{engine}:"))
-        if reason:
-            with acting_as(f"{engine}:janitor"):
-                done += clean_up_everywhere(holder, reason=reason)
+        end = end_of(holder.removeprefix(f"{engine}:"))
+        if end is None:
+            continue
+        if end.is_doubtful and (awaited := _awaited_job(holder)):
+            done.append(f"{holder} was left alone, although {end.reason}: a process still waits for its job {awaited}")
+            continue
+        with acting_as(f"{engine}:janitor"):
+            done += clean_up_everywhere(holder, reason=end.reason, is_cancelled=end.is_cancelled)
     return done
+
+
+def _awaited_job(holder: str) -> str | None:
+    """Return the id of an unfinished job of a run for which a process still waits; None if there is none."""
+    now = time.time()
+    active = attempts.newest(Store(), pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)
+    mine = [job for job in active if ends_with(job.holder, job.ancestors, holder)]
+    return next((job.id for job in mine if look.is_awaited(job, now)), None)
 
 
 def is_in_use(holder: str) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TypeVar
 
 import anyio
 from prefect.context import FlowRunContext, TaskRunContext
 
 from shoal.prefect._open_blocks import open_blocks
+from shoal.prefect.scope import current_scope
 
 ENGINE = "prefect"
 
@@ -35,9 +37,17 @@ def current_holder() -> str | None:
 
 def ancestors() -> dict[str, bool]:
     """Return the holders whose end is also the end of a job or lease that the current code requests
-    (`shoal.pool.holder.Ancestors`)."""
-    run = current_holder()
-    return {block.holder: True for block in open_blocks()} | ({run: True} if run else {})
+    (`shoal.pool.holder.Ancestors`).
+
+    In a subflow, the function asks the Prefect server for the runs that have called it.
+    """
+    run, scope = current_holder(), current_scope()
+    found = {block.holder: True for block in open_blocks()} | ({run: True} if run else {})
+    is_in_process = True
+    for caller, called in reversed(list(pairwise(scope.runs if scope else ()))):
+        is_in_process = is_in_process and called.deployment_id is None
+        found[holder_of(caller.id)] = is_in_process
+    return found
 
 
 def lease_holder(pool: str) -> str | None:
