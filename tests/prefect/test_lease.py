@@ -337,7 +337,7 @@ def test_the_end_of_a_nested_block_leaves_the_job_and_the_lease_of_the_outer_blo
             assert leases() == [("1", 2)]
             raise RuntimeError("boom")
 
-    nested(return_state=True)
+    nested()
     waiting_jobs.wait_for()
     assert state() == ("down", 0, ())
 
@@ -359,7 +359,7 @@ def test_the_end_of_a_block_ends_the_blocks_of_subflows_inside_it(jobs):
             waiting_jobs.wait_for("inner")
             raise RuntimeError("boom")
 
-    nested(return_state=True)
+    nested()
     waiting_jobs.wait_for()
     assert state() == ("down", 0, ())
 
