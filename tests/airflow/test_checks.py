@@ -49,14 +49,16 @@ from shoal.state.schema import Pool, PoolState
 SPEC = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
 TWO = "local://p?max_nodes=2"
+NO_RAY = "local://p?max_nodes=1&ray=false"
+FOUR_WORKERS = {"scaling_config": {"num_workers": 4}}
 
 
 def train(**arguments):
     return DistributedTrainOperator(task_id="train", **{"spec": SPEC, **arguments})
 
 
-def trained(**fields):
-    return train(spec={**SPEC, **fields})
+def trained(pool_name=None, **fields):
+    return train(spec={**SPEC, **fields}, pool_name=pool_name)
 
 
 def predict(**arguments):
@@ -190,6 +192,19 @@ WRONG = [
         "task with @task.distributed: .*did you mean hyper_params",
     ),
     (mapped_decorated, {"gpus": 3, "num_workers": 2}, "gpus=3 cannot be divided"),
+    # The workers against the pool.
+    (trained, {**FOUR_WORKERS, "pool_name": TWO}, r"do not fit on pool .p., which has at most 2 node\(s\) with 1 CPU"),
+    (
+        trained,
+        {**FOUR_WORKERS, "label_col": "{{ params.y }}", "pool_name": TWO},
+        "task train: the workers .*do not fit",
+    ),
+    (trained, {"scaling_config": {"num_cpu_per_worker": 2}, "pool_name": TWO}, "do not fit on pool"),
+    (predict, {"spec": FOUR_WORKERS, "pool_name": TWO}, "task predict: the workers .*do not fit"),
+    (decorated, {"num_workers": 4, "pool_name": TWO}, "the workers .*do not fit"),
+    (mapped_decorated, {"num_workers": 4, "pool_name": TWO}, "the workers .*do not fit"),
+    *((made, {"pool_name": NO_RAY}, "runs without Ray") for made in (decorated, mapped_decorated)),
+    (trained, {"run_config": {"packages": ["x"]}, "label_col": "{{ ds }}", "pool_name": NO_RAY}, "runs without Ray"),
 ]
 
 
@@ -241,6 +256,13 @@ RIGHT = [
     lambda: train(spec={"scaling_config": {"num_nodes": "{{ params.nodes }}"}}, train_func=function),
     lambda: DistributedTrainOperator.partial(task_id="train", pool_name=TWO).expand(spec=[SPEC, SPEC]),
     lambda: DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand(pool_name=["p", "q"]),
+    lambda: trained(**FOUR_WORKERS, run_config={"clamp": True}, pool_name=TWO),
+    lambda: trained(**FOUR_WORKERS, pool_name="local://p?max_nodes=2&cpus_per_node=2"),
+    lambda: trained(**FOUR_WORKERS, pool_name="ray://p?address=http://127.0.0.1:9&max_nodes=2"),
+    lambda: trained(scaling_config={"num_workers": -1}, pool_name=TWO),
+    lambda: trained(scaling_config={"num_workers": "{{ params.workers }}"}, pool_name=TWO),
+    lambda: trained(**FOUR_WORKERS, run_config={"clamp": "{{ params.clamp }}"}, pool_name=TWO),
+    lambda: trained(pool_name=NO_RAY),
     lambda: mapped_over(spec=[SPEC, earlier()], framework=earlier()),
     lambda: DistributedTrainOperator.partial(task_id="train", spec=SPEC).expand_kwargs(earlier()),
     lambda: DistributedTrainOperator.partial(task_id="train", train_func=function).expand(op_args=[[1], [2]]),
@@ -385,6 +407,18 @@ def test_in_a_task_the_limit_of_the_pool_that_is_up_counts(made, arguments, name
     with Store().transaction() as session:
         session.get_one(Pool, "p").state = PoolState.DOWN
     is_refused("max_nodes=2")  # as large as the URI says when it comes up
+
+
+def test_in_a_task_the_workers_are_compared_with_the_pool_that_is_up(fresh_home, in_task):
+    with Store().transaction() as session:
+        commands.begin_life(session, PoolSpec.parse(TWO), owner=None, now=0.0)
+    for pool in (TWO, "p"):
+        with DAG("a_dag", schedule=None), pytest.raises(AirflowFailException, match=r"at most 2 node\(s\)"):
+            trained(**FOUR_WORKERS, pool_name=pool)
+    with Store().transaction() as session:
+        commands.alter(session, "p", min_nodes=None, max_nodes=4, now=0.0)
+    with DAG("a_dag", schedule=None):
+        trained(**FOUR_WORKERS, pool_name=TWO)
 
 
 def on(pool, **arguments):

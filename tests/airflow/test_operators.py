@@ -447,13 +447,17 @@ def test_a_try_that_is_killed_late_leaves_the_job_to_the_newer_try(on_fake_head,
 
 def test_a_retry_of_a_task_waits_for_its_job_though_its_template_has_another_value(on_fake_head, spec, context):
     """And a job that the user clears ends, though its old try did not end it."""
-    killed = train(spec, cancel_on_kill=False)
+    with DAG("a_dag", schedule=None):
+        written = train({**spec.document(), "n_estimators": "{{ rounds }}"}, cancel_on_kill=False)
+    killed = written.prepare_for_execution()
+    killed.spec = spec
     killed.on_kill()
     with pytest.raises(TaskKilledError):
         killed.execute(context)
     context["task_state_store"] = shown = SimpleNamespace(kept={}, set=lambda *pair: shown.kept.update([pair]))
     context["ti"].try_number = 2
-    retry = train(spec.model_copy(update={"n_estimators": 7}))
+    retry = written.prepare_for_execution()
+    retry.spec = spec.model_copy(update={"n_estimators": 7})
     driver = meanwhile(ended, JobState.SUCCEEDED)
     result = retry.execute(context)
     driver.join()

@@ -1,9 +1,10 @@
-"""The store under waiters: how much they write, and what they do to the others.
+"""The store under waiters and drivers: how much they write, and what they do to the others.
 
-Many processes wait for one pool that does not come up, or for a job each that does not end. Each is a fork of one that
-has imported shoal, so that 200 of them fit into memory; each has its own connection to the store, as tasks of an
-engine have. Counted are the write transactions that waiters begin (from when they all wait), and timed is what
-`shoal jobs list` does of the store, alone and beside them.
+Many processes wait for one pool that does not come up, or for a job each that does not end, or write the heartbeats of
+a driver, without and with metrics. Each is a fork of one that has imported shoal, so that 200 of them fit into memory;
+each has its own connection to the store, as tasks of an engine have. Counted are the write transactions that they begin
+(from when they all run) and the time for which these hold the store's lock, and timed is what `shoal jobs list` does of
+the store, alone and beside them.
 
 Run it with ``python -m tests.benchmarks.store_load``.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import math
 import multiprocessing
@@ -22,6 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.report import table
@@ -32,13 +35,20 @@ _SETTLE_S = 15.0
 _JOBS = 100
 """Attempts in the list, with specs as large as those of a training on many files."""
 
+_ROUNDS_S = 1
+"""Rounds that each driver reports in a second, with two metrics each."""
+
+_ROUNDS_BEFORE = 128
+"""Rounds that each driver has reported before: half of what the row has that heartbeats write again."""
+
 
 class _Waiters:
-    """Runs waiters and counts their write transactions."""
+    """Runs waiters, and measures their write transactions."""
 
     def __init__(self, wait: Callable[[int], object], count: int) -> None:
         context = multiprocessing.get_context("fork")
         self._writes = context.Value("q", 0)
+        self._locked = context.Value("d", 0.0)
         self._started = context.Value("q", 0)
         self._wait = wait
         self._processes = [context.Process(target=self._run, args=(number,)) for number in range(count)]
@@ -65,6 +75,11 @@ class _Waiters:
         """Write transactions of all waiters so far."""
         return int(self._writes.value)
 
+    @property
+    def locked(self) -> float:
+        """Seconds for which all waiters have held the store's lock so far."""
+        return float(self._locked.value)
+
     def _run(self, number: int) -> None:
         from shoal.state import Store
 
@@ -76,8 +91,16 @@ class _Waiters:
         def counted(store: Store) -> Iterator[object]:
             with self._writes.get_lock():
                 self._writes.value += 1
-            with transaction(store) as session:
-                yield session
+            began = time.perf_counter()
+            try:
+                with transaction(store) as session:
+                    session.connection()  # waits for the lock
+                    began = time.perf_counter()
+                    yield session
+            finally:
+                held = time.perf_counter() - began
+                with self._locked.get_lock():
+                    self._locked.value += held
 
         Store.transaction = counted  # type: ignore[method-assign, assignment]
         with self._started.get_lock():
@@ -110,6 +133,25 @@ def _wait_for_job(number: int) -> None:
     from shoal.jobs.submission import attach
 
     attach(f"job-{number}", 1).wait(on_log=lambda line: None)
+
+
+def _drive(number: int, *, metrics: bool) -> None:
+    from shoal.jobs.driver.heartbeats import HeartbeatThread
+    from shoal.jobs.driver.metric_series import MetricSeries
+    from shoal.jobs.journal.attempts import Key
+    from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S
+    from shoal.state import Store
+    from shoal.training.run_config import RunConfig
+
+    series = MetricSeries(Key(f"job-{number}", 1))
+    heartbeats = HeartbeatThread(Store(), Key(f"job-{number}", 1), series, RunConfig())
+    time.sleep(number % 100 * HEARTBEAT_S / 100)  # real drivers do not start at one instant
+    for step in itertools.count(_ROUNDS_BEFORE, round(_ROUNDS_S * ROW_CHECK_S)):
+        for each in range(0 if step == _ROUNDS_BEFORE else step - round(_ROUNDS_S * ROW_CHECK_S), step):
+            if metrics:
+                series.log(0, {"train-rmse": 1 / (each + 1), "validation-rmse": 2 / (each + 1)}, each)
+        heartbeats.look()
+        time.sleep(ROW_CHECK_S)
 
 
 def _fill(waiters: int) -> None:
@@ -167,12 +209,20 @@ def measure(waiters: int, seconds: int) -> list[list[str]]:
     _fill(waiters)
     idle = _percentile(seconds)
     rows = []
-    for name, wait in (("the pool", _wait_for_pool), ("a job each", _wait_for_job)):
-        with _Waiters(wait, waiters) as waiting:
-            before, began = waiting.writes, time.perf_counter()
+    each: dict[str, Callable[[int], object]] = {
+        "wait for the pool": _wait_for_pool,
+        "wait for a job each": _wait_for_job,
+        "drive a job each": partial(_drive, metrics=False),
+        "drive a job each, with metrics": partial(_drive, metrics=True),
+    }
+    for name, run in each.items():
+        with _Waiters(run, waiters) as running:
+            before, locked, began = running.writes, running.locked, time.perf_counter()
             busy = _percentile(seconds)
-            rate = (waiting.writes - before) / (time.perf_counter() - began)
-        rows.append([name, f"{rate:.2f}", f"{idle:.1f}", f"{busy:.1f}", f"{busy / idle:.2f}"])
+            took = time.perf_counter() - began
+            writes, locked = running.writes - before, running.locked - locked
+        figures = [writes / took, locked / took * 1000, locked / max(writes, 1) * 1000, idle, busy, busy / idle]
+        rows.append([name, *(f"{figure:.2f}" for figure in figures)])
     return rows
 
 
@@ -196,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--stores", nargs="+", default=["SQLite", "PostgreSQL"], help="which (default both)")
     args = parser.parse_args(argv)
     logging.disable(logging.INFO)
-    head = ["writes/s", "list alone, p99 ms", "beside them", "x alone"]
+    head = ["writes/s", "locked, ms/s", "ms a write", "list alone, p99 ms", "beside them", "x alone"]
     for store in args.stores:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sb-")))
@@ -205,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if store == "PostgreSQL":
                 os.environ["SHOAL_STATE_URL"] = stack.enter_context(postgresql(args.waiters))
             rows = measure(args.waiters, args.seconds)
-        print(table([f"{store}: {args.waiters} processes wait for", *head], rows), end="\n\n", flush=True)
+        print(table([f"{store}: {args.waiters} processes", *head], rows), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from shoal.errors import JobCancelledError
-from shoal.jobs import JobResult, attach
+from shoal.jobs import FlowTask, JobResult, attach
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.specs.function import AnyJobSpec
@@ -21,12 +21,11 @@ def spec_of(name: str) -> dict[str, Any]:
     return {"dataset": dataset, "input_cols": ["x"], "label_col": "y", "run_config": {"job_id": name}}
 
 
-def submit(spec: AnyJobSpec, *, holder: str, **options: Any) -> WaitingJob:
+def submit(spec: AnyJobSpec, *, holder: str, task: FlowTask, **_: Any) -> WaitingJob:
     """In place of `shoal.jobs.submit`."""
-    known = {name: value for name, value in options.items() if name == "ancestors"}
     name, document = str(spec.run_config.job_id), {**spec.document(), "fingerprint": "1"}
     job = attempts.ask(
-        Store(), Order(name, str(spec.run_config.pool_name), holder, document, {}, None, **known), time.time()
+        Store(), Order(name, str(spec.run_config.pool_name), holder, document, {}, None, task=task), time.time()
     )
     with Store().transaction() as session:
         session.get_one(Job, (job.id, job.attempt)).queued_at = time.time()
@@ -38,13 +37,13 @@ class WaitingJob:
 
     def __init__(self, key: Key) -> None:
         self.job_id, self.attempt = key.job_id, key.attempt
-        self._key = key
+        self._key, self.was_collected = key, False
 
     def wait(self, **_: Any) -> JobResult:
         job = wait_until(lambda: (job := attempts.load(Store(), self._key)).state in JOB_ENDED and job, "its end", 120)
         raise JobCancelledError(f"cancelled: {job.error}", permanent=bool(job.error_is_permanent))
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str, **_: Any) -> None:
         attach(self.job_id, self.attempt).cancel(reason)
 
 

@@ -174,23 +174,40 @@ def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None
     While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
     task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
     """
-    try:
+    up = pool_that_is_up(pool.name) if in_task and size > pool.max_nodes else None
+    if up is None:
         pool.check_size(size, name)
-    except InvalidArgumentError:
-        if not in_task:
-            raise
-        from shoal.state import Store
-        from shoal.state.schema import Pool, PoolState
+    elif size > up.max_nodes:
+        raise InvalidArgumentError(
+            f'{name}={size} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
+            f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {up.max_nodes}"
+        )
 
-        with Store().reading() as session:
-            row = session.get(Pool, pool.name)
-        if row is None or row.state is not PoolState.UP:
-            raise
-        if size > row.max_nodes:
-            raise InvalidArgumentError(
-                f'{name}={size} is above MAX_NODES={row.max_nodes} of pool "{pool.name}": raise the limit with '
-                f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {row.max_nodes}"
-            ) from None
+
+def pool_that_is_up(name: str) -> PoolSpec | None:
+    """Return the settings of a pool with its present MAX_NODES, from the store; None if the pool is not up."""
+    from shoal.state import Store
+    from shoal.state.schema import Pool, PoolState
+
+    with Store().reading() as session:
+        row = session.get(Pool, name)
+    if row is None or row.state is not PoolState.UP:
+        return None
+    return PoolSpec.parse({**row.spec, "min_nodes": row.min_nodes, "max_nodes": row.max_nodes})
+
+
+def job_pool(arguments: Arguments) -> PoolSpec | None:
+    """Return the settings of the pool on which a job will run; None if they are not known yet.
+
+    While Airflow loads the DAG, they are known if the pool is named by its URI. In a task, those of a pool that is up
+    count.
+    """
+    name, connection = arguments["pool_name"], arguments["compute_pool_conn_id"]
+    if not arguments.in_task or not (name or connection) or not is_known(name) or not is_known(connection):
+        return check_pool(arguments)
+    hook = ComputePoolHook(connection, name)
+    name = hook.spec.name if hook.spec else hook.pool_name
+    return (pool_that_is_up(name) if name else None) or hook.spec
 
 
 def node_count(value: Any, name: str) -> int:
@@ -228,6 +245,21 @@ def check_paths(fields: Any, script: Any = None) -> None:
                 "write an absolute path or a URI, or build the path from the DAG file's folder, as in "
                 f'f"{{Path(__file__).parent}}/{path}"'
             )
+
+
+def database_connections(value: Any) -> Iterator[str]:
+    """Yield the name of each database connection that a spec or dataset names, as far as the names are known."""
+    value = value.to_spec() if hasattr(value, "to_spec") else value
+    value = value.model_dump() if isinstance(value, BaseModel) else value
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from database_connections(item)
+    elif isinstance(value, Mapping):
+        if value.get("sql") and isinstance(name := value.get("connection"), str) and is_known(name):
+            yield name
+        for option, item in value.items():
+            if option not in _USERS_OWN:
+                yield from database_connections(item)
 
 
 def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
+from shoal.airflow.checks import UNKNOWN, Arguments
+from shoal.airflow.function_context import context_values, refuse_objects_of_the_task
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.errors import InvalidArgumentError
 from shoal.training.run_config import RunConfig
@@ -93,6 +95,14 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         """
         return {"scaling_config": requested}
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check the arguments that are known at parse time, and the names of the function's parameters."""
+        super().check_arguments(arguments)
+        function, args, kwargs = (arguments[name] for name in ("train_func", "op_args", "op_kwargs"))
+        if callable(function) and args is not UNKNOWN and isinstance(kwargs, Mapping):
+            refuse_objects_of_the_task(function, _given(function, args, kwargs))
+
     def execute(self, context: Context) -> Any:
         """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
         value of the task."""
@@ -104,7 +114,9 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
         :param context: Airflow's context of the task.
         """
-        self.op_kwargs = {**self._from_context(context), **self.op_kwargs}
+        given = _given(self.python_callable, self.op_args, self.op_kwargs)
+        values = context_values(self.python_callable, context)
+        self.op_kwargs = {**{name: values[name] for name in values.keys() - given}, **self.op_kwargs}
         return super().job_spec(context)
 
     def value_of(self, result: JobResult) -> Any:
@@ -121,12 +133,6 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
         return [_strict(value) for value in Response(load_results(result, location)).get_results()]
-
-    def _from_context(self, context: Context) -> Mapping[str, Any]:
-        """Return the values of Airflow's context whose names are parameters of the function, such as ``run_id``."""
-        return {
-            name: value for name, value in context.items() if name in inspect.signature(self.python_callable).parameters
-        }
 
 
 class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
@@ -167,6 +173,11 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         :param result: Result of the job.
         """
         return self._handle_output(self._values(result)[0])
+
+
+def _given(function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any]) -> Collection[str]:
+    """Return the names of those parameters of a function for which the user has given arguments."""
+    return inspect.signature(function).bind_partial(*args, **kwargs).arguments.keys()
 
 
 def _strict(value: Any) -> Any:

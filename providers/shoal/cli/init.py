@@ -23,7 +23,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder for the files, for example Airflow's folder of DAGs.")],
     as_json: Json = False,
 ) -> None:
-    """Write sample files to a folder: for Airflow, a DAG that retrains a model, and DAGs that clean up.
+    """Write sample files to a folder: for Airflow, DAGs that train, predict, warn and clean up.
 
     Files that exist are not overwritten.
     """

@@ -224,6 +224,27 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
         )
 
 
+def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Refuse a job whose workers do not fit on a pool even if the pool has its largest number of nodes.
+
+    The nodes of an existing Ray cluster may be larger than the pool's spec says, and the number of GPUs of a node is
+    not known if a node takes all of its machine. For such pools, the job's driver decides.
+
+    Raises:
+        InvalidArgumentError: The workers do not fit.
+    """
+    if pool.backend == "ray" or pool.gpus_per_node < 0:
+        return
+    if not could_fit(spec, NodeSize(pool.cpus_per_node, pool.gpus_per_node), pool.max_nodes):
+        config = (isinstance(spec, FunctionRequest) and spec.room_for) or spec.scaling_config
+        raise InvalidArgumentError(
+            f'the workers ({config.model_dump(exclude_defaults=True)}) do not fit on pool "{pool.name}", which has at '
+            f"most {pool.max_nodes} node(s) with {pool.cpus_per_node} CPU(s) and {pool.gpus_per_node} GPU(s) each: "
+            "request fewer or smaller workers, raise max_nodes, cpus_per_node or gpus_per_node of the pool, or set "
+            "run_config.clamp to reduce such requests automatically"
+        )
+
+
 def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
     """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
     nodes, clamp = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes, spec.run_config.clamp

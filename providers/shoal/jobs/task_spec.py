@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids
 from shoal.jobs.files import code_store
+from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of, parse_spec
 from shoal.jobs.specs.training import JobSpec
+from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
 
 _NOT_STORED = "not stored yet"
@@ -43,6 +50,7 @@ def spec_of(
     if isinstance(given, AnySpec):
         return given
     fields = _fields(given, framework, train_func, args, kwargs)
+    fields = _with_collections(kind_of(fields), fields)
     if train_func is None or is_name(train_func):
         return parse_spec(fields)
     from shoal.training.pytorch.program import Program, name_of
@@ -55,8 +63,38 @@ def spec_of(
     return spec.model_copy(update={"program": stored})
 
 
+def code_of(
+    spec: AnyJobSpec,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Return the digest of the user's code that a job is sent with, which the spec's fingerprint does not contain.
+
+    Args:
+        spec: Spec of the job.
+        train_func: The function from which `spec_of` has built the spec, its name, or the path of a script.
+        args: Positional arguments of the function; the command line of a script.
+        kwargs: Keyword arguments of the function.
+
+    Returns:
+        The digest (see :func:`shoal.training.code_digest.code_digest`); None if no code is sent.
+    """
+    if train_func is not None and not is_name(train_func):
+        from shoal.training.code_digest import code_digest
+        from shoal.training.pytorch.program import Program
+
+        return code_digest(Program.of(train_func, args, kwargs or {}))
+    stored = spec.user_code if isinstance(spec, JobSpec) else getattr(spec, "program", None)
+    return stored and stored.rpartition("/")[2]  # the file's name is the digest of the pickled code
+
+
 def check_spec(
-    given: AnyJobSpec | Mapping[str, Any] | None, is_known: Callable[[Any], bool], **others: Any
+    given: AnyJobSpec | Mapping[str, Any] | None,
+    is_known: Callable[[Any], bool],
+    *,
+    pool: PoolSpec | None = None,
+    **others: Any,
 ) -> AnyJobSpec | None:
     """Check the arguments of `spec_of` that are already known, for example while an engine loads a workflow.
 
@@ -65,24 +103,71 @@ def check_spec(
     Args:
         given: A spec, or the fields of a spec.
         is_known: Function that returns False for a value that contains a placeholder, such as a template, at any depth.
+        pool: Pool on which the job will run, with its largest size; None: not known yet.
         others: The other arguments of `spec_of`.
 
     Returns:
         The spec, without the code of a function; None if not all fields are known.
 
     Raises:
-        InvalidArgumentError: A field is unknown or missing, or a known value is wrong; the message names it.
+        InvalidArgumentError: A field is unknown or missing, or a known value is wrong, and the message names it; or the
+            job can never run on the pool.
     """
+    spec, partial = None, None
     if isinstance(given, AnySpec):
-        return given
-    fields = _fields(given, **others)
-    if not is_known(fields.get("framework")):
+        spec = partial = given
+    else:
+        fields = _fields(given, **others)
+        if not is_known(fields.get("framework")):
+            return None
+        if is_known(fields):
+            spec = partial = kind_of(fields).parse(fields)
+        else:
+            kind_of(fields).check(fields, is_known)
+            partial = _workers(fields, is_known)
+    if pool is not None and partial is not None:
+        refuse_without_ray(partial, pool)
+        refuse_too_many_workers(partial, pool)
+    return spec
+
+
+def _with_collections(kind: type[AnyJobSpec], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec with lists and dicts in place of the texts to which templates of lists render, such
+    as ``"['a', 'b']"``. The types of the fields decide; a text field keeps its text.
+    """
+    try:
+        kind.model_validate(fields)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            if problem["type"] in ("list_type", "tuple_type", "dict_type", "model_type") and problem["loc"]:
+                with suppress(ValueError, SyntaxError, LookupError, TypeError):
+                    fields = _replaced(fields, problem["loc"], ast.literal_eval(problem["input"]))
+    except InvalidArgumentError:
+        pass  # raised again when the fields are parsed
+    return fields
+
+
+def _replaced(fields: Any, location: Sequence[Any], value: Any) -> Any:
+    """Return a copy of nested lists and dicts with another value at a location."""
+    if not location:
+        return value
+    copy = dict(fields) if isinstance(fields, Mapping) else list(fields)
+    copy[location[0]] = _replaced(copy[location[0]], location[1:], value)
+    return copy
+
+
+_ABOUT_WORKERS = ("scaling_config", "room_for", "run_config", "params")
+
+
+def _workers(fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> AnyJobSpec | None:
+    """Return a spec with only those fields that say which workers the job needs; None if one of them is not known."""
+    given = {name: fields[name] for name in _ABOUT_WORKERS if name in fields}
+    if not is_known(given):
         return None
     kind = kind_of(fields)
-    if is_known(fields):
-        return kind.parse(fields)
-    kind.check(fields, is_known)
-    return None
+    types: dict[str, Any] = {name: kind.model_fields[name].annotation for name in given}
+    parsed = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
+    return kind.model_construct(**{"dataset": DatasetSpec.model_construct(), **parsed})
 
 
 def _fields(
@@ -101,7 +186,8 @@ def _fields(
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
             f"spec={shown(given)} is not a spec: give a JobSpec, a FunctionJobSpec, or a dict with the fields of one "
-            "of them. If spec is the path of a file, the name of the file has to end with .json, .yaml or .yml"
+            "of them. If spec is the path of a file, the name of the file has to end with .json, .yaml or .yml. A "
+            "template renders to a text: give the result of an earlier task itself, as in spec=prepare()"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:

@@ -57,16 +57,6 @@ def lease_holder(pool: str) -> str | None:
     return held[-1] if held else current_holder()
 
 
-def task_key() -> str:
-    """Return a key that identifies the current task run within its flow run.
-
-    All retries of a task run have the same key, so a retry finds the job of the earlier try. Outside of a task, the
-    result is an empty string.
-    """
-    task = TaskRunContext.get()
-    return f"{task.task_run.task_key}/{task.task_run.dynamic_key}" if task else ""
-
-
 T = TypeVar("T")
 
 

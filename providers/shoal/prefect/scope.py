@@ -1,15 +1,20 @@
-"""Find the flow runs around the current code: the chain from the root run through its subflows to the current run."""
+"""Find the flow runs around the current code (the chain from the root run through its subflows to the current run), and
+the name by which a repeated task run finds its job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+
+from shoal.jobs import FlowTask
+from shoal.pool.holder import Ancestors
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,22 @@ def _calling(task_run_id: UUID | None, client: SyncPrefectClient) -> tuple[FlowR
     except ObjectNotFound:  # a user has deleted the caller's run
         return None
     return (caller, f"{call.task_key}/{call.dynamic_key}") if caller else None
+
+
+def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> FlowTask:
+    """Describe the current task run, so that it finds the job that an equal task run has submitted in an earlier try of
+    the flow run.
+
+    Args:
+        holder: Holder of the job.
+        ancestors: Holders whose end is also the end of the job.
+        digest: Digest of the code of the task's function (`shoal.jobs.task_spec.code_of`).
+    """
+    scope, context = current_scope(), TaskRunContext.get()
+    run = str(context.task_run.id if context else uuid4())
+    # Outside of a flow, only retries of the task run find its job. In a flow, each try has another state: `run_count`
+    # does not change if a flow run is resumed, and processes of a task runner have other start times.
+    key, flow_try = (scope.name, str(scope.runs[-1].state_id)) if scope else (run, run)
+    refresh = context.task.refresh_cache if context else None
+    anew = get_current_settings().tasks.refresh_cache if refresh is None else refresh
+    return FlowTask(key, holder, flow_try, run, ancestors, digest, anew)

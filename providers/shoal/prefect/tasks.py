@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
+from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
@@ -126,9 +126,11 @@ def distributed_train(
 ) -> dict[str, Any]:
     """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
-    If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
-    new attempt of a failed job. After a permanent error the task is not retried (see `retry_unless_permanent`).
-    Cancelling the run cancels the job.
+    If the task fails while the job runs, the job goes on. If Prefect repeats the task or the flow run (a retry, a
+    resumed run, the UI's *Retry*), the task attaches to a running job, takes the result of a job that has succeeded,
+    and starts a new attempt of a failed job. With ``refresh_cache=True``, with a changed function, and in a new flow
+    run, it trains anew. After a permanent error the task is not retried (see `retry_unless_permanent`). Cancelling the
+    run cancels the job.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
@@ -136,7 +138,7 @@ def distributed_train(
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
-    failure is sent.
+    failure is sent. A repeated task that takes an earlier result sends no event again.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
@@ -166,9 +168,11 @@ def distributed_train(
     """
     with failure_event(spec):
         job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
+        digest = code_of(job, train_func, args, kwargs)
+        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    emit_outcome(job, result)
+    if not training.is_repeated:
+        emit_outcome(job, result)
     store_artifact(result)
     return task_value(result)
 
@@ -187,8 +191,8 @@ def batch_predict(
 ) -> dict[str, Any]:
     """Predict the rows of a dataset on a pool, and write the predictions as Parquet; see `shoal.distributors.predict`.
 
-    A retry of the task attaches to the job if the job still runs. If `output_path` already contains the same
-    predictions, the job does nothing.
+    If Prefect repeats the task or the flow run, the task uses its earlier job, as `distributed_train` does. If
+    `output_path` already contains the same predictions, the job does nothing.
 
     Args:
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.

@@ -331,10 +331,15 @@ class Job(Base):
     interpreter of the process that submitted the job. The key `submissions` contains the number of times that the
     attempt was submitted, if it was submitted more than once."""
     task_key: Mapped[str | None] = mapped_column(_LongText)
-    """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
-    submitted the job."""
+    """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; for a task of
+    Prefect, the name of the flow run. None if no task submitted the job."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
+    task_digest: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the function and the arguments of the task that submitted the job (`shoal.jobs.journal.tasks`)."""
+    task_run: Mapped[str | None] = mapped_column(_LongText)
+    """Try of the flow run, and task run, that has submitted the job or attached to it last. None if the job does not
+    belong to a task of Prefect."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
     continues this try begins at this position."""

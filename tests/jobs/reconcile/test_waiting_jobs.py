@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 from shoal import history, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
-from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
+from shoal.jobs import FlowTask, JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
@@ -78,9 +78,8 @@ class Queue:
                 **({"dataset": dataset} if dataset else {}),
             }
         )
-        submission.submit(
-            spec, holder=holder, ancestors=ancestors, endpoint_of=lambda _: self.endpoint(), clock=lambda: self.now
-        )
+        task = FlowTask("root", holder, "try-1", name, ancestors) if ancestors else None
+        submission.submit(spec, holder=holder, task=task, endpoint_of=lambda _: self.endpoint(), clock=lambda: self.now)
         return self.handle(name)
 
     def handle(self, name: str, **options: Any) -> JobHandle:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jinja2
 from airflow.sdk import BaseOperator, get_current_context
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowFailException
+from jinja2.nativetypes import NativeEnvironment
 
 from shoal.airflow.checks import Arguments
 from shoal.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
 
 
 class CheckedOperator(BaseOperator):
@@ -40,7 +45,7 @@ class CheckedOperator(BaseOperator):
         :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
             instances of a mapped task.
         """
-        in_task = _is_in_task()
+        in_task = is_in_task()
         try:
             cls.check_arguments(Arguments(arguments, in_task=in_task))
         except InvalidArgumentError as error:
@@ -48,6 +53,33 @@ class CheckedOperator(BaseOperator):
             if in_task:
                 raise AirflowFailException(message) from error
             raise InvalidArgumentError(message) from None
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template as Airflow does, with one difference in DAGs with ``render_template_as_native_obj``.
+
+        There, Airflow evaluates each text as Python code, also texts without templates: ``"12e45678"`` becomes inf, and
+        ``"2013_01"`` becomes 201301. Here, a template of one expression gives the value of the expression in its own
+        type, and everything else is a text. The types of a spec's fields decide which texts are numbers.
+
+        :param content: Text, or a collection with texts.
+        :param context: Airflow's context of the task.
+        :param jinja_env: Environment that renders.
+        :param seen_oids: Ids of the collections that were rendered.
+        """
+        if isinstance(content, str):
+            environment = jinja_env or self.get_template_env()
+            if isinstance(environment, NativeEnvironment):
+                template = environment.from_string(content)
+                parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
+                is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
+                return "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
+        return super().render_template(content, context, jinja_env, seen_oids)
 
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
@@ -124,7 +156,8 @@ def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mappin
                 raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
 
 
-def _is_in_task() -> bool:
+def is_in_task() -> bool:
+    """Return whether this code runs in an Airflow task."""
     try:
         get_current_context()
     except RuntimeError:

@@ -7,13 +7,17 @@ of earlier tasks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
+from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.base.checked import CheckedOperator
-from shoal.airflow.checks import is_known
+from shoal.airflow.base.checked import CheckedOperator, is_in_task
+from shoal.airflow.checks import database_connections, is_known
+from shoal.airflow.database_urls import database_url
+from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -59,12 +63,26 @@ def check_block(setup: BaseOperator, context: Context) -> None:
     :param setup: The setup task. The tasks of its block have the setup's task id as their argument `lease`.
     :param context: Airflow's context of the setup task.
     :raises InvalidArgumentError: An argument of a task is wrong.
+    :raises AirflowFailException: The same in an Airflow task, or a connection in a spec does not exist.
     """
     dag = setup.get_dag()
     for task in dag.tasks if dag else ():
         if isinstance(task, CheckedOperator) and vars(task).get("lease") == setup.task_id and _will_run(task, setup):
             rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
             task.check(task.task_id, {**vars(task), **rendered})
+            if is_in_task():
+                _check_connections(task, rendered)
+
+
+def _check_connections(task: BaseOperator, rendered: Mapping[str, Any]) -> None:
+    """Check that the database connections in a task's spec exist, which Airflow's secrets backends are asked for only
+    in a task."""
+    from shoal.jobs.credentials import connections
+
+    try:
+        connections(database_connections([rendered.get("spec"), rendered.get("dataset")]), os.environ, database_url)
+    except InvalidArgumentError as error:
+        raise AirflowFailException(f"task {task.task_id}: {error}") from error
 
 
 def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:

@@ -21,6 +21,7 @@ from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_wor
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links
+from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import ShoalError
@@ -43,7 +44,7 @@ class JobOperator(WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
     :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
-    result if the job has succeeded meanwhile. False: a retry ends the job of an earlier try and submits a new one.
+        result if the job has succeeded. False: a retry ends the job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
@@ -57,6 +58,7 @@ class JobOperator(WaitingOperator):
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
+        self._is_resumed = False
         self._done: tuple[AnyJobSpec, JobResult] | None = None
 
     def prepare_template(self) -> None:
@@ -179,14 +181,15 @@ class JobOperator(WaitingOperator):
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
         """Return whether the job's driver waits for credentials. If so, the task has to repeat `execute`.
 
-        The task then attaches to its job, even if `durable` is False, and sends the credentials.
+        The task then attaches to its job, even if `durable` is False or the DAG file has changed, and sends the
+        credentials.
 
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
         """
         if not event.get("wants_credentials"):
             return False
-        self.durable = True
+        self.durable = self._is_resumed = True
         self._deadline = job.get("deadline")
         return True
 
@@ -303,7 +306,8 @@ class JobOperator(WaitingOperator):
         # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the number
         # `cleared`, 0 is used instead.
         is_a_try = 0 < cleared < ti.try_number
-        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
+        digest = None if self._is_resumed else digest_as_written(self)
+        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable, digest=digest)
 
     def _show_job_id(self, handle: JobHandle, context: Context) -> None:
         """Store the job's id in the task's state, which Airflow 3.3 and later show in the UI. shoal never reads this

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import XComArg
 
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import Arguments, check_paths, is_known
+from shoal.airflow.checks import Arguments, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.errors import InvalidArgumentError, shown
 
@@ -73,9 +73,9 @@ class BatchPredictOperator(JobOperator):
         fields = {**(spec if isinstance(spec, Mapping) else {}), **{name: arguments[name] for name in _PREDICTION}}
         check_paths(fields)
         if isinstance(spec, Mapping):
-            from shoal.jobs import PredictJobSpec
+            from shoal.jobs.task_spec import check_spec
 
-            PredictJobSpec.check(fields, is_known)
+            check_spec({**fields, "framework": "predict"}, is_known, pool=job_pool(arguments))
         elif is_known(spec):
             raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a PredictJobSpec")
 
@@ -84,9 +84,9 @@ class BatchPredictOperator(JobOperator):
 
         :param context: Airflow's context of the task.
         """
-        from shoal.jobs import PredictJobSpec
+        from shoal.jobs import spec_of
 
         given = cast("Mapping[str, Any] | None", self.spec)
-        fields = {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}}
+        fields = {**(given or {}), **{name: getattr(self, name) for name in _PREDICTION}, "framework": "predict"}
         check_paths(fields)
-        return PredictJobSpec.parse(fields)
+        return spec_of(fields)

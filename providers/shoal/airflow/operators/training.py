@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator, XComArg
 
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known
+from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError
@@ -29,9 +29,10 @@ class DistributedTrainOperator(JobOperator):
     """Operator that trains on a pool: it submits a job, streams the job's log, and returns the job's result as a dict.
 
     The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
-    attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
-    starts a new attempt. The new try finds its job even if templates in `spec` have other values in each try. If the
-    task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
+    attaches to the job if the job still runs, takes the result if the job has succeeded, and otherwise starts a new
+    attempt. The new try finds its job even if templates in `spec` have other values in each try. If the function,
+    `framework` or the arguments in the DAG file have changed, the new try ends the old job and trains anew. If the task
+    is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained, and Airflow marks the task as skipped. A first run and a run after a failed run
@@ -121,6 +122,7 @@ class DistributedTrainOperator(JobOperator):
         checked = check_spec(
             given,
             is_known,
+            pool=job_pool(arguments),
             framework=framework,
             train_func=train_func,
             args=args if isinstance(args, list | tuple) else (),

@@ -10,8 +10,15 @@ from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
 
-SAMPLES = ("pool_janitor.py", "scheduled_retraining.py")
-"""Names of the files that a new project needs."""
+SAMPLES = (
+    "many_models.py",
+    "model_alerts.py",
+    "pool_janitor.py",
+    "scheduled_retraining.py",
+    "score_on_promotion.py",
+    "train_networks.py",
+)
+"""Names of the files."""
 
 
 def write_samples(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import arguments_of, is_a, is_known, pool_of
+from shoal.airflow.checks import arguments_of, database_connections, is_a, is_known, pool_of
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
@@ -26,6 +27,7 @@ from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
 from shoal.airflow.operators.jobs import JobOperator, missing_lease
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.airflow.testing.report import Rule
+from shoal.data.syntax import connection_variable
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator
@@ -72,6 +74,12 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
     for name, value in arguments_of(task).items():
         if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
             yield value, name == "compute_pool_conn_id"
+    if is_a(task, JobOperator):
+        specs = [arguments_of(task).get(name) for name in ("spec", "dataset")]
+        mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
+        for connection in database_connections([*specs, mapped]):
+            if connection_variable(connection) not in os.environ:
+                yield connection, False
 
 
 def _may_share_pool(one: _Operator, other: _Operator) -> bool:

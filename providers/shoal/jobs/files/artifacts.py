@@ -115,6 +115,15 @@ def _digest(*contents: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
 
 
+def exist(result: JobResult, artifact_location: str | None) -> bool:
+    """Return whether the files of a result still exist: the model, the function's return values, or the predictions.
+
+    The model of a job that was skipped is only in MLflow, which is not asked.
+    """
+    path = result.results_path or result.output_path or (None if result.skipped else result.model_path)
+    return path is None or storage.exists(storage.as_given(path, artifact_location))
+
+
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:
     """Read the training result of a finished job: the model, evaluation results and statistics of each worker.
 

@@ -81,6 +81,20 @@ def discard_unfinished(folder: str) -> None:
             path.unlink(missing_ok=True)
 
 
+def exists(path: str) -> bool:
+    """Return whether a file or folder exists at a local path or a URI. A storage that does not answer counts as one
+    that has it."""
+    if "://" not in path:
+        return Path(path).exists()
+    import fsspec
+
+    try:
+        filesystem, name = fsspec.url_to_fs(path)
+        return bool(filesystem.exists(name))
+    except Exception:  # each storage raises other exceptions
+        return True
+
+
 def read(path: str) -> bytes:
     """Return the content of a file at a local path or a URI.
 

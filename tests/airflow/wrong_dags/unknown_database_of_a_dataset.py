@@ -1,0 +1,19 @@
+from airflow.sdk import dag
+
+from shoal.airflow.context import pool_for_run
+from shoal.airflow.operators import DistributedTrainOperator
+
+JOB = {
+    "dataset": {"sql": "SELECT x, y FROM rows", "connection": "no_such_warehouse"},
+    "input_cols": ["x"],
+    "label_col": "y",
+}
+
+
+@dag(schedule=None)
+def unknown_database_of_a_dataset():
+    with pool_for_run(size=2, pool_name="retrain"):
+        DistributedTrainOperator(task_id="train", spec=JOB, pool_name="retrain")  # wrong: unknown-connection
+
+
+unknown_database_of_a_dataset()
