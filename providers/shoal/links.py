@@ -48,6 +48,21 @@ def dag_run_link(base_url: str | None, dag_id: str, run_id: str) -> Link | None:
     return Link("DAG run", f"{base}/dags/{_part(dag_id)}/runs/{_part(run_id)}") if base and dag_id and run_id else None
 
 
+def task_link(base_url: str | None, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Link | None:
+    """Return the link to a task instance, with its log; None if the address of Airflow is not known.
+
+    Args:
+        base_url: Address of Airflow, as in its option ``[api] base_url``.
+        dag_id: Id of the DAG.
+        run_id: Id of the DAG run.
+        task_id: Id of the task.
+        map_index: Map index of the instance; -1 for a task that is not mapped.
+    """
+    run = dag_run_link(base_url, dag_id, run_id)
+    mapped = f"/mapped/{map_index}" if map_index >= 0 else ""
+    return Link("Task", f"{run.address}/tasks/{_part(task_id)}{mapped}") if run and task_id else None
+
+
 def flow_run_link(flow_run_id: str) -> Link | None:
     """Return the link to a flow run of Prefect; None if ``PREFECT_UI_URL``, which Prefect reads, too, is not set."""
     base = web_address(os.environ.get("PREFECT_UI_URL"))

@@ -11,9 +11,10 @@ from airflow.sdk import DAG, Asset, BaseNotifier
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from shoal.airflow.assets import PROMOTIONS, model_asset, promotion_of
-from shoal.airflow.notifications import _instances, model_message, run_message
+from shoal.airflow.notifications import model_message, run_message
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.operators.outcomes import record_failure, record_success
+from shoal.airflow.results import instances_of
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import JobSpec
 from tests.support.job_results import result_of
@@ -185,7 +186,7 @@ def test_credentials_in_a_failure_are_hidden(sent):
 def test_a_task_id_that_looks_like_an_instance_is_a_task_of_its_own():
     states = {"train": "success", "train_1": "success", "many_0": "success", "many_1": "failed"}
     ids = ["train", "train_1", "many"]
-    assert [_instances(task_id, states, ids) for task_id in ids] == [[-1], [-1], [0, 1]]
+    assert [instances_of(task_id, states, ids) for task_id in ids] == [[-1], [-1], [0, 1]]
 
 
 def test_a_task_that_fails_after_its_training_says_both(sent):
@@ -216,9 +217,9 @@ def test_one_message_per_run_with_a_line_per_model(sent):
     ]
     assert [line for line in sent[0][1].splitlines() if not line.startswith(" ")] == [
         "promoted  delays: rmse 17.5, champion 18: decided",
-        "failed    task many[1]: the task ended as failed: see its log",
-        "skipped   task many[10]: the task ended as skipped: see its log",
-        "failed    task train: the task ended as upstream_failed: see its log",
+        "failed    task many[1]: ended as failed: see its log",
+        "skipped   task many[10]: ended as skipped: see its log",
+        "failed    task train: ended as upstream_failed: see its log",
         "run a_run a_run",
     ]
 

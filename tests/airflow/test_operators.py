@@ -29,6 +29,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import jobs
 from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
+from shoal.airflow.context import pool_for_run
 from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
@@ -44,9 +45,11 @@ from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
+from shoal.pool.journal import commands
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.process import ProcessId
-from shoal.state.schema import JobState
+from shoal.state.schema import JobState, Pool, PoolState
 from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
@@ -648,6 +651,17 @@ def test_what_a_decorated_task_cannot_be_is_refused(given, says):
         distributed_task(pool_name=POOL, **given)(lambda: None)()
     with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=r"of @task\.ray_launch must be a dict"):
         ray_launch_task(pool_name=POOL, spec="{{ params.spec }}")(lambda: None)()
+
+
+def test_a_training_without_its_pool_names_the_task_that_starts_it(fresh_home, spec, context):
+    with DAG("a_dag", schedule=None), pool_for_run(size=1, pool_name="local://gone") as pool:
+        operator = DistributedTrainOperator(task_id="train", pool_name="local://gone", spec=spec)
+    with Store().transaction() as session:
+        commands.begin_life(session, PoolSpec(name="gone"), owner=None, now=0.0)
+        session.get_one(Pool, "gone").state = PoolState.DOWN
+    said = f'pool "gone" is down: .* the task {pool.setup.task_id} starts the pool: .*`shoal train-again a_dag a_run`'
+    with pytest.raises(PoolDownError, match=said):
+        operator.execute(context)
 
 
 def test_a_spec_that_a_template_makes_wrong_is_refused_by_name(on_fake_head, spec, context):

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import runpy
 
-import pytest
-
-from shoal.airflow.samples import SAMPLES, write_samples
-from shoal.errors import InvalidArgumentError
-
-
-def test_the_files_are_dags_and_are_written_once(tmp_path):
-    folder = tmp_path / "airflow" / "dags"
-    assert [path.name for path in write_samples(folder)] == list(SAMPLES)
-    assert write_samples(folder) == []
-    for name in SAMPLES:
-        runpy.run_path(str(folder / name))
+from shoal.airflow.samples import samples
+from shoal.sample_files import write_samples
+from tests.support import ROOT
 
 
-def test_no_file_of_the_users_is_overwritten(tmp_path):
-    (tmp_path / SAMPLES[1]).write_text("mine")
-    with pytest.raises(InvalidArgumentError, match=f"{SAMPLES[1]} would be overwritten"):
-        write_samples(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [SAMPLES[1]]
-    with pytest.raises(InvalidArgumentError, match="cannot be used as a folder of DAGs"):
-        write_samples(tmp_path / SAMPLES[1] / "dags")
+def test_the_files_are_all_dags_of_the_repository(tmp_path):
+    texts = samples(tmp_path)
+    assert texts == {path.name: path.read_text() for path in (ROOT / "dags").glob("*.py")}
+    for path in write_samples(tmp_path, texts):
+        runpy.run_path(str(path))

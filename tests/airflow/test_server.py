@@ -6,6 +6,9 @@ One of them in `make test`, the others in `make soak`.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import mlflow
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -230,13 +234,14 @@ def test_functions_of_the_dags_file_run_on_every_rank(airflow: LocalAirflow):
 
 
 @pytest.mark.long
-def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow: LocalAirflow, tmp_path: Path):
+def test_one_of_five_mapped_trainings_fails_alone_and_is_trained_again_alone(airflow: LocalAirflow, tmp_path: Path):
     data = tmp_path / "data.parquet"
     pq.write_table(pa.table({"x": [float(number) for number in range(100)], "y": [0.0, 1.0] * 50}), data)
-    fields = {"dataset": {"paths": [str(data)]}, "input_cols": ["x"], "label_col": "y", "tracking": None}
+    late = tmp_path / "late.parquet"
+    fields = {"input_cols": ["x"], "label_col": "y", "tracking": None}
     specs = [
-        {**fields, "n_estimators": 2, "scaling_config": {"num_workers": 1}, "params": params}
-        for params in ({}, {}, {"objective": "reg:nonsense"}, {}, {})
+        {**fields, "dataset": {"paths": [str(path)]}, "n_estimators": 2, "scaling_config": {"num_workers": 1}}
+        for path in (data, data, late, data, data)
     ]
 
     run = airflow.trigger(MAPPED, {"specs": specs})
@@ -257,6 +262,22 @@ def test_four_of_five_mapped_trainings_succeed_and_the_fifth_fails_alone(airflow
     mine = jobs_of(MAPPED, f"{run}#many_lease_pool")
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
     assert len({job.job_id for job in mine}) == 5
+    wait_until(is_given_back, "the pool as it was")
+
+    shutil.copy(data, late)
+    (bad,) = (job for job in mine if job.state.value == "failed")
+    user = {"username": "admin", "password": airflow.password}
+    token = httpx.post(f"{airflow.url}/auth/token", json=user, timeout=60).json()["access_token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    plan = httpx.get(f"{airflow.url}/shoal/api/train-again/{bad.job_id}/1", headers=headers, timeout=60).json()
+    command = [sys.executable, "-m", "shoal", "train-again", MAPPED, run]
+    said = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, check=True).stdout
+    assert said == "cleared many_clean_up_pool, many_lease_pool, rows, train[2]\n"
+    assert plan["body"]["task_ids"] == ["many_clean_up_pool", "many_lease_pool", "rows", ["train", 2]]
+    airflow_until(lambda: airflow.run_state(MAPPED, run) != "success", "the run's new start")
+    assert ended(airflow, MAPPED, run) == "success"
+    assert airflow.returned(MAPPED, run, "rows") == [100] * 5
+    assert len(jobs_of(MAPPED, f"{run}#many_lease_pool")) == 6
     wait_until(is_given_back, "the pool as it was")
 
 

@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 import pendulum
 import pytest
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.execution_time import task_runner
 
 from shoal.airflow.decorators import distributed_task
 from shoal.airflow.function_context import context_values
+from shoal.airflow.links import show_links
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import spec_of
@@ -122,3 +124,25 @@ def test_an_object_of_the_task_is_refused_as_a_parameter(name):
     with pytest.raises(InvalidArgumentError, match=f"task train: train runs on the pool, where {name} of Airflow's"):
         of(lambda train: train(0.1))
     of(lambda train: train(0.1, **{name: "mine"}))
+
+
+def test_an_instance_of_a_mapped_task_is_named_by_what_its_job_is_about(monkeypatch):
+    register = {"model": "delays-{{ ds_nodash }}", "metric": "rmse", "holdout": {"paths": ["/h"]}}
+    specs = [{**SPEC, "register": register}, "{{ no spec }}"]
+    with DAG("a_dag", schedule=None, render_template_as_native_obj=True) as dag:
+        mapped = DistributedTrainOperator.partial(task_id="t", pool_name="p").expand(spec=specs)
+    for index, expected in enumerate(["0 delays-20260101", "t"]):
+        task = mapped.unmap({"spec": specs[index]})
+        if index == 0:
+            task.render_template_fields(CONTEXT)
+        context = {**CONTEXT, "task": task, "ti": type("Ti", (), {"map_index": index})()}
+        monkeypatch.setattr("shoal.airflow.operators.jobs.get_current_context", lambda context=context: context)
+        assert dag.get_template_env().from_string(task.map_index_template).render(context) == expected
+
+
+def test_the_link_to_the_job_is_there_while_the_task_runs(monkeypatch):
+    sent = []
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", type("Comms", (), {"send": sent.append})(), raising=False)
+    ti = type("Ti", (), {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": 2})()
+    show_links({"Job": "/shoal/jobs/x"}, ti)
+    assert [(one.key, one.value, one.map_index) for one in sent] == [("_link_JobPageLink", "/shoal/jobs/x", 2)]

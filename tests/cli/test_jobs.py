@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -47,6 +48,16 @@ def test_jobs_are_listed(shoal, some_jobs):
         "waiting": None,
     }
     assert len(document(shoal("jobs", "list", "--limit", "1", "--json").stdout)["jobs"]) == 1
+
+
+def test_a_job_is_listed_and_shown_with_its_model_and_task(shoal, some_jobs):
+    run = {"holder": "airflow:prod:retrain/a_run", "task_key": "group.train/3", "label": "flights (2013-01)"}
+    with Store().transaction() as session:
+        session.execute(update(Job).where(Job.id == "good").values(**run))
+    assert "flights (2013-01) by retrain.group.train[3]" in shoal("jobs", "list").stdout
+    text = shoal("jobs", "show", "good").stdout
+    assert re.search(r"for +flights \(2013-01\) *\ntask +retrain.group.train\[3\] *\n", text)
+    assert document(shoal("jobs", "show", "good", "--json").stdout)["label"] == "flights (2013-01)"
 
 
 def test_jobs_that_wait_are_shown_with_their_place(shoal, some_jobs, a_pool):

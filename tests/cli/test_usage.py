@@ -42,13 +42,25 @@ def test_every_command_takes_json(shoal, command):
     assert "--json" in shoal(command, "--help").stdout
 
 
-def test_init_writes_the_samples_of_an_engine(shoal, tmp_path):
-    result = shoal("init", "airflow", str(tmp_path), "--json")
-    assert document(result.stdout) == {"written": [str(path) for path in sorted(tmp_path.iterdir())]}
-    assert shoal("init", "airflow", str(tmp_path)).stdout == f"{tmp_path} already has these files\n"
+@pytest.mark.parametrize("engine", ["airflow", "prefect"])
+def test_init_writes_the_samples_of_an_engine_and_overwrites_nothing(shoal, tmp_path, engine):
+    folder = tmp_path / "new" / "folder"
+    result = shoal("init", engine, str(folder), "--json")
+    written = sorted(folder.iterdir())
+    assert document(result.stdout) == {"written": [str(path) for path in written]}
+    assert shoal("init", engine, str(folder)).stdout == f"{folder} already has these files\n"
+    written[1].write_text("mine")
+    written[0].unlink()
+    result = shoal("init", engine, str(folder))
+    assert f"{written[1]} would be overwritten" in result.stderr
+    assert not written[0].exists()
+    assert "cannot be used as a folder" in shoal("init", engine, str(written[1] / "flows")).stderr
+
+
+def test_init_knows_its_engines(shoal, tmp_path):
     result = shoal("init", "luigi", str(tmp_path))
     assert result.exit_code == 2
-    assert 'there are no samples for "luigi": use airflow' in result.stderr
+    assert 'there are no samples for "luigi": use airflow or prefect' in result.stderr
 
 
 def test_version(shoal):

@@ -26,7 +26,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState
 from shoal.ui.access import TokenAccess, Viewer
-from shoal.ui.app import create_app, router, static_files
+from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 from shoal.ui.run_links import RunLinks
@@ -69,7 +69,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def test_every_route_asks_for_access(stranger):
-    fill = {"subject": "j", "name": "page.css"}
+    fill = {"subject": "j", "name": "page.css", "job_id": "j", "attempt": 1}
     for route in router.routes:
         assert isinstance(route, APIRoute)
         path = route.path.format(**fill)
@@ -124,6 +124,24 @@ def test_the_scripts_come_from_the_packages(client):
     for name, path in static_files().items():
         assert client.get(f"/static/{name}").content == path.read_bytes()
     assert client.get("/static/..%2Fapp.py").status_code == 404
+
+
+@pytest.mark.parametrize("of_an_engine", [True, False])
+def test_a_failed_job_of_an_engine_can_be_trained_again(store, of_an_engine):
+    ui_systems.broken(store)
+    ask = (lambda holder: EngineRequest("/api/x", {"of": holder}, "Sure?")) if of_an_engine else None
+    app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"), train_again=ask)
+    with store.transaction() as session:
+        job = session.query(Job).filter_by(state=JobState.FAILED).first()
+        path, job.holder = f"{job.id}/{job.attempt}", "airflow:prod:dag/run"
+        page = f"/jobs/{job.id}"
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        text = client.get(f"{page}?token={TOKEN}").text
+        assert (f'data-train-again="../api/train-again/{path}"' in text) is of_an_engine
+        answer = client.get(f"/api/train-again/{path}")
+    app.state.reader.close()
+    expected = {"path": "/api/x", "body": {"of": "airflow:prod:dag/run"}, "question": "Sure?"}
+    assert answer.json() == (expected if of_an_engine else {"error": "this page is not part of a workflow engine"})
 
 
 # --- contents
@@ -214,12 +232,15 @@ def test_the_pages_work_below_a_prefix(store):
 
 
 class AnyoneMayLook:
-    """A rule by which everybody may look, and nobody may act."""
+    """A rule by which everybody may look and end what belongs to the DAG "mine", and do nothing else."""
+
+    def may_end(self, holder: str) -> bool:
+        return ":mine/" in holder
 
     def viewer(self, request: Request) -> Viewer:
         if request.headers.get("x-user") == "nobody":
             raise HTTPException(403, "not you")
-        return Viewer("viewer", may_act=False, csrf_token="secret")
+        return Viewer("viewer", False, "secret", may_end_some=True, may_end=self.may_end)
 
 
 def test_a_lease_is_released_and_the_record_names_the_user(client, store):
@@ -251,13 +272,20 @@ def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monke
     with store.transaction() as session:
         session.add_all(ui_systems.lease("retrain", holder, 1) for holder in holders)
         session.add(ui_systems.job("theirs", "retrain", JobState.RUNNING, 60, holder=holders[0]))
+        task = {"task_key": "group.train/3", "label": "flights (2013)"}
+        session.add(ui_systems.job("mapped", "retrain", JobState.RUNNING, 60, holder=holders[0], **task))
 
     for page, expected in (
         ("/pools/retrain", {"theirs.example/dags/retrain/runs/a%3Ab%2B1", "ours.example/dags/retrain/runs/old"}),
         ("/jobs/theirs", {"theirs.example/dags/retrain/runs/a%3Ab%2B1"}),
+        ("/jobs/mapped", {"theirs.example/dags/retrain/runs/a%3Ab%2B1/tasks/group.train/mapped/3"}),
     ):
         links = set(re.findall(r'href="https://([^"]+/dags/retrain/[^"]+)"', client.get(page).text))
         assert links == expected
+    for asked in ("2013)", "retrain.group.train[3]"):
+        shown = client.get("/jobs", params={"id": asked}).text
+        assert "flights (2013) by retrain.group.train[3]" in shown
+        assert 'href="./jobs/theirs' not in shown
 
 
 def test_a_waiting_job_is_cancelled(client, store):
@@ -310,15 +338,30 @@ def test_requests_of_other_sites_are_refused(client, store, headers):
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
 
 
-def test_a_viewer_sees_no_buttons_and_cannot_act(store):
+def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_no_pool(store):
     ui_systems.busy(store)
     client = TestClient(create_app(access=AnyoneMayLook()), base_url="http://127.0.0.1:8000")
+    with store.transaction() as session:
+        session.add(ui_systems.lease("retrain", "airflow:prod:mine/run", 1))
+        session.add(ui_systems.job("mine", "retrain", JobState.PENDING, 60, holder="airflow:prod:mine/run"))
+    leases = {each.holder: each.id for each in ComputePool("retrain", store=store).describe().leases}
+    mine = leases.pop("airflow:prod:mine/run")
+    theirs = next(iter(leases.values()))
 
-    assert "data-action" not in client.get("/pools/retrain").text
-    answer = act(client, "cancel", {"job_id": "flights-emea", "attempt": 1})
-
-    assert (answer.status_code, "may not change" in answer.json()["error"]) == (403, True)
+    assert set(re.findall(r'data-action="(\w+)"', client.get("/pools/retrain").text)) == {"release"}
+    for name, arguments, status in (
+        ("alter", {"pool": "retrain", "min_nodes": 1, "max_nodes": 9}, 403),
+        ("sweep", {}, 403),
+        ("cancel", {"job_id": "flights-emea", "attempt": 1}, 403),
+        ("release", {"pool": "retrain", "lease_id": theirs}, 403),
+        ("cancel", {"job_id": "mine", "attempt": 1}, 200),
+        ("release", {"pool": "retrain", "lease_id": mine}, 200),
+    ):
+        answer = act(client, name, arguments)
+        assert answer.status_code == status, (name, answer.text)
+        assert status == 200 or "you may not" in answer.json()["error"]
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
+    assert attempts.load(store, Key("mine", 1)).state is JobState.CANCELLED
     assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
 
 

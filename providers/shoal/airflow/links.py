@@ -1,12 +1,14 @@
 """Links of a training task in Airflow's UI: the job's page, its MLflow run, the registered model, and the dashboard of
 the Ray cluster.
 
-Airflow shows the link to the job's page when the task has ended, and the other links when the job has succeeded. A
+Airflow shows the link to the job's page while the task runs, and the other links when the job has succeeded. A
 service without an address that a browser can open, such as MLflow with an SQLite file, gets no link.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -71,6 +73,22 @@ def page_links(job_id: str) -> dict[str, str]:
     if (given := job_page(job_id)) is not None:
         return {JobPageLink.name: given}
     return {JobPageLink.name: f"{page_path()}jobs/{quote(job_id, safe='')}"} if has_extra() else {}
+
+
+def show_links(links: Mapping[str, str], ti: Any) -> None:
+    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended.
+
+    :param links: Addresses of the links by name.
+    :param ti: The task instance.
+    """
+    # Airflow's UI reads the links from the database, past an XCom backend that the user has configured.
+    with suppress(Exception):  # the links appear when the task has ended
+        from airflow.sdk.bases.xcom import BaseXCom
+
+        of = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": ti.map_index}
+        for link in LINKS:
+            if address := links.get(link.name):
+                BaseXCom._set_xcom_in_db(link.xcom_key, address, **of)
 
 
 def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:

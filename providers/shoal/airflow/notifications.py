@@ -6,13 +6,14 @@ The notifier's templates can use ``{{ shoal.subject }}``, ``{{ shoal.text }}`` a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from shoal.airflow.checks import is_a
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.operators.outcomes import LINE
+from shoal.airflow.results import instances_of, why_no_result
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -95,34 +96,26 @@ def _about_run(context: Context) -> Message:
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield a `ModelLine` for each training task of a DAG run, in the order in which the DAG file creates the tasks."""
-    ti, tasks = context.get("ti"), context["dag"].tasks
+    from shoal.jobs.many.summary import one_line
+
+    ti, dag = context.get("ti"), context["dag"]
     # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.
     if ti is None:
         return
     run_id = context["run_id"]
-    task_ids = [task.task_id for task in tasks]
+    task_ids = [task.task_id for task in dag.tasks]
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=task_ids).get(run_id, {})
-    for task in tasks:
+    for task in dag.tasks:
         task_id = task.task_id
-        for index in _instances(task_id, states, task_ids):
+        for index in instances_of(task_id, states, task_ids):
             stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
             if stored is not None:
                 yield _parsed(stored)
             elif is_a(task, DistributedTrainOperator):
                 state = states[task_id if index < 0 else f"{task_id}_{index}"]
-                yield _unknown(task_id, index, f"the task ended as {state}: see its log", skipped=state == "skipped")
-
-
-def _instances(task_id: str, states: Mapping[str, Any], task_ids: Collection[str]) -> list[int]:
-    """Return the map indexes of a task's instances in order; ``[-1]`` if the task is not mapped or not expanded.
-
-    Airflow names the instances of a mapped task ``<task id>_<map index>``. A name that is the id of another task of the
-    DAG, such as "train_1" beside "train", is not an instance.
-    """
-    names = [name for name in states if name not in task_ids]
-    mapped = [name.rpartition("_")[2] for name in names if name.rpartition("_")[0] == task_id]
-    indexes = sorted(int(index) for index in mapped if index.isdigit())
-    return indexes or ([-1] if task_id in states else [])
+                yield _unknown(
+                    task_id, index, one_line(why_no_result(ti, dag, task_id, index, state)), skipped=state == "skipped"
+                )
 
 
 def _parsed(stored: Mapping[str, Any]) -> ModelLine:
@@ -135,5 +128,6 @@ def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False)
     """Build the `ModelLine` of a training task that has stored no `ModelLine` as an XCom."""
     from shoal.jobs import ModelLine
 
-    name = task_id if map_index < 0 else f"{task_id}[{map_index}]"
-    return ModelLine(model=f"task {name}", outcome="skipped" if skipped else "failed", sentence=cause)
+    name = f"task {task_id}" if map_index < 0 else f"task {task_id}[{map_index}]"
+    outcome: Literal["skipped", "failed"] = "skipped" if skipped else "failed"
+    return ModelLine(model=name, outcome=outcome, sentence=cause.removeprefix(f"{name} "))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from shoal.airflow.results import store_cause
 from shoal.errors import ShoalError
 
 try:
@@ -26,14 +27,16 @@ def no_retry_of_permanent_errors() -> Iterator[None]:
     """Fail the task without a retry if the ``with`` block or the decorated method raises a permanent error.
 
     Permanent errors are a wrong argument, wrong data, and a request for more than the pool has. All other errors are
-    raised unchanged, such as a lost worker, a pool that is down, or resources that did not become free in time.
+    raised unchanged, such as a lost worker, a pool that is down, or resources that did not become free in time. Any
+    error of shoal is stored as an XCom, for messages and for `training_results`.
 
     :raises AirflowFailException: The error is permanent. The original error is the cause.
     """
     try:
         yield
-    except ShoalError as error:
-        if error.permanent:
+    except (ShoalError, AirflowFailException) as error:
+        store_cause(str(error))
+        if isinstance(error, ShoalError) and error.permanent:
             raise AirflowFailException(str(error)) from error
         raise
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
+from shoal.pool.backends.local import bytecode
 from shoal.pool.backends.versions import untested_ray
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def all_checks() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     yield _ray()
     yield from (_package(*package) for package in _PACKAGES)
+    yield _bytecode()
     yield _proc()
     yield _loopback()
     yield _open_files()
@@ -96,6 +98,17 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _bytecode() -> Finding:
+    without = bytecode.sources_without_bytecode()
+    if not without:
+        return Finding("bytecode", "ok", "the packages are compiled")
+    folder = without[0].parents[1]
+    found = f"the packages in {folder} are not compiled, so the first node starts slowly"
+    if not bytecode.can_be_written(without[0]):
+        found = f"the packages in {folder} are not compiled, and nodes may not write there"
+    return Finding("bytecode", "note", found, f"python -m compileall -q {folder}")
 
 
 def _proc() -> Finding:

@@ -83,6 +83,7 @@ def list_(
         (
             job.job_id,
             job.attempt,
+            _about(job),
             job.pool,
             _state(job),
             job.progress and job.progress.brief,
@@ -92,8 +93,13 @@ def list_(
         )
         for job in found
     ]
-    columns = ("JOB", "ATTEMPT", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
+    columns = ("JOB", "ATTEMPT", "FOR", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
     show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
+
+
+def _about(job: JobStatus) -> str | None:
+    """Return what a job is about, and the task that has submitted it."""
+    return " by ".join(filter(None, (job.label, job.task))) or None
 
 
 @app.command("show")
@@ -107,6 +113,8 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
         fields(
             [
                 ("job", status.job_id),
+                ("for", status.label),
+                ("task", status.task),
                 ("attempt", status.attempt),
                 ("state", _state(status)),
                 ("priority", status.priority or None),

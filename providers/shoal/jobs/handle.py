@@ -314,7 +314,8 @@ class JobHandle:
 
     def _outcome(self) -> JobResult:
         job = attempts.load(self._store, self._key)
-        what = f'job "{self.job_id}" (attempt {self.attempt})'
+        about = f" for {job.label}" if job.label else ""
+        what = f'job "{self.job_id}"{about} (attempt {self.attempt})'
         if job.state is JobState.CANCELLED:
             raise JobCancelledError(f"{what} was cancelled: {job.error}", permanent=bool(job.error_is_permanent))
         if job.state is JobState.FAILED:

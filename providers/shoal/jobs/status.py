@@ -21,6 +21,9 @@ class JobStatus(AttemptFields):
         attempt: Number of the attempt, from 1.
         pool: Name of the pool that the attempt runs on.
         holder: Name of the run that submitted the job.
+        task_key: Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; None
+            if no task has submitted it.
+        label: What the job is about: the name of its model or function, and of its MLflow run.
         state: State of the attempt, see `shoal.state.schema.JobState`.
         error: Reason why the attempt failed or was cancelled; None for any other attempt.
         result: Result of the attempt once it has succeeded.

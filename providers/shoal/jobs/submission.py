@@ -190,6 +190,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         spec.run_config.priority,
         Gang.of(spec).to_json(),
         call.task,
+        label=spec.label,
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -168,6 +169,28 @@ def _workers(fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> AnyJ
     types: dict[str, Any] = {name: kind.model_fields[name].annotation for name in given}
     parsed = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
     return kind.model_construct(**{"dataset": DatasetSpec.model_construct(), **parsed})
+
+
+def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str:
+    """Return what a job is about (see `AnySpec.label`), before its function is stored.
+
+    Args:
+        given: A spec, or the fields of a spec.
+        others: The other arguments of `spec_of`.
+
+    Raises:
+        InvalidArgumentError: Fields are wrong.
+    """
+    if isinstance(given, AnySpec):
+        return given.label
+    fields = _fields(given, **others)
+    train_func = others.get("train_func")
+    if train_func is not None and not is_name(train_func):
+        from shoal.training.pytorch.program import name_of
+
+        is_script = isinstance(train_func, str | os.PathLike)
+        fields = {"name": os.path.basename(train_func) if is_script else name_of(train_func), **fields}
+    return parse_spec(_with_collections(kind_of(fields), fields)).label
 
 
 def _fields(

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from shoal.errors import StoreError
 from shoal.pool.backends import versions
-from shoal.pool.backends.local import gpus, node_start, processes
+from shoal.pool.backends.local import bytecode, gpus, node_start, processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.node_start import Load, Member, load_node
 from shoal.pool.journal.steps import JournalStep, transaction
@@ -171,7 +171,8 @@ class Supervisor:
         # their difference is always the time that the start may take.
         may_take = node.start_deadline - node.created_at
         if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
-            raise _Ended("the node was not ready at its start deadline")
+            advice = f": {bytecode.ADVICE}" if bytecode.sources_without_bytecode() else ""
+            raise _Ended(f"the node was not ready at its start deadline{advice}")
         return node
 
     def _report(self, **fields: object) -> None:

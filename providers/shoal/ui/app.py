@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -28,10 +29,13 @@ from shoal.errors import (
     StoreError,
 )
 from shoal.history import acting_as
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
+from shoal.pool.status import LeaseStatus
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.ui.access import Access, Viewer, require_action
+from shoal.ui.access import Access, Viewer, require_action, require_permission
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 
@@ -71,8 +75,36 @@ CurrentViewer = Annotated[Viewer, Depends(current_viewer)]
 router = APIRouter()
 
 
-def create_app(*, access: Access, store: str | None = None, root_path: str = "") -> FastAPI:
+@dataclass(frozen=True)
+class EngineRequest:
+    """Request that the user's browser sends to the workflow engine, which then checks the user's permissions.
+
+    Attributes:
+        path: Path on the server of the page.
+        body: Body of the POST request, as JSON.
+        question: Sentence that asks the user for a confirmation.
+    """
+
+    path: str
+    body: Mapping[str, Any]
+    question: str
+
+
+def create_app(
+    *,
+    access: Access,
+    store: str | None = None,
+    root_path: str = "",
+    train_again: Callable[[str], EngineRequest] | None = None,
+) -> FastAPI:
     """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
+
+    Args:
+        access: Decides who may see and change what.
+        store: URL of the store.
+        root_path: Path below which the application is mounted.
+        train_again: Returns, for the holder of a failed job, the request with which the engine trains again what failed
+            in the holder's run. None: the page is not part of an engine.
 
     Raises:
         StoreError: The store cannot be opened.
@@ -87,7 +119,8 @@ def create_app(*, access: Access, store: str | None = None, root_path: str = "")
     )
     app.state.access = access
     app.state.reader = StoreReader(Store(store))
-    app.state.pages = Pages(app.state.reader, version=_static_version())
+    app.state.train_again = train_again
+    app.state.pages = Pages(app.state.reader, version=_static_version(), may_train_again=train_again is not None)
     app.include_router(router)
     app.add_middleware(_SecureHeaders)
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
@@ -178,11 +211,23 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     if name not in _ACTIONS:
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
     reader: StoreReader = request.app.state.reader
+    check_arguments(name, arguments)
+    require_permission(viewer, holder_of(reader.store, name, arguments))
     try:
-        done = perform(reader.store, viewer.name, name, arguments)
+        done = _ACTIONS[name](reader.store, viewer.name, **arguments)
     finally:
         reader.read_again()
     return {"done": done}
+
+
+@router.get("/api/train-again/{job_id}/{attempt}")
+def train_again(request: Request, job_id: str, attempt: int) -> EngineRequest:
+    """Return the request with which the engine trains again what failed in the run of a job."""
+    if request.app.state.train_again is None:
+        raise HTTPException(404, "this page is not part of a workflow engine")
+    reader: StoreReader = request.app.state.reader
+    found: EngineRequest = request.app.state.train_again(attempts.load(reader.store, Key(job_id, attempt)).holder)
+    return found
 
 
 def static_files() -> dict[str, Path]:
@@ -240,12 +285,7 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
     Raises:
         InvalidArgumentError: The lease was already released, or has expired.
     """
-    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
-    if lease_id not in held:
-        raise InvalidArgumentError(
-            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
-        )
-    holder = held[lease_id].holder
+    holder = _held(store, pool=pool, lease_id=lease_id).holder
     with acting_as(actor):
         released = ComputePool(pool, holder=holder, store=store).release()
     return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
@@ -274,12 +314,39 @@ def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 
-def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
-    """Carry out the action that a request of the web page names.
+def holder_of(store: Store, name: str, arguments: dict[str, Any]) -> str | None:
+    """Return the holder of the job or lease that an action ends; None for an action about a pool.
+
+    Raises:
+        ShoalError: There is no such job, pool or lease.
+    """
+    match name:
+        case "cancel":
+            return attempts.load(store, Key(arguments["job_id"], arguments["attempt"])).holder
+        case "release":
+            return _held(store, **arguments).holder
+    return None
+
+
+def _held(store: Store, *, pool: str, lease_id: str) -> LeaseStatus:
+    """Return a lease of a pool.
+
+    Raises:
+        InvalidArgumentError: The lease was already released, or has expired.
+    """
+    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
+    if lease_id not in held:
+        raise InvalidArgumentError(
+            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
+        )
+    return held[lease_id]
+
+
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Check the arguments of an action.
 
     Raises:
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
-        ShoalError: The action failed.
     """
     action = _ACTIONS[name]
     parameters = signature(action, eval_str=True).parameters.values()
@@ -288,7 +355,6 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
         raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
-    return action(store, actor, **arguments)
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}

@@ -88,7 +88,7 @@ def job_view(
     log, problem = _log(store, line, logs)
     trained = _training_report(status.result, location)
     found = [
-        RunLinks(store).link(line.holder),
+        RunLinks(store).link(line.holder, line.task_key),
         mlflow_run_link(tracking_uri, line.mlflow_run_id),
         model_link(tracking_uri, facts["model"], status.result.model_version if status.result else None)
         if "model" in facts

@@ -50,6 +50,7 @@ class Pages:
     Args:
         reader: Reader of the store.
         version: Version of the static files, for their URLs.
+        may_train_again: Whether the engine of the page can train again what failed in a run.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds of a clock that never jumps.
     """
@@ -59,6 +60,7 @@ class Pages:
         reader: StoreReader,
         *,
         version: str,
+        may_train_again: bool = False,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,6 +82,7 @@ class Pages:
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
+        self._environment.globals.update(may_train_again=may_train_again)
         self._environment.globals.update(version=version, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of)
         self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,7 +95,7 @@ class Pages:
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
-        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, root)
+        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some, root)
         try:
             main = self._main(key)
         except (JobNotFoundError, PoolNotFoundError):
@@ -116,10 +119,10 @@ class Pages:
         with self._lock:
             kept = self._kept.get((key, version))
             if kept is None:
-                page, subject, query, may_act, root = key
+                page, subject, query, may_act, may_end, root = key
                 context = self._context(page, subject, dict(query), overview)
                 kept = self._environment.get_template(f"{page}.html").render(
-                    **context, root=root, may_act=may_act, problem=overview.problem, now=self._clock()
+                    **context, root=root, may_act=may_act, may_end=may_end, problem=overview.problem, now=self._clock()
                 )
                 self._kept[key, version] = kept
                 while len(self._kept) > _KEPT_PAGES:
@@ -170,7 +173,7 @@ class Pages:
                 (not chosen["state"] or state_of(job) == chosen["state"])
                 and (not chosen["pool"] or job.pool == chosen["pool"])
                 and chosen["holder"].lower() in job.holder.lower()
-                and chosen["id"].lower() in job.job_id.lower()
+                and chosen["id"].lower() in f"{job.job_id} {job.label} {job.task}".lower()
                 and (chosen["age"] not in AGES or now - job.created_at < AGES[chosen["age"]])
             )
 

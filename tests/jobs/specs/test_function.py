@@ -19,13 +19,32 @@ FUNCTION = "shoal.training.pytorch.context:get_context"
 REGISTER = {"model": "net", "metric": "rmse", "holdout": {"paths": ["/x"]}, "label_col": "y"}
 
 
+BOOSTING = {"dataset": {"paths": ["/x"]}, "input_cols": ["a"], "label_col": "y"}
+
+
 def test_a_spec_is_told_by_its_framework() -> None:
     assert isinstance(parse_spec({"framework": "pytorch", "train_func": FUNCTION}), FunctionJobSpec)
-    boosting = {"dataset": {"paths": ["/x"]}, "input_cols": ["a"], "label_col": "y"}
-    assert isinstance(parse_spec(boosting), JobSpec)
-    assert isinstance(parse_spec({**boosting, "framework": "lightgbm"}), JobSpec)
+    assert isinstance(parse_spec(BOOSTING), JobSpec)
+    assert isinstance(parse_spec({**BOOSTING, "framework": "lightgbm"}), JobSpec)
     with pytest.raises(InvalidArgumentError, match="framework"):
-        parse_spec({**boosting, "framework": "keras"})
+        parse_spec({**BOOSTING, "framework": "keras"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        (BOOSTING, "xgboost: y"),
+        ({**BOOSTING, "tracking": {"run_name": "2013-01"}}, "xgboost: y (2013-01)"),
+        ({**BOOSTING, "register": {"model": "flights", "metric": "rmse", "holdout": {"paths": ["/h"]}}}, "flights"),
+        ({"framework": "pytorch", "train_func": "pkg.module:train"}, "pkg.module:train"),
+        (
+            {"framework": "predict", "model": "models:/m/1", "dataset": {"paths": ["/x"]}, "output_path": "/out"},
+            "predictions of models:/m/1",
+        ),
+    ],
+)
+def test_what_a_job_is_about(fields: dict[str, object], label: str) -> None:
+    assert parse_spec(fields).label == label
 
 
 def test_it_survives_its_row(tmp_path: Path) -> None:

@@ -8,23 +8,23 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import task_key
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.database_urls import database_url
-from shoal.airflow.links import LINKS, links_of, page_links
+from shoal.airflow.links import LINKS, links_of, page_links, show_links
 from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.errors import ShoalError
+from shoal.errors import PoolDownError, PoolElsewhereError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
@@ -60,6 +60,32 @@ class JobOperator(WaitingOperator):
         self._deadline: float | None = None
         self._is_resumed = False
         self._done: tuple[AnyJobSpec, JobResult] | None = None
+
+    @classmethod
+    def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
+        """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
+        default, Airflow shows each instance with what its job is about (see `instance_label`).
+
+        :param task_id: Id of the task.
+        :param kwargs: Arguments that the instances have in common.
+        """
+        return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
+
+    @property
+    def instance_label(self) -> str:
+        """The map index and what the job is about, as far as this is known, such as ``3 delays-UA``. The property never
+        raises, because Airflow would fail the task."""
+        # Not only a number: in a DAG with render_template_as_native_obj, Airflow would evaluate it and fail.
+        label = self.task_id
+        with suppress(Exception):
+            label = self.job_label
+            return f"{get_current_context()['ti'].map_index} {label}"
+        return label
+
+    @property
+    def job_label(self) -> str:
+        """What the job is about, from the operator's rendered arguments."""
+        return self.task_id
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method
@@ -145,19 +171,36 @@ class JobOperator(WaitingOperator):
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
         task = self._task_try(context)
-        handle = submit(
-            spec,
-            holder=self.holder_in(context),
-            key=task.key,
-            task=task,
-            detached=not self.wait_for_completion,
-            connection_url=database_url,
-        )
+        with self._naming_the_setup(context):
+            handle = submit(
+                spec,
+                holder=self.holder_in(context),
+                key=task.key,
+                task=task,
+                detached=not self.wait_for_completion,
+                connection_url=database_url,
+            )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
+        show_links(self.links, context["ti"])
         return handle
+
+    @contextmanager
+    def _naming_the_setup(self, context: Context) -> Iterator[None]:
+        """Add to the error about a pool that is down which task starts the pool: if only this task is cleared, that
+        task does not run again."""
+        try:
+            yield
+        except PoolDownError as error:
+            if self.lease is None or isinstance(error, PoolElsewhereError):
+                raise
+            run = context["dag_run"]
+            raise PoolDownError(
+                f"{error}. In this run, the task {self.lease} starts the pool: clear it, too. `shoal train-again "
+                f"{run.dag_id} {run.run_id}` clears all that is needed to train again what failed"
+            ) from error
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.

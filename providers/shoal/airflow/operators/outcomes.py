@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from shoal.airflow.assets import add_promotion
-from shoal.airflow.results import CAUSE
+from shoal.airflow.results import store_cause
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -41,22 +41,21 @@ def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> Non
     _push_line(context, spec, result)
 
 
-def skip_without_training(context: Context, result: JobResult) -> None:
+def skip_without_training(result: JobResult) -> None:
     """End the task as skipped if its job has skipped the training because rows and settings have not changed.
 
     The cause is stored as an XCom, so that a later task can report the cause (see `training_results`).
 
-    :param context: Airflow's context of the training task.
     :param result: Result of the job.
     :raises AirflowSkipException: The job has skipped its training.
     """
     if result.skipped:
-        _push_cause(context, result.skipped)
+        store_cause(result.skipped)
         raise AirflowSkipException(result.skipped)
 
 
 def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None, error: Exception) -> None:
-    """Store two XComs about a failed training: a line for notifications, and the cause for later tasks.
+    """Store a line about a failed training as an XCom, for notifications.
 
     If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
@@ -65,7 +64,6 @@ def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None
     :param error: The cause of the failure.
     """
     _push_line(context, spec or {}, error)
-    _push_cause(context, str(error))
 
 
 def _push_line(context: Context, spec: AnyJobSpec | Mapping[str, Any], outcome: JobResult | Exception) -> None:
@@ -75,11 +73,3 @@ def _push_line(context: Context, spec: AnyJobSpec | Mapping[str, Any], outcome: 
         context["ti"].xcom_push(key=LINE, value=ModelLine.of(spec, outcome).to_dict())
     except Exception:
         log.warning("the outcome of the training could not be stored as an XCom for messages", exc_info=True)
-
-
-def _push_cause(context: Context, cause: str) -> None:
-    try:
-        context["ti"].xcom_push(key=CAUSE, value=cause)
-    # If the cause of a failure or a skip cannot be stored, the task must still end as failed or skipped.
-    except Exception:
-        log.warning("the cause of the failure or skip could not be stored as an XCom", exc_info=True)

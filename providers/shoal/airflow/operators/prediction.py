@@ -79,6 +79,11 @@ class BatchPredictOperator(JobOperator):
         elif is_known(spec):
             raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a PredictJobSpec")
 
+    @property
+    def job_label(self) -> str:
+        """The model that predicts."""
+        return self.model
+
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.
 

@@ -139,6 +139,14 @@ class DistributedTrainOperator(JobOperator):
             self.spec = _spec_in_file(self, cast("str", self.spec))
             self.check(self.task_id, vars(self))
 
+    @property
+    def job_label(self) -> str:
+        """The model that is registered, or the function, and the name of the MLflow run."""
+        from shoal.jobs.task_spec import label_of
+
+        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        return label_of(given, framework=self.framework, train_func=self.train_func)
+
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments.
 
@@ -170,10 +178,10 @@ class DistributedTrainOperator(JobOperator):
         :raises AirflowSkipException: The job has skipped its training.
         """
         record_success(context, spec, result)
-        skip_without_training(context, result)
+        skip_without_training(result)
 
     def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure of the job as XComs.
+        """Store the failure of the job as an XCom.
 
         :param context: Airflow's context of the task.
         :param error: The cause of the failure.

@@ -27,9 +27,10 @@ def _page() -> _App:
     if not has_extra():
         raise MissingExtraError("plotly", "ui")
     from shoal.airflow.plugin.access import AirflowAccess
+    from shoal.airflow.plugin.run_requests import train_again
     from shoal.ui.app import create_app
 
-    return create_app(access=AirflowAccess())
+    return create_app(access=AirflowAccess(), train_again=train_again)
 
 
 class LazyApp:

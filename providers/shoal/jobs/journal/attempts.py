@@ -54,6 +54,8 @@ class Order:
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
     task: EngineTask | None = None
     """The try of a workflow engine's task that submits the job."""
+    label: str | None = None
+    """What the job is about, for lists of jobs."""
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
 

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, ScalarSelect, String, cast, func, or_, sel
 
 from shoal.jobs.journal import job_queue
 from shoal.jobs.journal.attempts import Key
+from shoal.pool.holder import DagRunHolder
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import (
@@ -39,6 +40,8 @@ class AttemptFields:
     attempt: int
     pool: str
     holder: str
+    task_key: str | None
+    label: str | None
     state: JobState
     error: str | None
     mlflow_run_id: str | None
@@ -48,6 +51,16 @@ class AttemptFields:
     progress: Progress | None
     priority: int
     position: int | None
+
+    @property
+    def task(self) -> str | None:
+        """Name of Airflow's task instance that submitted the job, such as ``retrain.train[3]``; None for a job of
+        another submitter."""
+        run = DagRunHolder.of(self.holder)
+        if run is None or self.task_key is None:
+            return None
+        task_id, _, index = self.task_key.rpartition("/")
+        return f"{run.dag_id}.{task_id}" + ("" if index == "-1" else f"[{index}]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,11 @@ from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
+from shoal.redaction import redact
 from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+
+_LONGEST_LABEL = 300
 
 
 class AnySpec(Settings, ABC):
@@ -58,6 +61,18 @@ class AnySpec(Settings, ABC):
         """
         check_json(fields)
         super().check(fields, is_known)
+
+    @property
+    def label(self) -> str:
+        """Return what the job is about, for lists of jobs: its registered model or another subject, and the name of its
+        MLflow run."""
+        about = self.register_as.model if self.register_as else self._subject()
+        run = self.tracking and self.tracking.run_name
+        return redact(f"{about} ({run})" if run and run != about else about)[:_LONGEST_LABEL]
+
+    @abstractmethod
+    def _subject(self) -> str:
+        """Return what a job without a registered model is about."""
 
     @model_validator(mode="before")
     @classmethod

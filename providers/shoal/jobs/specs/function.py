@@ -113,6 +113,10 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
             )
         return self
 
+    def _subject(self) -> str:
+        """Return the name of the function or script."""
+        return self.train_func or self.name
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the training function gets."""
         yield from self.dataset_map.values()

@@ -101,6 +101,10 @@ class PredictJobSpec(AnySpec):
             )
         return self
 
+    def _subject(self) -> str:
+        """Return the model that predicts."""
+        return f"predictions of {self.model}"
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the dataset whose rows the job predicts."""
         yield self.dataset

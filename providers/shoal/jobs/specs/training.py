@@ -39,6 +39,10 @@ class JobSpec(TrainRequest, AnySpec):
         "and sets the path.",
     )
 
+    def _subject(self) -> str:
+        """Return the library and the column that the model predicts."""
+        return f"{self.framework}: {self.label_col}"
+
     @model_validator(mode="after")
     def _consistent_job(self) -> Self:
         if self.register_as is not None and self.register_as.ranks and self.group_col is None:

@@ -134,6 +134,25 @@ main.addEventListener("click", async (event) => {
   if (await confirmed(title, text, yes, no)) await act(action, JSON.parse(args || "{}"), button);
 });
 
+// The engine itself carries this out, with the permissions of the user who is logged in there.
+main.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-train-again]");
+  if (!button) return;
+  try {
+    const plan = await (await fetch(button.dataset.trainAgain)).json();
+    if (plan.error) return say(plan.error, true);
+    if (!(await confirmed("Train again what failed?", plan.question, "Train again"))) return;
+    const answer = await fetch(plan.path, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(plan.body),
+    });
+    if (answer.ok) return say("the tasks start again");
+    const why = (await answer.json()).detail;
+    say(typeof why === "string" ? why : JSON.stringify(why), true);
+  } catch {
+    say("the server did not answer: look at the run whether its tasks start again", true);
+  }
+});
+
 main.addEventListener("submit", async (event) => {
   const form = event.target.closest("form[data-action=alter]");
   if (!form) return;

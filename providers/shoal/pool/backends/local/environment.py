@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 
 from shoal import telemetry
+from shoal.pool.backends.local import bytecode
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.state.home import home
+from shoal.state.home import home, subfolder
 from shoal.state.temp_folder import temp_folder
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
     "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
 )  # fmt: skip
 """The only environment variables that a node inherits from the process that starts the node. So the secrets of an
-Airflow or Prefect task do not reach the pool."""
+Airflow or Prefect task do not reach the pool. PYTHONDONTWRITEBYTECODE is not inherited, because each start of a node
+would compile all packages that are not compiled yet."""
 
 
 def inherited_environment() -> dict[str, str]:
@@ -27,4 +29,6 @@ def inherited_environment() -> dict[str, str]:
         # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
         kept["TMPDIR"] = str(temp_folder())
+    if "PYTHONPYCACHEPREFIX" not in kept and not all(map(bytecode.can_be_written, bytecode.sources_without_bytecode())):
+        kept["PYTHONPYCACHEPREFIX"] = str(subfolder("bytecode"))
     return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,52 @@
+"""Read the sample files of a workflow engine, and write them to a user's folder without overwriting anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+
+_ROOT = Path(__file__).parents[2]
+
+
+def read_samples(package: Path, source: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of files by name.
+
+    Args:
+        package: Folder of the package that has the files if shoal was installed from a wheel.
+        source: Folder of the repository that has them otherwise.
+        names: Names of the files.
+    """
+    return {
+        name: (package / name if (package / name).exists() else _ROOT / source / name).read_text() for name in names
+    }
+
+
+def write_samples(folder: Path, samples: Mapping[str, str]) -> list[Path]:
+    """Write files to a folder, and return the paths of those that did not exist. A file that already has the same
+    content is left as it is.
+
+    Args:
+        folder: The folder, which is created if it does not exist.
+        samples: Texts by name.
+
+    Raises:
+        InvalidArgumentError: The folder cannot be written, or contains a different file of the same name. No file was
+            written.
+    """
+    texts = {folder / name: text for name, text in samples.items()}
+    try:
+        missing = {path: text for path, text in texts.items() if not path.exists()}
+        other = [str(path) for path in texts.keys() - missing.keys() if path.read_text() != texts[path]]
+        if other:
+            raise InvalidArgumentError(
+                f"{' and '.join(sorted(other))} would be overwritten: rename or remove the existing files, or give "
+                "another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in missing.items():
+            path.write_text(text)
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgumentError(f"{folder} cannot be used as a folder for the files: {error}") from None
+    return list(missing)
