@@ -11,10 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.models.dag import DagModel
 from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
 from shoal.airflow.plugin import ShoalPlugin, lazy_app
+from shoal.airflow.plugin.access import _may_end
 from shoal.airflow.plugin.lazy_app import LazyApp
 from tests.support import ROOT
 
@@ -88,7 +91,12 @@ def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[
 
         return asked
 
-    manager = SimpleNamespace(is_authorized_view=answer(0), is_authorized_connection=answer(1))
+    manager = SimpleNamespace(
+        is_authorized_view=answer(0),
+        is_authorized_connection=answer(1),
+        is_authorized_dag=lambda **_: False,
+        get_authorized_dag_ids=lambda **_: set(),
+    )
     monkeypatch.setattr(access, "get_user", get_user)
     monkeypatch.setattr(access, "get_auth_manager", lambda: manager)
     return answers
@@ -186,3 +194,28 @@ def test_concurrent_first_requests_build_one_page():
 
     asyncio.run(all_at_once())
     assert len(built) == 1
+
+
+class Manager:
+    """An auth manager that lets everybody edit the runs of the DAG "mine" of the team "ml"."""
+
+    def is_authorized_dag(self, *, method, user, access_entity, details):
+        return (method, access_entity, details) == ("PUT", DagAccessEntity.RUN, DagDetails("mine", "ml"))
+
+
+@pytest.mark.parametrize(
+    ("holder", "may"),
+    [
+        ("airflow:tests:mine/run", True),
+        ("airflow:tests:mine/run#score_lease_pool", True),
+        ("airflow:mine/run", True),  # an older shoal has made the name
+        ("airflow:tests:theirs/run", False),
+        ("airflow:other:mine/run", None),
+        ("prefect:mine/run", None),
+        ("cli:me@here", None),
+    ],
+)
+@pytest.mark.parametrize("otherwise", [True, False])
+def test_jobs_and_leases_follow_their_dag(monkeypatch, holder, may, otherwise):
+    monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id: "ml")
+    assert _may_end(Manager(), None, holder, otherwise=otherwise) is (otherwise if may is None else may)

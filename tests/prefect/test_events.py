@@ -38,7 +38,7 @@ def sent(server, fresh_home, monkeypatch):
 class Job:
     """A job that ends as a test wants."""
 
-    job_id, attempt = "job", 1
+    job_id, attempt, was_collected = "job", 1, False
 
     def __init__(self, outcome) -> None:
         self.outcome = outcome
@@ -164,7 +164,7 @@ def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, monk
             assert cancelled.wait(60)
             raise JobCancelledError("job was cancelled")
 
-        def cancel(self, reason):
+        def cancel(self, reason, *, unless_resubmitted):
             reasons.append(reason)
             cancelled.set()
 

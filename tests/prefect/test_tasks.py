@@ -153,7 +153,7 @@ def test_cleaning_up_releases_what_the_run_claims(up):
 def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
     asked = []
 
-    def submit(spec, *, holder, key, connection_url):
+    def submit(spec, *, holder, task, connection_url):
         asked.append(spec)
         raise JobFailedError("job failed: no rank is left")
 
@@ -180,7 +180,7 @@ def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
 def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
     asked = []
 
-    def submit(spec, *, holder, key, connection_url):
+    def submit(spec, *, holder, task, connection_url):
         asked.append(spec)
         raise JobFailedError("job failed: far enough")
 
@@ -203,8 +203,8 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):
     asked = []
 
-    def submit(spec, *, holder, key, connection_url):
-        asked.append((holder, key, spec.run_config.pool_name))
+    def submit(spec, *, holder, task, connection_url):
+        asked.append((holder, task.run, spec.run_config.pool_name))
         raise JobFailedError("job failed: eta is no number")
 
     monkeypatch.setattr("shoal.prefect._training.submit", submit)
@@ -219,15 +219,15 @@ def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monk
     run_id, messages = train()
     assert {holder for holder, _, _ in asked} == {f"prefect:{run_id}"}
     assert {pool for _, _, pool in asked} == {"tiny"}
-    keys = [key for _, key, _ in asked]
-    assert len(keys) == 4 and keys[0] == keys[1] != keys[2] == keys[3]
+    runs = [run for _, run, _ in asked]
+    assert len(runs) == 4 and runs[0] == runs[1] != runs[2] == runs[3]
     assert all("eta is no number" in message for message in messages)
 
 
 class Reporting:
     """A job that reports its progress, and then fails."""
 
-    job_id, attempt = "reporting", 1
+    job_id, attempt, was_collected = "reporting", 1, False
 
     def wait(self, *, on_log, on_progress):
         on_progress(Progress(3, None, "steps", {"loss": 0.5}))  # no bar: the end is not known
@@ -267,7 +267,7 @@ def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_asyn
 class Skipped:
     """A job that trains nothing, because it has no new rows."""
 
-    job_id, attempt = "skipped", 1
+    job_id, attempt, was_collected = "skipped", 1, False
 
     def wait(self, *, on_log, on_progress):
         metrics = {"auc": math.nan, "loss": -math.inf}

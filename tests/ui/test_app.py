@@ -20,6 +20,7 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
@@ -28,6 +29,7 @@ from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
+from shoal.ui.run_links import RunLinks
 from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
@@ -230,12 +232,15 @@ def test_the_pages_work_below_a_prefix(store):
 
 
 class AnyoneMayLook:
-    """A rule by which everybody may look, and nobody may act."""
+    """A rule by which everybody may look and end what belongs to the DAG "mine", and do nothing else."""
+
+    def may_end(self, holder: str) -> bool:
+        return ":mine/" in holder
 
     def viewer(self, request: Request) -> Viewer:
         if request.headers.get("x-user") == "nobody":
             raise HTTPException(403, "not you")
-        return Viewer("viewer", may_act=False, csrf_token="secret")
+        return Viewer("viewer", False, "secret", may_end_some=True, may_end=self.may_end)
 
 
 def test_a_lease_is_released_and_the_record_names_the_user(client, store):
@@ -251,6 +256,12 @@ def test_a_lease_is_released_and_the_record_names_the_user(client, store):
     assert "cli:tester@host" in client.get("/history").text
     again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
     assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
+
+
+def test_a_block_of_a_flow_run_links_to_the_run(fresh_home, monkeypatch):
+    monkeypatch.setenv("PREFECT_UI_URL", "https://prefect.example")
+    expected = Link("Flow run", "https://prefect.example/runs/flow-run/6dba9de2")
+    assert RunLinks(Store()).link("prefect:6dba9de2/1") == expected
 
 
 def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monkeypatch):
@@ -327,15 +338,30 @@ def test_requests_of_other_sites_are_refused(client, store, headers):
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
 
 
-def test_a_viewer_sees_no_buttons_and_cannot_act(store):
+def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_no_pool(store):
     ui_systems.busy(store)
     client = TestClient(create_app(access=AnyoneMayLook()), base_url="http://127.0.0.1:8000")
+    with store.transaction() as session:
+        session.add(ui_systems.lease("retrain", "airflow:prod:mine/run", 1))
+        session.add(ui_systems.job("mine", "retrain", JobState.PENDING, 60, holder="airflow:prod:mine/run"))
+    leases = {each.holder: each.id for each in ComputePool("retrain", store=store).describe().leases}
+    mine = leases.pop("airflow:prod:mine/run")
+    theirs = next(iter(leases.values()))
 
-    assert "data-action" not in client.get("/pools/retrain").text
-    answer = act(client, "cancel", {"job_id": "flights-emea", "attempt": 1})
-
-    assert (answer.status_code, "may not change" in answer.json()["error"]) == (403, True)
+    assert set(re.findall(r'data-action="(\w+)"', client.get("/pools/retrain").text)) == {"release"}
+    for name, arguments, status in (
+        ("alter", {"pool": "retrain", "min_nodes": 1, "max_nodes": 9}, 403),
+        ("sweep", {}, 403),
+        ("cancel", {"job_id": "flights-emea", "attempt": 1}, 403),
+        ("release", {"pool": "retrain", "lease_id": theirs}, 403),
+        ("cancel", {"job_id": "mine", "attempt": 1}, 200),
+        ("release", {"pool": "retrain", "lease_id": mine}, 200),
+    ):
+        answer = act(client, name, arguments)
+        assert answer.status_code == status, (name, answer.text)
+        assert status == 200 or "you may not" in answer.json()["error"]
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
+    assert attempts.load(store, Key("mine", 1)).state is JobState.CANCELLED
     assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
 
 

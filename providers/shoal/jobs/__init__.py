@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.jobs.files.retention import prune_jobs as prune_jobs
     from shoal.jobs.handle import JobHandle as JobHandle
     from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
+    from shoal.jobs.journal.tasks import FlowTask as FlowTask
     from shoal.jobs.journal.tasks import TaskTry as TaskTry
     from shoal.jobs.many.alerts import StaleModel as StaleModel
     from shoal.jobs.many.alerts import WaitingJob as WaitingJob
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from shoal.jobs.submission import cancel as cancel
     from shoal.jobs.submission import list_jobs as list_jobs
     from shoal.jobs.submission import submit as submit
+    from shoal.jobs.task_spec import code_of as code_of
     from shoal.jobs.task_spec import skipping_if_unchanged as skipping_if_unchanged
     from shoal.jobs.task_spec import spec_of as spec_of
     from shoal.training.mlflow.options import Tracking as Tracking

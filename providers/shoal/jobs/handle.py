@@ -55,6 +55,8 @@ class JobHandle:
         pool: Name of the pool that the job runs on.
         submissions: How often the attempt had been submitted when this handle was created. :meth:`cancel` uses this
             number if `unless_resubmitted` is set.
+        was_collected: Whether a caller already had the result when this handle was created. Only later tries of a
+            workflow engine's task get such a handle from `submit`.
         left: Sentence about the driver if the driver was still running when :meth:`cancel` returned; otherwise None.
     """
 
@@ -65,6 +67,7 @@ class JobHandle:
         self._store, self._key = target.store, target.key
         self.job_id, self.attempt, self.pool = target.key.job_id, target.key.attempt, target.pool
         self.submissions = attempts.submissions(job) if submissions is None else submissions
+        self.was_collected = job.collected_at is not None
         self.left: str | None = None
         self._is_sealed = job.needs_credentials
         self._supplies = supplies or Supplies()
@@ -225,7 +228,7 @@ class JobHandle:
             job,
             reason,
             most_submissions=self.submissions if unless_resubmitted else None,
-            by_user=self.target.actor != job.holder,
+            by_user=self.target.actor not in (job.holder, *(job.ancestors or {})),
         )
         self.left = done.left
         return done.is_done

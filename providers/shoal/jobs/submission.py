@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import (
@@ -19,15 +18,16 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.jobs import credentials, ids
+from shoal.jobs import credentials, earlier_tries, ids
+from shoal.jobs.call import Call
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.environment import code
 from shoal.jobs.files import staged_data_claims
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
-from shoal.jobs.journal.tasks import TaskTry, jobs_of
+from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.journal.tasks import EngineTask, JobTakenError
 from shoal.jobs.reconcile import ending, rounds, sending
 from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.look import address
@@ -43,7 +43,6 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
@@ -58,8 +57,10 @@ def submit(
     *,
     holder: str | None = None,
     key: str = "",
-    task: TaskTry | None = None,
+    task: EngineTask | None = None,
     connection_url: Callable[[str], str | None] | None = None,
+    secret_of: Callable[[str], str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
     returns_model: bool = False,
@@ -75,9 +76,10 @@ def submit(
     and its result has not been returned to a caller yet. In all other cases a new attempt is submitted. Plain Python
     and the CLI get a new job with every call, unless ``run_config.job_id`` is set.
 
-    A try of a workflow engine's task (`task`) also finds the unfinished job of an earlier try if the spec has changed
-    since that try, for example because a template contains the present time. The try then waits for the job of the
-    earlier try.
+    A try of a workflow engine's task (`task`) also finds the job of an earlier try if the spec has changed since then,
+    for example because a template contains the present time. The try waits for this job, or takes its result, even if
+    the result was returned before. The try submits a new job if a user has cleared the task meanwhile, or if the
+    function or the arguments were changed in the workflow itself.
 
     Args:
         spec: Spec of the job.
@@ -87,6 +89,10 @@ def submit(
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
         connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
             is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
+        secret_of: Function that returns the value of a variable in ``run_config.secret_env``, or None if there is none.
+            It is called only for variables that this process does not have.
+        environment: Settings of storage and MLflow for the driver, in addition to those in the environment of this
+            process.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.reconcile.target.pool_endpoint` by default.
         clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
@@ -122,7 +128,7 @@ def submit(
     pool = which_pool(store, config.pool_name)
     is_detached = detached and "orphan_after" not in config.model_fields_set
     spec = _identified(spec, pool)
-    call = _Call(
+    call = Call(
         store,
         holder,
         task,
@@ -131,10 +137,24 @@ def submit(
         None if is_detached else config.orphan_after,
         spec.framework if returns_model else None,
         connection_url,
+        secret_of,
+        environment or {},
         endpoint_of,
         clock,
     )
-    if task is not None and (found := _taken_over(call, task, spec)) is not None:
+    for each in earlier_tries.calls(call, spec):
+        with suppress(JobTakenError):
+            return _submitted(each, spec)
+    raise AssertionError("unreachable: there is always another job id")
+
+
+def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
+    """Take over the job of an earlier try of the call's task, attach to the call's job, or submit a new attempt.
+
+    Raises:
+        JobTakenError: The job belongs to another task run.
+    """
+    if call.task is not None and (found := earlier_tries.taken_over(call, call.task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
     with frames.sent_for(spec, call.pool) as (sent, packaged):
@@ -142,32 +162,6 @@ def submit(
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What one call of `submit` was given, apart from the spec.
-
-    Attributes:
-        library: Library with which this process loads the trained model; None if it loads none.
-    """
-
-    store: Store
-    holder: str
-    task: TaskTry | None
-    pool: PoolSpec
-    job_id: str
-    orphan_after: float | None
-    library: str | None
-    connection_url: Callable[[str], str | None] | None
-    endpoint_of: Callable[[str], Endpoint] | None
-    clock: Callable[[], float]
-
-    def target(self, key: Key) -> Target:
-        """Return an attempt as a target for rounds of reconciling."""
-        return Target(
-            self.store, key, self.pool.name, actor=self.holder, find_endpoint=self.endpoint_of, clock=self.clock
-        )
 
 
 def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
@@ -178,7 +172,7 @@ def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
-def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHandle | None:
+def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHandle | None:
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
     files = None
     document, uris = credentials.hide(spec.document())
@@ -191,7 +185,7 @@ def _attempt(call: _Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobH
     # A failed check refuses only a new attempt. The driver of an earlier attempt may still wait for its credentials, so
     # the credentials are read even if a check has failed.
     try:
-        secrets = _secrets(spec, call.connection_url, uris)
+        secrets = call.secrets(spec, uris)
     except InvalidArgumentError as error:
         refusal = refusal or error
     order = Order(
@@ -239,7 +233,7 @@ def _naming_job_that_goes_on(target: Target) -> Iterator[None]:
         raise
 
 
-def _refusal(call: _Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | None:
+def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | None:
     """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed."""
     try:
         versions.check(call.pool.name, endpoint.versions, call.library)
@@ -250,14 +244,6 @@ def _refusal(call: _Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | 
     except (InvalidArgumentError, BudgetError) as error:
         return error
     return None
-
-
-def _secrets(spec: AnyJobSpec, connection_url: Callable[[str], str | None] | None, uris: Mapping[str, str]) -> Secrets:
-    """Return the credentials for the driver of a job."""
-    hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
-    named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
-    databases = credentials.connections(named, os.environ, connection_url)
-    return Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
 
 
 def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
@@ -345,65 +331,6 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     keys = [Key(job.id, job.attempt) for job in found]
     used = attempts.node_seconds(store, keys, time.time())
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
-
-
-def _taken_over(call: _Call, task: TaskTry, spec: AnyJobSpec) -> JobHandle | None:
-    """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
-
-    Unfinished jobs that this try does not take over are ended, so that a task never has two jobs at a time.
-
-    Raises:
-        JobError: A newer try of the task has an unfinished job.
-    """
-    found: JobHandle | None = None
-    for job in jobs_of(call.store, call.holder, task):
-        target = call.target(Key(job.id, job.attempt))
-        if job.state not in JOB_ENDED and task.is_older_than(job):
-            raise task.superseded_by(job)
-        is_taken_over = task.durable and (job.task_try or 0) > task.cleared
-        if found is not None or not is_taken_over:
-            _leave(target, job, task)
-        elif stage_of(job) is Stage.UNQUEUED:
-            _leave_unqueued(target, job, spec.fingerprint)
-        else:
-            found = _joined(call, target, job, task, spec)
-    return found
-
-
-def _leave(target: Target, job: Job, task: TaskTry) -> None:
-    """End a job that this try does not take over, or mark its result as returned, so that no later submission gets
-    it."""
-    if job.state in JOB_ENDED:
-        attempts.collect(target.store, target.key, target.clock())
-    else:
-        ending.cancel(target, job, f"try {task.number} of the task does not use the job of an earlier try")
-
-
-def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
-    """End a job that its submitter has not put into the queue yet, unless its spec is the spec of this try.
-
-    This try does not take over such a job, because only the submitter has the job's credentials.
-    """
-    why = "another try of the task submits the task's job with another spec"
-    is_other = job.spec["fingerprint"] != fingerprint
-    if is_other and not ending.record(target, job, End(JobState.CANCELLED, why)):
-        ending.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
-
-
-def _joined(call: _Call, target: Target, job: Job, task: TaskTry, spec: AnyJobSpec) -> JobHandle | None:
-    """Attach this try to the job; return None if the job has failed or was cancelled."""
-    joined: Job | None = job
-    if job.state not in JOB_ENDED:
-        joined = attempts.join(call.store, target.key, call.clock(), task, detach=call.orphan_after is None)
-    if joined is None:
-        # The job has ended since its row was read. If the job has succeeded, its result is in the row.
-        joined = attempts.load(call.store, target.key)
-    supplies = Supplies()
-    if joined.state not in JOB_ENDED:
-        if joined.state is JobState.PENDING and joined.needs_credentials:
-            supplies.secrets = _secrets(spec, call.connection_url, credentials.hide(spec.document())[1])
-        joined = rounds.Waiter(target, supplies).round()
-    return None if joined.state in (JobState.FAILED, JobState.CANCELLED) else JobHandle(target, joined, supplies)
 
 
 def fingerprint(spec: AnySpec) -> str:

@@ -64,6 +64,32 @@ def spec_of(
     return spec.model_copy(update={"program": stored})
 
 
+def code_of(
+    spec: AnyJobSpec,
+    train_func: TrainFunc | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Return the digest of the user's code that a job is sent with, which the spec's fingerprint does not contain.
+
+    Args:
+        spec: Spec of the job.
+        train_func: The function from which `spec_of` has built the spec, its name, or the path of a script.
+        args: Positional arguments of the function; the command line of a script.
+        kwargs: Keyword arguments of the function.
+
+    Returns:
+        The digest (see :func:`shoal.training.code_digest.code_digest`); None if no code is sent.
+    """
+    if train_func is not None and not is_name(train_func):
+        from shoal.training.code_digest import code_digest
+        from shoal.training.pytorch.program import Program
+
+        return code_digest(Program.of(train_func, args, kwargs or {}))
+    stored = spec.user_code if isinstance(spec, JobSpec) else getattr(spec, "program", None)
+    return stored and stored.rpartition("/")[2]  # the file's name is the digest of the pickled code
+
+
 def check_spec(
     given: AnyJobSpec | Mapping[str, Any] | None,
     is_known: Callable[[Any], bool],

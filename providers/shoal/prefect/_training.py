@@ -16,9 +16,17 @@ from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._progress import TrainingProgress, show_page
-from shoal.prefect._run_holder import Interrupt, current_holder, in_thread, interrupt_of_task, on_interrupt, task_key
-from shoal.prefect.blocks import PoolSource, database_url, pool_of
+from shoal.prefect._run_holder import (
+    Interrupt,
+    ancestors,
+    current_holder,
+    in_thread,
+    interrupt_of_task,
+    on_interrupt,
+)
+from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.retries import job_task
+from shoal.prefect.scope import current_flow_task
 
 ARTIFACT_KEY = "shoal-training"
 _CANCELLED = "its Prefect run was cancelled"
@@ -36,35 +44,47 @@ class Training:
     Args:
         spec: Spec of the job.
         pool_name: Name, URI or block of the pool. None: `spec` names the pool.
+        digest: Digest of the code of the spec's function.
     """
 
-    def __init__(self, spec: AnyJobSpec, pool_name: PoolSource) -> None:
+    def __init__(self, spec: AnyJobSpec, pool_name: PoolSource, digest: str | None = None) -> None:
         self.logger = get_run_logger()
         if pool_name is not None:
             spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
-        self._holder = current_holder()
-        self._key = task_key()
+        self._task = current_flow_task(str(current_holder()), ancestors(), digest)
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
         on_interrupt(self.cancel)
 
     def run(self) -> JobResult:
-        """Submit the job, and wait for its result. If Prefect retries the task, attach to the job that the task has
-        already submitted.
+        """Submit the job, and wait for its result. If Prefect repeats the task or the flow, attach to the job that was
+        submitted before, or take its result.
 
         Raises:
             JobFailedError: The job ended without a result. The message ends with the cause.
             JobCancelledError: The job was cancelled.
         """
-        self._handle = submit(self._spec, holder=self._holder, key=self._key, connection_url=database_url)
-        self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
+        task = self._task
+        self._handle = submit(
+            self._spec, holder=task.holder, task=task, connection_url=database_url, secret_of=secret_block
+        )
+        if self.is_repeated:
+            self.logger.info(
+                "job %s, attempt %d, has succeeded in an earlier try of this run: its result is used, and nothing is "
+                "trained again. With refresh_cache=True, the task trains anew",
+                self._handle.job_id,
+                self._handle.attempt,
+            )
+        else:
+            self.logger.info("submitted or attached to job %s, attempt %d", self._handle.job_id, self._handle.attempt)
         show_page(self._handle.job_id)
         try:
             if self._cancelled.is_set():
-                self._handle.cancel(_CANCELLED)
-            return self._handle.wait(on_log=self.logger.info, on_progress=self._progress)
+                self._handle.cancel(_CANCELLED, unless_resubmitted=True)
+            on_log = None if self.is_repeated else self.logger.info
+            return self._handle.wait(on_log=on_log, on_progress=self._progress)
         except Exception:
             raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
         # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
@@ -73,14 +93,20 @@ class Training:
             self.cancel()
             raise
 
+    @property
+    def is_repeated(self) -> bool:
+        """Return whether an earlier try of the task or of the flow run already had the result of the job."""
+        return self._handle is not None and self._handle.was_collected
+
     def cancel(self) -> None:
-        """Cancel the job. A job that is not submitted yet is cancelled right after its submission.
+        """Cancel the job, unless a later try of the flow run has attached to it. A job that is not submitted yet is
+        cancelled right after its submission.
 
         This method may be called from any thread.
         """
         self._cancelled.set()
         if self._handle is not None:
-            self._handle.cancel(_CANCELLED)
+            self._handle.cancel(_CANCELLED, unless_resubmitted=True)
 
 
 class TrainingTask(Task[..., Any]):

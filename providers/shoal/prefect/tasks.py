@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, skipping_if_unchanged, spec_of
+from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import current_holder
+from shoal.prefect._run_holder import current_holder, lease_holder
 from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
@@ -106,7 +106,7 @@ def wait_for_nodes(
         >>> scale_cluster(3, pool_name="retrain", is_async=True)
         >>> wait_for_nodes(3, pool_name="retrain")
     """
-    pool = pool_of(pool_name, holder=current_holder())
+    pool = pool_of(pool_name, holder=lease_holder(pool_of(pool_name).name))
     return pool.wait_for_nodes(expected_cluster_size, timeout=timeout, on_progress=NodeLog())
 
 
@@ -126,9 +126,11 @@ def distributed_train(
 ) -> dict[str, Any]:
     """Run a training as a job on a pool, and copy the job's log to the log of the Prefect run.
 
-    If the task fails while the job runs, the job goes on. A retry of the task attaches to a running job, and starts a
-    new attempt of a failed job. After a permanent error the task is not retried (see `retry_unless_permanent`).
-    Cancelling the run cancels the job.
+    If the task fails while the job runs, the job goes on. If Prefect repeats the task or the flow run (a retry, a
+    resumed run, the UI's *Retry*), the task attaches to a running job, takes the result of a job that has succeeded,
+    and starts a new attempt of a failed job. With ``refresh_cache=True``, with a changed function, and in a new flow
+    run, it trains anew. After a permanent error the task is not retried (see `retry_unless_permanent`). Cancelling the
+    run cancels the job.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained. The task run ends in the state ``Skipped`` (of the type Completed), and the entry
@@ -136,7 +138,7 @@ def distributed_train(
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
-    failure is sent.
+    failure is sent. A repeated task that takes an earlier result sends no event again.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
@@ -166,9 +168,11 @@ def distributed_train(
     """
     with failure_event(spec):
         job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name)
+        digest = code_of(job, train_func, args, kwargs)
+        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    emit_outcome(job, result)
+    if not training.is_repeated:
+        emit_outcome(job, result)
     store_artifact(result)
     return task_value(result)
 
@@ -187,8 +191,8 @@ def batch_predict(
 ) -> dict[str, Any]:
     """Predict the rows of a dataset on a pool, and write the predictions as Parquet; see `shoal.distributors.predict`.
 
-    A retry of the task attaches to the job if the job still runs. If `output_path` already contains the same
-    predictions, the job does nothing.
+    If Prefect repeats the task or the flow run, the task uses its earlier job, as `distributed_train` does. If
+    `output_path` already contains the same predictions, the job does nothing.
 
     Args:
         model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
@@ -218,7 +222,7 @@ abatch_predict = twin(batch_predict)
 
 @job_task
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and end unneeded nodes on this host.
+    """Cancel this flow run's jobs on a pool, release the run's leases, and end unneeded nodes on this host.
 
     A node is unneeded if no lease and no base demand requests it. The task also records the end of lost jobs. A flow
     that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. A second

@@ -220,6 +220,8 @@ class Lease(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the lease (`shoal.pool.holder.Ancestors`). None: only the lease's holder."""
     size: Mapped[int]
     epoch: Mapped[int]
     ttl: Mapped[float]
@@ -316,6 +318,8 @@ class Job(Base):
     pool: Mapped[str] = mapped_column(index=True)
     """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). None: only the job's holder."""
     label: Mapped[str | None] = mapped_column(_Text)
     """What the job is about, such as the name of its model. None: an older shoal has submitted the job."""
     spec: Mapped[dict[str, Any]]
@@ -329,10 +333,15 @@ class Job(Base):
     interpreter of the process that submitted the job. The key `submissions` contains the number of times that the
     attempt was submitted, if it was submitted more than once."""
     task_key: Mapped[str | None] = mapped_column(_LongText)
-    """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder. None if no task
-    submitted the job."""
+    """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; for a task of
+    Prefect, the name of the flow run. None if no task submitted the job."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
+    task_digest: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the function and the arguments of the task that submitted the job (`shoal.jobs.journal.tasks`)."""
+    task_run: Mapped[str | None] = mapped_column(_LongText)
+    """Try of the flow run, and task run, that has submitted the job or attached to it last. None if the job does not
+    belong to a task of Prefect."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
     continues this try begins at this position."""

@@ -95,7 +95,7 @@ def _registered() -> Iterator[Any]:
             return
         seen.add(name)
         module = sys.modules.get(name)
-        if module is not None and not _is_installed(module):
+        if module is not None and not is_installed(module):
             cloudpickle.register_pickle_by_value(module)
             mine.append(module)
 
@@ -106,7 +106,8 @@ def _registered() -> Iterator[Any]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_installed(module: ModuleType) -> bool:
+def is_installed(module: ModuleType) -> bool:
+    """Return whether the nodes have a module, so that its functions and classes are sent by their names."""
     file = getattr(module, "__file__", None)
     # Modules without a file need no registration with cloudpickle. They are either built into Python, so every node has
     # them, or they are the main module of an interactive session, which cloudpickle always pickles.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,13 +22,17 @@ class Viewer:
 
     Attributes:
         name: Name of the user, as the record of actions shows it.
-        may_act: Whether the user may release leases, sweep, cancel jobs and alter pools.
+        may_act: Whether the user may sweep and alter pools.
+        may_end_some: Whether the user may cancel jobs and release leases of any run.
+        may_end: Function that returns whether the user may cancel the jobs and release the leases of a holder.
         csrf_token: Secret of the user's session. Every action must send it in the header `X-Shoal-CSRF`.
     """
 
     name: str
     may_act: bool
     csrf_token: str
+    may_end_some: bool
+    may_end: Callable[[str], bool]
 
 
 class Access(Protocol):
@@ -71,7 +76,7 @@ class TokenAccess:
         cookie = request.cookies.get(_cookie_name(request), "")
         if not secrets.compare_digest(cookie.encode(), self._key.encode()):
             raise HTTPException(401, "this page needs the link that `shoal ui` has printed: open that link again")
-        return Viewer(self._name, may_act=True, csrf_token=self._csrf)
+        return Viewer(self._name, may_act=True, csrf_token=self._csrf, may_end_some=True, may_end=lambda holder: True)
 
     def _derived(self, purpose: str) -> str:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
@@ -84,23 +89,40 @@ class TokenAccess:
 
 
 def require_action(request: Request, viewer: Viewer) -> None:
-    """Check that the sender of a request may change pools and jobs.
+    """Check that the user has sent a request for an action from a page of this server.
 
     Raises:
-        HTTPException: The user may see the page but not act, the CSRF token is wrong, or a page of another site has
-            sent the request (403).
+        HTTPException: The CSRF token is wrong, or a page of another site has sent the request (403).
     """
-    if not viewer.may_act:
-        raise HTTPException(
-            403,
-            "you may see this page, but you may not change pools and jobs, because only users who may edit Airflow's "
-            "connections can do that: ask your administrator for this permission",
-        )
     token = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(token.encode(), viewer.csrf_token.encode()):
         raise HTTPException(403, "the request has no valid CSRF token: reload the page")
     if not _is_same_origin(request):
         raise HTTPException(403, "the request was sent by a page of another site: use the buttons of shoal's page")
+
+
+def require_permission(viewer: Viewer, holder: str | None) -> None:
+    """Check that the user may carry out an action.
+
+    Args:
+        viewer: The user.
+        holder: Holder of the job or lease that the action ends. None: the action is about a pool.
+
+    Raises:
+        HTTPException: The user may not (403).
+    """
+    if holder is None and not viewer.may_act:
+        raise HTTPException(
+            403,
+            "you may see this page, but you may not change pools, because only users who may edit Airflow's "
+            "connections can do that: ask your administrator for this permission",
+        )
+    if holder is not None and not viewer.may_end(holder):
+        raise HTTPException(
+            403,
+            f"you may see this page, but you may not end jobs and leases of {holder}: ask your administrator for the "
+            "permission to edit the runs of its DAG, or Airflow's connections if it is no DAG of this Airflow",
+        )
 
 
 def _is_same_origin(request: Request) -> bool:

@@ -32,9 +32,10 @@ from shoal.history import acting_as
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
+from shoal.pool.status import LeaseStatus
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.ui.access import Access, Viewer, require_action
+from shoal.ui.access import Access, Viewer, require_action, require_permission
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 
@@ -210,8 +211,10 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     if name not in _ACTIONS:
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
     reader: StoreReader = request.app.state.reader
+    check_arguments(name, arguments)
+    require_permission(viewer, holder_of(reader.store, name, arguments))
     try:
-        done = perform(reader.store, viewer.name, name, arguments)
+        done = _ACTIONS[name](reader.store, viewer.name, **arguments)
     finally:
         reader.read_again()
     return {"done": done}
@@ -282,12 +285,7 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
     Raises:
         InvalidArgumentError: The lease was already released, or has expired.
     """
-    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
-    if lease_id not in held:
-        raise InvalidArgumentError(
-            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
-        )
-    holder = held[lease_id].holder
+    holder = _held(store, pool=pool, lease_id=lease_id).holder
     with acting_as(actor):
         released = ComputePool(pool, holder=holder, store=store).release()
     return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
@@ -316,12 +314,39 @@ def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 
-def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> str:
-    """Carry out the action that a request of the web page names.
+def holder_of(store: Store, name: str, arguments: dict[str, Any]) -> str | None:
+    """Return the holder of the job or lease that an action ends; None for an action about a pool.
+
+    Raises:
+        ShoalError: There is no such job, pool or lease.
+    """
+    match name:
+        case "cancel":
+            return attempts.load(store, Key(arguments["job_id"], arguments["attempt"])).holder
+        case "release":
+            return _held(store, **arguments).holder
+    return None
+
+
+def _held(store: Store, *, pool: str, lease_id: str) -> LeaseStatus:
+    """Return a lease of a pool.
+
+    Raises:
+        InvalidArgumentError: The lease was already released, or has expired.
+    """
+    held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
+    if lease_id not in held:
+        raise InvalidArgumentError(
+            f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
+        )
+    return held[lease_id]
+
+
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Check the arguments of an action.
 
     Raises:
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
-        ShoalError: The action failed.
     """
     action = _ACTIONS[name]
     parameters = signature(action, eval_str=True).parameters.values()
@@ -330,7 +355,6 @@ def perform(store: Store, actor: str, name: str, arguments: dict[str, Any]) -> s
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
         raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
-    return action(store, actor, **arguments)
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}

@@ -95,7 +95,7 @@ class Pages:
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
-        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, root)
+        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some, root)
         try:
             main = self._main(key)
         except (JobNotFoundError, PoolNotFoundError):
@@ -119,10 +119,10 @@ class Pages:
         with self._lock:
             kept = self._kept.get((key, version))
             if kept is None:
-                page, subject, query, may_act, root = key
+                page, subject, query, may_act, may_end, root = key
                 context = self._context(page, subject, dict(query), overview)
                 kept = self._environment.get_template(f"{page}.html").render(
-                    **context, root=root, may_act=may_act, problem=overview.problem, now=self._clock()
+                    **context, root=root, may_act=may_act, may_end=may_end, problem=overview.problem, now=self._clock()
                 )
                 self._kept[key, version] = kept
                 while len(self._kept) > _KEPT_PAGES:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from shoal import jobs
-from shoal.errors import JobError
-from shoal.jobs import JobHandle, TaskTry
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import FlowTask, JobHandle, TaskTry
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile import sending
@@ -39,9 +41,8 @@ def runs(handle: JobHandle) -> None:
 
 def succeeds(handle: JobHandle) -> None:
     runs(handle)
-    attempts.end(
-        Store(), Key(handle.job_id, handle.attempt), JobState.SUCCEEDED, 2.0, result=result_of().model_dump(mode="json")
-    )
+    result = result_of(model_path=__file__).document()
+    attempts.end(Store(), Key(handle.job_id, handle.attempt), JobState.SUCCEEDED, 2.0, result=result)
 
 
 def same(one: JobHandle, other: JobHandle) -> bool:
@@ -57,7 +58,7 @@ def test_a_retry_with_another_rendering_of_the_spec_finds_the_job_of_its_task(st
 
     assert same(retry, first)
     assert head.submissions == 1
-    assert row(retry).task_try == (1 if state == "succeeded" else 2)
+    assert row(retry).task_try == 2
     assert len(jobs.list_jobs()) == 1
 
 
@@ -70,17 +71,24 @@ def test_the_older_try_leaves_the_job_to_the_newer_one(store, head, spec):
     assert row(first).state is JobState.RUNNING
 
 
-def test_jobs_of_other_tasks_and_collected_results_are_not_taken_over(store, head, spec):
-    first = submit(spec, head, 1)
+def test_a_job_of_another_task_is_not_taken_over(store, head, spec):
     other = submit(spec, head, 1, key="train/1")
+    assert not same(submit(spec, head, 2), other)
+    assert row(other).state is JobState.PENDING
+
+
+def test_a_retry_takes_the_result_that_an_earlier_try_could_not_store(store, head, spec):
+    """Until a user clears the task."""
+    first = submit(spec, head, 1)
     succeeds(first)
     assert first.wait(on_log=None)
 
-    retry = submit(spec, head, 2, rounds=101)
+    for number in (2, 3):
+        retry = submit(spec, head, number, rounds=100 + number)
+        assert same(retry, first) and retry.wait(on_log=None) == first.wait(on_log=None)
 
-    assert not same(retry, first) and not same(retry, other)
-    assert row(other).state is JobState.PENDING
-    assert row(retry).state is JobState.PENDING
+    assert head.submissions == 1
+    assert not same(submit(spec, head, 4, cleared=3), first)
 
 
 @pytest.mark.parametrize("task", [{"cleared": 1}, {"durable": False}], ids=["cleared", "not durable"])
@@ -142,3 +150,99 @@ def test_a_lost_job_is_not_taken_over(store, head, spec):
     assert not same(retry, first)
     with pytest.raises(JobError):
         first.wait(on_log=None)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
+def test_a_retry_with_a_corrected_function_ends_the_old_job_and_trains_anew(store, head, spec, state):
+    """The function has no part in the fingerprint, so both jobs have the same one."""
+    first = submit(spec, head, 1, digest="wrong")
+    {"queued": lambda _: None, "running": runs, "succeeded": succeeds}[state](first)
+
+    retry = submit(spec, head, 2, digest="corrected")
+
+    assert (retry.job_id, retry.attempt) == (first.job_id, 2)
+    assert row(first).state is (JobState.SUCCEEDED if state == "succeeded" else JobState.CANCELLED)
+    runs(retry)
+    assert same(submit(spec, head, 3, digest="corrected"), retry)
+    succeeds(retry)
+    assert same(submit(spec, head, 4, digest="corrected"), retry)
+
+
+def test_another_function_in_the_same_try_is_refused(store, head, spec):
+    """Two Airflows with the same id, whose scheduled runs have the same names."""
+    first = submit(spec, head, 1, digest="staging")
+    runs(first)
+
+    with pytest.raises(InvalidArgumentError, match=r"another function or other arguments.*\[shoal\] deployment"):
+        submit(spec, head, 1, rounds=101, digest="production")
+    with pytest.raises(InvalidArgumentError, match=r"\[shoal\] deployment"):
+        attempts.join(Store(), Key(first.job_id, first.attempt), 1.0, TaskTry("train/-1", 1, digest="production"))
+
+    assert row(first).state is JobState.RUNNING
+    succeeds(first)
+    assert not same(submit(spec, head, 1, digest="production"), first)
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, "a"), ("a", None)], ids=["older shoal", "resumed"])
+def test_a_job_whose_function_is_not_known_is_taken_over(store, head, spec, before, now):
+    first = submit(spec, head, 1, digest=before)
+    runs(first)
+    assert same(submit(spec, head, 2, digest=now), first)
+    assert row(first).task_digest == "a"
+
+
+def flow_task(spec, head, flow_try: str, run: str, *, holder: str = "prefect:run", job_id=None, **task) -> JobHandle:
+    """What a task run of a flow run submits."""
+    config = spec.run_config.model_copy(update={"pool_name": POOL, "job_id": job_id})
+    return jobs.submit(
+        spec.model_copy(update={"run_config": config}),
+        holder=holder,
+        task=FlowTask("root", holder, flow_try, run, {}, **task),
+        endpoint_of=lambda name: head.endpoint,
+    )
+
+
+def test_equal_task_runs_have_a_job_each_in_every_try_of_the_flow_run(either_store, store, head, spec):
+    def together(flow_try: str) -> set[str]:
+        with ThreadPoolExecutor(3) as threads:
+            found = threads.map(lambda number: flow_task(spec, head, flow_try, f"{flow_try}-{number}"), range(3))
+        return {handle.job_id for handle in found}
+
+    first = together("one")
+    assert len(first) == 3
+    assert together("two") == first
+    assert together("two") == first  # retries of the task runs
+    assert len(jobs.list_jobs()) == 3
+
+
+def test_a_repeated_flow_run_attaches_to_a_running_job_and_tries_a_failed_one_again(store, head, spec):
+    first = flow_task(spec, head, "one", "a")
+    runs(first)
+    second = flow_task(spec, head, "two", "b", holder="prefect:new run of the subflow")
+    assert same(second, first) and row(second).holder == "prefect:new run of the subflow"
+    assert not first.cancel("ended late", unless_resubmitted=True)
+
+    attempts.end(Store(), Key(first.job_id, 1), JobState.FAILED, 2.0, error="why")
+    other = flow_task(spec, head, "two", "c")
+    again = flow_task(spec, head, "two", "b")
+    assert (again.job_id, again.attempt) == (first.job_id, 2)
+    assert other.job_id != first.job_id
+
+
+@pytest.mark.parametrize("ends", [runs, succeeds])
+@pytest.mark.parametrize("changed", [{"anew": True}, {"digest": "corrected"}], ids=["refresh", "corrected"])
+def test_a_repeated_flow_run_trains_anew_if_it_is_told_to_or_has_another_function(store, head, spec, ends, changed):
+    first = flow_task(spec, head, "one", "a", digest="wrong")
+    ends(first)
+    task = {"digest": "wrong", **changed}
+    again = flow_task(spec, head, "two", "b", **task)
+    assert not same(again, first)
+    assert same(flow_task(spec, head, "two", "b", **task), again)
+
+
+def test_equal_task_runs_share_the_job_whose_id_the_user_has_chosen(store, head, spec):
+    first = flow_task(spec, head, "one", "a", job_id="mine")
+    succeeds(first)
+    assert first.wait(on_log=None)
+    assert same(flow_task(spec, head, "one", "b", job_id="mine"), first)
+    assert flow_task(spec.model_copy(update={"label_col": "z"}), head, "two", "c", job_id="mine").attempt == 2

@@ -161,8 +161,7 @@ class WorkerLostError(AirflowException):
 def end_if_worker_is_lost() -> None:
     """Raise WorkerLostError if the worker's process that supervises this task was killed.
 
-    The task's own process survives the loss of its worker, but can no longer send a result to Airflow. If this process
-    went on and collected the job's result, the next try of the task would train again.
+    The task's own process survives the loss of its worker, but can no longer send a result to Airflow.
     """
     from airflow.sdk.execution_time import task_runner
 

@@ -6,7 +6,7 @@ import difflib
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from threading import Event
@@ -19,8 +19,10 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 from shoal.airflow._run_holder import task_key
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
+from shoal.airflow.credentials import environment_of, secret_variable
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links, show_links
+from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import PoolDownError, PoolElsewhereError, ShoalError
@@ -43,20 +45,31 @@ class JobOperator(WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
     :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
-    result if the job has succeeded meanwhile. False: a retry ends the job of an earlier try and submits a new one.
+        result if the job has succeeded. False: a retry ends the job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
+    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
+        `shoal.airflow.credentials`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     operator_extra_links = LINKS
 
-    def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        cancel_on_kill: bool = True,
+        credential_conn_ids: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.credential_conn_ids = credential_conn_ids
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
+        self._is_resumed = False
         self._done: tuple[AnyJobSpec, JobResult] | None = None
 
     @classmethod
@@ -177,8 +190,14 @@ class JobOperator(WaitingOperator):
                 task=task,
                 detached=not self.wait_for_completion,
                 connection_url=database_url,
+                secret_of=secret_variable,
+                environment=environment_of(self.credential_conn_ids),
             )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        if handle.was_collected:
+            self.log.info(
+                "an earlier try of the task had the job's result: it is used again, until the task is cleared"
+            )
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
@@ -222,14 +241,15 @@ class JobOperator(WaitingOperator):
     def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
         """Return whether the job's driver waits for credentials. If so, the task has to repeat `execute`.
 
-        The task then attaches to its job, even if `durable` is False, and sends the credentials.
+        The task then attaches to its job, even if `durable` is False or the DAG file has changed, and sends the
+        credentials.
 
         :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
         """
         if not event.get("wants_credentials"):
             return False
-        self.durable = True
+        self.durable = self._is_resumed = True
         self._deadline = job.get("deadline")
         return True
 
@@ -346,7 +366,8 @@ class JobOperator(WaitingOperator):
         # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the number
         # `cleared`, 0 is used instead.
         is_a_try = 0 < cleared < ti.try_number
-        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable)
+        digest = None if self._is_resumed else digest_as_written(self)
+        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable, digest=digest)
 
     def _show_job_id(self, handle: JobHandle, context: Context) -> None:
         """Store the job's id in the task's state, which Airflow 3.3 and later show in the UI. shoal never reads this

@@ -29,9 +29,10 @@ class DistributedTrainOperator(JobOperator):
     """Operator that trains on a pool: it submits a job, streams the job's log, and returns the job's result as a dict.
 
     The job's holder is the DAG run, and the job belongs to this task. When Airflow retries the task, the new try
-    attaches to the job if the job still runs, takes the result if the job has succeeded in the meantime, and otherwise
-    starts a new attempt. The new try finds its job even if templates in `spec` have other values in each try. If the
-    task is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
+    attaches to the job if the job still runs, takes the result if the job has succeeded, and otherwise starts a new
+    attempt. The new try finds its job even if templates in `spec` have other values in each try. If the function,
+    `framework` or the arguments in the DAG file have changed, the new try ends the old job and trains anew. If the task
+    is marked or cleared, or times out, its job is cancelled. A cleared task trains anew.
 
     If the job registers a boosting model, and the rows, holdout and settings are the same as for the newest registered
     version, then nothing is trained, and Airflow marks the task as skipped. A first run and a run after a failed run
@@ -58,6 +59,8 @@ class DistributedTrainOperator(JobOperator):
     :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
+        `shoal.airflow.credentials`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and

@@ -9,15 +9,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import bearer_scheme, get_user
 from airflow.configuration import conf
+from airflow.models.dag import DagModel
 from anyio import from_thread
 from fastapi import HTTPException, Request
 
+from shoal.airflow.deployment import deployment_in_database
+from shoal.pool.holder import DagRunHolder
 from shoal.ui.access import Viewer
 
 log = logging.getLogger(__name__)
@@ -27,9 +32,12 @@ class AirflowAccess:
     """Permissions of Airflow's users on shoal's page.
 
     To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
-    To change pools and jobs, a user needs the permission to edit connections, because a connection contains the options
-    of a pool. Airflow's separate permission for custom views is not used, because the simple auth manager gives it to
-    every viewer.
+    Airflow's separate permission for custom views is not used, because the simple auth manager gives it to every
+    viewer.
+
+    To change pools, a user needs the permission to edit connections, because a connection contains the options of a
+    pool. To end the jobs and leases of a DAG run of this Airflow, a user needs the permission to edit runs of the DAG;
+    for all other jobs and leases, the permission to edit connections.
     """
 
     def viewer(self, request: Request) -> Viewer:
@@ -44,6 +52,7 @@ class AirflowAccess:
             manager = get_auth_manager()
             may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
             may_act = manager.is_authorized_connection(method="PUT", user=user)
+            may_end_some = may_act is True or _may_edit_some_runs(manager, user)
             name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
@@ -57,7 +66,37 @@ class AirflowAccess:
             raise HTTPException(
                 403, "you may not see this page: ask your administrator for the permission to see Airflow's plugins"
             )
-        return Viewer(name, may_act=may_act is True, csrf_token=token)
+        return Viewer(
+            name,
+            may_act=may_act is True,
+            csrf_token=token,
+            may_end_some=may_end_some,
+            may_end=lambda holder: _may_end(manager, user, holder, otherwise=may_act is True),
+        )
+
+
+def _may_edit_some_runs(manager: BaseAuthManager[Any], user: BaseUser) -> bool:
+    if manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user) is True:
+        return True
+    return bool(manager.get_authorized_dag_ids(user=user, method="PUT"))
+
+
+def _may_end(manager: BaseAuthManager[Any], user: BaseUser, holder: str, *, otherwise: bool) -> bool:
+    """Return whether a user may end the jobs and leases of a holder.
+
+    Args:
+        manager: Airflow's auth manager.
+        user: The user.
+        holder: The holder.
+        otherwise: The answer for a holder that is no DAG run of this Airflow.
+    """
+    run = DagRunHolder.of(holder)
+    if run is None or run.deployment not in (None, deployment_in_database()):
+        return otherwise
+    details = DagDetails(id=run.dag_id, team_name=DagModel.get_team_name(run.dag_id))
+    return (
+        manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, details=details, user=user) is True
+    )
 
 
 async def _user(request: Request) -> BaseUser:

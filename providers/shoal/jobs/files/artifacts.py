@@ -115,6 +115,25 @@ def _digest(*contents: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
 
 
+def exist(result: JobResult, artifact_location: str | None) -> bool:
+    """Return whether the files of a result still exist: the model, the function's return values, or the predictions.
+
+    They count as existing if this process cannot know it: if the storage does not answer, or if only the nodes have the
+    folder. The model of a job that was skipped is only in MLflow, which is not asked.
+    """
+    if result.skipped:
+        return True
+    path = storage.as_given(result.results_path or result.output_path or result.model_path, artifact_location)
+    if "://" not in path:
+        folders = Path(path).parents
+        shared = folders[0 if result.output_path else min(2, len(folders) - 1)]  # see `folder`
+        return Path(path).exists() or not shared.exists()
+    try:
+        return storage.exists(path)
+    except Exception:  # each storage raises other exceptions
+        return True
+
+
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:
     """Read the training result of a finished job: the model, evaluation results and statistics of each worker.
 

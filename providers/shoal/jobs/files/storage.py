@@ -81,6 +81,14 @@ def discard_unfinished(folder: str) -> None:
             path.unlink(missing_ok=True)
 
 
+def exists(uri: str) -> bool:
+    """Return whether a file or folder exists at a URI."""
+    import fsspec
+
+    filesystem, path = fsspec.url_to_fs(uri)
+    return bool(filesystem.exists(path))
+
+
 def read(path: str) -> bytes:
     """Return the content of a file at a local path or a URI.
 

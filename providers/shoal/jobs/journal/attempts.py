@@ -28,7 +28,7 @@ from shoal.errors import (
 )
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.tasks import EngineTask
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
@@ -52,12 +52,17 @@ class Order:
     priority: int = 0
     gang: dict[str, Any] = field(default_factory=dict)
     """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
-    task: TaskTry | None = None
+    task: EngineTask | None = None
     """The try of a workflow engine's task that submits the job."""
     label: str | None = None
     """What the job is about, for lists of jobs."""
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
+
+    def is_for(self, job: Job) -> bool:
+        """Return whether a job that was submitted before, under the same id, is the job of this order."""
+        differs = self.task is not None and self.task.differs_from(job)
+        return bool(job.spec["fingerprint"] == self.spec["fingerprint"]) and not differs
 
 
 @dataclass(frozen=True)
@@ -76,20 +81,22 @@ class Key:
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
     """Return the row of an attempt for a submission: an existing attempt of the same job, or else a new one.
 
-    The job's newest attempt is returned if it has the same fingerprint and is pending or running, or has succeeded and
-    its result has not been returned to a caller yet. In all other cases this function adds a row for a new attempt, and
-    the caller has to send that attempt to the pool's head.
+    The job's newest attempt is returned if `Order.is_for` accepts it, and it is pending or running, or has succeeded
+    and its result has not been returned to a caller yet. In all other cases this function adds a row for a new attempt,
+    and the caller has to send that attempt to the pool's head.
 
     If the order has no `orphan_after`, the `orphan_after` of a pending or running attempt is removed, so that the
     attempt goes on even if no process polls it.
 
     Raises:
         JobBusyError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
+        JobError: The newest attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     while True:
-        with store.reading(snapshot=False) as session:
-            newest = session.scalars(_newest_of(order.job_id)).first()
-        same = newest is not None and newest.spec["fingerprint"] == order.spec["fingerprint"]
+        newest = find_latest(store, order.job_id)
+        if newest is not None and order.task is not None:
+            order.task.check(newest)
+        same = newest is not None and order.is_for(newest)
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
                 raise JobBusyError(
@@ -110,26 +117,29 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
             return found
 
 
-def join(store: Store, key: Key, now: float, task: TaskTry | None = None, *, detach: bool = False) -> Job | None:
-    """Record that a process has attached to a pending or running attempt. Return the attempt's row, or None if the
-    attempt has ended.
+def join(store: Store, key: Key, now: float, task: EngineTask | None = None, *, detach: bool = False) -> Job | None:
+    """Record that a process has attached to a pending or running attempt, or that a task takes the result of an attempt
+    that has succeeded. Return the attempt's row, or None if the attempt has ended otherwise.
 
     Raises:
-        JobError: The attempt belongs to a newer try of the task.
+        JobError: The attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
-        if job is None or job.state in JOB_ENDED:
+        if job is None or (job.state in JOB_ENDED and not (task and job.state is JobState.SUCCEEDED)):
             return None
-        if task is not None and task.is_older_than(job):
-            raise task.superseded_by(job)
+        if task is not None:
+            task.check(job)
+            # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
+            job.log_shown = None
+            for name, value in task.columns().items():
+                setattr(job, name, value)
+        if job.state in JOB_ENDED:
+            return job
         note_polled(job, now)
         if detach:
             job.orphan_after = None
         job.submitter = {**job.submitter, "submissions": submissions(job) + 1}
-        if task is not None:
-            # `log_shown` is None, so that the new try's log in the workflow engine shows all lines of the job's log.
-            job.task_key, job.task_try, job.log_shown = task.key, task.number, None
         return job
 
 
@@ -150,10 +160,8 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
         uses_gpu=uses_gpu,
-        task_key=order.task and order.task.key,
-        task_try=order.task and order.task.number,
         created_at=now,
-        **same | changed,
+        **same | changed | (order.task.columns() if order.task else {}),
     )
     try:
         with transaction(store, JobStep.ASK) as session:
@@ -165,14 +173,19 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
     return job
 
 
+def find_latest(store: Store, job_id: str) -> Job | None:
+    """Return the row of a job's newest attempt; None if there is no such job."""
+    with store.reading(snapshot=False) as session:
+        return session.scalars(_newest_of(job_id)).first()
+
+
 def latest(store: Store, job_id: str) -> Job:
     """Return the row of a job's newest attempt.
 
     Raises:
         JobNotFoundError: There is no such job.
     """
-    with store.reading() as session:
-        job = session.scalars(_newest_of(job_id)).first()
+    job = find_latest(store, job_id)
     if job is None:
         raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
@@ -284,6 +297,7 @@ _SMALL = (
     Job.attempt,
     Job.pool,
     Job.holder,
+    Job.ancestors,
     Job.state,
     Job.submitter,
     Job.heartbeat_at,

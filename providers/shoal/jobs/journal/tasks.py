@@ -1,19 +1,57 @@
-"""Find the jobs that the tries of a workflow engine's task have submitted, even if the tries had different specs."""
+"""Describe the tasks of workflow engines that submit jobs, and decide which jobs of earlier tries they take over."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 
-from shoal.errors import JobError
+from shoal.errors import InvalidArgumentError, JobError
+from shoal.pool.holder import Ancestors
 from shoal.state import Store
-from shoal.state.schema import JOB_ACTIVE, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+
+
+class JobTakenError(JobError):
+    """The job belongs to another task run of the same flow run, so this task run needs a job of its own."""
 
 
 @dataclass(frozen=True)
-class TaskTry:
+class EngineTask(ABC):
     """One try of a workflow engine's task that submits a job.
+
+    Attributes:
+        key: Name of the task, the same in all its tries.
+    """
+
+    key: str
+
+    @abstractmethod
+    def check(self, job: Job) -> None:
+        """Check that this try may use a job that it has found.
+
+        Raises:
+            JobError: The job belongs to another try or task run.
+        """
+
+    @abstractmethod
+    def takes_over(self, job: Job) -> bool:
+        """Return whether this try takes over a job of this task. If not, it ends the job and submits a new one."""
+
+    @abstractmethod
+    def differs_from(self, job: Job) -> bool:
+        """Return whether a job was submitted with another function or other arguments."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a job's row that say to which task and try the job belongs."""
+
+
+@dataclass(frozen=True)
+class TaskTry(EngineTask):
+    """One try of a task that the engine always calls by the same name, such as a task of Airflow.
 
     Attributes:
         key: Name of the task, unique among the tasks of the holder.
@@ -22,40 +60,118 @@ class TaskTry:
             user has cleared the task.
         durable: Whether the try takes over a job of an earlier try. False: the try ends the job of the earlier try and
             submits a new job.
+        digest: Digest of the task as it is written in the workflow: its framework, the code of its function, and its
+            arguments before templates are rendered. Only a job with the same digest is taken over. None: jobs are not
+            compared.
     """
 
-    key: str
     number: int
     cleared: int = 0
     durable: bool = True
+    digest: str | None = None
 
-    def is_older_than(self, job: Job) -> bool:
-        """Return whether a job already belongs to a newer try of this task."""
-        return job.task_key == self.key and (job.task_try or 0) > self.number
+    def check(self, job: Job) -> None:
+        """Check that this try may use a job of its task.
 
-    def superseded_by(self, job: Job) -> JobError:
-        """Return the error that says that a job already belongs to a newer try of this task."""
-        return JobError(
-            f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if try '
-            f"{job.task_try} does not exist any more, end the job with `shoal jobs cancel {job.id}`"
-        )
+        Raises:
+            JobError: The job is unfinished and belongs to a newer try of the task.
+            InvalidArgumentError: The job is unfinished, and this try has submitted it with another function.
+        """
+        if job.state in JOB_ENDED or job.task_key != self.key:
+            return
+        if (job.task_try or 0) > self.number:
+            raise JobError(
+                f'job "{job.id}" belongs to try {job.task_try} of this task, and this is try {self.number}: if try '
+                f"{job.task_try} does not exist any more, end the job with `shoal jobs cancel {job.id}`"
+            )
+        if job.task_try == self.number and self.differs_from(job):
+            raise InvalidArgumentError(
+                f'job "{job.id}" runs for this try of the task ({job.holder}, {self.key}, try {self.number}) with '
+                "another function or other arguments. If two Airflows use this store, give each an id of its own: the "
+                "option [shoal] deployment in airflow.cfg. If the DAG file was changed while the task ran, end the job "
+                f"with `shoal jobs cancel {job.id}`, and clear the task"
+            )
+
+    def takes_over(self, job: Job) -> bool:
+        """Return whether the job is of the same function, and no user has cleared the task since then."""
+        return self.durable and (job.task_try or 0) > self.cleared and not self.differs_from(job)
+
+    def differs_from(self, job: Job) -> bool:
+        """Return whether both digests are known and differ."""
+        return None not in (self.digest, job.task_digest) and self.digest != job.task_digest
+
+    def columns(self) -> dict[str, Any]:
+        """Return the task's name, the number of the try, and the digest if it is known."""
+        digest = {} if self.digest is None else {"task_digest": self.digest}
+        return {"task_key": self.key, "task_try": self.number, **digest}
+
+
+@dataclass(frozen=True)
+class FlowTask(EngineTask):
+    """A task run of a flow run that may be repeated as a whole, such as one of Prefect.
+
+    A repeated flow run calls its tasks under new names. So a task run takes over the job of an equal task run of an
+    earlier try of the flow run: one with the same key, spec and digest. Equal task runs of one try have a job each.
+
+    Attributes:
+        key: Name of the flow run, the same in all its tries.
+        holder: Holder of the job. In each try of the flow run, a subflow has another one.
+        flow_try: Name of the try of the flow run.
+        run: Id of the task run, the same in all tries of the task run.
+        ancestors: Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). In each try, the blocks
+            around the task run may be others.
+        digest: Digest of the code of a function, which the fingerprint of a spec does not contain. None: the spec has
+            no function of the user.
+        anew: Whether a new job is submitted even if an earlier try of the flow run has one.
+    """
+
+    holder: str
+    flow_try: str
+    run: str
+    ancestors: Ancestors
+    digest: str | None = None
+    anew: bool = False
+
+    def check(self, job: Job) -> None:
+        """Check that the job does not belong to another task run of the same try.
+
+        Raises:
+            JobTakenError: It does.
+        """
+        flow_try, _, run = (job.task_run or "").partition(" ")
+        if job.task_key == self.key and flow_try == self.flow_try and run != self.run:
+            raise JobTakenError(f'job "{job.id}" belongs to another task run: {run}')
+
+    def takes_over(self, job: Job) -> bool:
+        """Return whether the job has the same function, and is not to be trained anew."""
+        is_mine = job.task_run == self._run
+        return not self.differs_from(job) and (is_mine or not self.anew)
+
+    def differs_from(self, job: Job) -> bool:
+        """Return whether the digests differ."""
+        return self.digest != job.task_digest
+
+    def columns(self) -> dict[str, Any]:
+        """Return the names of the flow run, its try and the task run, the digest, the holder and its ancestors."""
+        return {
+            "task_key": self.key,
+            "task_run": self._run,
+            "task_digest": self.digest,
+            "holder": self.holder,
+            "ancestors": dict(self.ancestors),
+        }
+
+    @property
+    def _run(self) -> str:
+        return f"{self.flow_try} {self.run}"
 
 
 def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
-    """Return the rows of attempts that earlier tries of a task have submitted, the newest first.
-
-    An attempt is returned if it has not ended. The newest attempt of the task is also returned if it has succeeded and
-    its result has not been returned to a caller yet.
-    """
-    query = select(Job).where(Job.task_key == task.key, Job.holder == holder).order_by(Job.created_at.desc())
-    if task.number <= 1:
-        # The first try of a task has no earlier try whose result it could use. So the query reads only unfinished jobs,
-        # which is fast because of the index on the state column.
-        query = query.where(Job.state.in_(JOB_ACTIVE))
+    """Return the rows of attempts that tries of a task have submitted, the newest first: those that have not ended, and
+    those that have succeeded."""
+    # The first try has no earlier try whose result it could use. So the query reads only unfinished jobs, which is fast
+    # because of the index on the state column.
+    states = JOB_ACTIVE if task.number <= 1 else {*JOB_ACTIVE, JobState.SUCCEEDED}
+    query = select(Job).where(Job.task_key == task.key, Job.holder == holder, Job.state.in_(states))
     with store.reading(snapshot=False) as session:
-        found = list(session.scalars(query))
-    return [
-        job
-        for place, job in enumerate(found)
-        if job.state in JOB_ACTIVE or (place == 0 and job.state is JobState.SUCCEEDED and job.collected_at is None)
-    ]
+        return list(session.scalars(query.order_by(Job.created_at.desc())))
