@@ -110,7 +110,7 @@ class Leasing(RuleBasedStateMachine):
     @rule(holder=holders)
     def renew(self, holder: str) -> None:
         with self.writing() as session:
-            commands.renew_held(session, "p", holder, self.clock())
+            commands.renew_held(session, "p", {holder}, self.clock())
 
     @rule(number=st.integers(0, 3))
     def give_up(self, number: int) -> None:

@@ -76,8 +76,8 @@ def test_a_lease_released_from_another_host_ends_the_nodes_on_this_one(tiny):
     pool.lease(2, bring_up=True)
 
     did = another_host.python(
-        "import json; from shoal.jobs.cleanup import clean_up_ended_runs\n"
-        "print(json.dumps(clean_up_ended_runs('airflow', lambda run: 'its DAG run ended as failed')))"
+        "import json; from shoal.jobs.cleanup import RunEnd, clean_up_ended_runs\n"
+        "print(json.dumps(clean_up_ended_runs('airflow', lambda run: RunEnd('its DAG run ended as failed'))))"
     )
 
     assert did == [

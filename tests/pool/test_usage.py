@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,13 +70,15 @@ def lease(
     exclusive: bool = False,
     ttl: float = 1e6,
     team: str | None = None,
+    ancestors: dict[str, bool] | None = None,
     **options: float,
 ) -> Lease:
     checked = LeaseOptions.for_size({"rollback_after_seconds": 1e9} | options, size)
     with store.transaction() as session:
         return commands.lease(
-            session, NAME, size, holder=holder, exclusive=exclusive, ttl=ttl, options=checked, now=clock(), team=team
-        )[1]
+            session, NAME, size, holder=holder, exclusive=exclusive, ttl=ttl, options=checked, now=clock(), team=team,
+            ancestors=ancestors,
+        )[1]  # fmt: skip
 
 
 def release(store: Store, clock: Clock, holder: str = "test:a") -> None:
@@ -83,12 +86,12 @@ def release(store: Store, clock: Clock, holder: str = "test:a") -> None:
         commands.release(session, NAME, holder, clock())
 
 
-def add_job(store: Store, name: str, holder: str, state: JobState = JobState.RUNNING) -> None:
+def add_job(store: Store, name: str, holder: str, state: JobState = JobState.RUNNING, **columns: Any) -> None:
     with store.transaction() as session:
         session.add(
             Job(
                 id=name, attempt=1, pool=NAME, holder=holder, spec={}, state=state, endpoint={}, last_polled_at=0.0,
-                created_at=0.0,
+                created_at=0.0, **columns,
             )
         )  # fmt: skip
 
@@ -235,6 +238,40 @@ def test_a_run_that_has_used_its_budget_is_ended_and_gets_no_further_lease(store
     ):
         lease(store, clock, 1, budget_node_hours=2)
     lease(store, clock, 1, budget_node_hours=3)
+
+
+def test_the_blocks_of_a_flow_run_use_up_the_budget_of_the_run(store, clock):
+    lease(store, clock, 4, "prefect:run/1", budget_node_hours=2)
+    clock.pass_to(1700)
+    release(store, clock, "prefect:run/1")
+    lease(store, clock, 2, "prefect:run/2", budget_node_hours=2)
+    clock.pass_to(1900)
+    assert "prefect:run has used 2 node-hours" in reconciled(store, clock)[0]
+    with pytest.raises(BudgetError, match="prefect:run has used 2 node-hours"):
+        lease(store, clock, 1, "prefect:run/3", budget_node_hours=2)
+    assert used(store, clock) == {"prefect:run": (7200, 0)}
+
+
+def test_the_lifetime_of_a_block_ends_only_its_own_jobs(store, clock):
+    lease(store, clock, 2, "prefect:run/1", max_lifetime=100)
+    add_job(store, "inside", "prefect:run", ancestors={"prefect:run/1": True})
+    add_job(store, "beside", "prefect:run", ancestors={"prefect:run/2": True})
+    clock.pass_to(100)
+    reconciled(store, clock)
+    states = {name: attempts.load(store, Key(name, 1)).state for name in ("inside", "beside")}
+    assert states == {"inside": JobState.FAILED, "beside": JobState.RUNNING}
+
+
+def test_a_lease_inside_a_block_does_not_wait_for_leases_that_wait_for_the_block(store, clock):
+    lease(store, clock, 4, "prefect:run/1", exclusive=True)
+    lease(store, clock, 3, "test:b", exclusive=True)
+    lease(store, clock, 2, "prefect:run/2", ancestors={"prefect:run/1": True})
+    behind = "waiting as the next in the queue, 6 of 6 nodes are taken"
+    assert waits(clock) == {"prefect:run/1": None, "test:b": behind, "prefect:run/2": None}
+    assert ComputePool(NAME, holder="prefect:child", ancestors={"prefect:run/1": True}, clock=clock).renew()
+    assert not ComputePool(NAME, holder="prefect:child", ancestors={"prefect:run/1": False}, clock=clock).renew()
+    with pytest.raises(InvalidArgumentError, match=r"\(4 of prefect:run/1\) needs 7 nodes, above MAX_NODES=6"):
+        lease(store, clock, 3, "prefect:run/3", exclusive=True, ancestors={"prefect:run/1": True})
 
 
 def test_the_holder_of_a_python_process_may_come_again_for_other_work(store, clock):

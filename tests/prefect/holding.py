@@ -11,16 +11,20 @@ import sys
 from prefect import flow, serve
 from prefect.runtime import flow_run
 
+from shoal.jobs import cleanup
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
 from shoal.pool.reconcile import background_process
-from shoal.prefect import clean_up_run, pool_lease
+from shoal.prefect import _training, clean_up_run, distributed_train, pool_lease
 from shoal.state import home
+from tests.support import waiting_jobs
 from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
 BACKENDS["local"] = TinyBackend
 background_process.ensure_running = lambda: None
+_training.submit = waiting_jobs.submit
+cleanup.settle_jobs = lambda _: []  # it would start the jobs
 
 
 @flow
@@ -37,6 +41,22 @@ def leave() -> None:
     wait()
 
 
+@flow
+def child() -> None:
+    """Wait for a job in another thread, which a signal does not interrupt."""
+    training = distributed_train.submit(waiting_jobs.spec_of("of-the-subflow"), pool_name="tiny")
+    waiting_jobs.wait_for("of-the-subflow")
+    (home() / "held-by").write_text(str(flow_run.parent_flow_run_id))
+    training.result()
+
+
+@flow(on_cancellation=[clean_up_run])
+def lead() -> None:
+    """Hold three nodes for a subflow."""
+    with pool_lease(3, pool_name="tiny"):
+        child()
+
+
 def wait() -> None:
     """Say in `$SHOAL_HOME` which run has its nodes, and wait for a signal."""
     (home() / "held-by").write_text(str(flow_run.id))
@@ -45,6 +65,6 @@ def wait() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["serve"]:
-        serve(*(one.to_deployment(name="served") for one in (hold, leave)), pause_on_shutdown=False)
+        serve(*(one.to_deployment(name="served") for one in (hold, leave, lead)), pause_on_shutdown=False)
     else:
         hold()

@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 from prefect import flow, task, unmapped
 from prefect.exceptions import MissingContextError
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
@@ -20,11 +21,12 @@ from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.timeouts import LEASE_TTL
-from shoal.prefect import ComputePool, pool_lease
+from shoal.prefect import ComputePool, distributed_train, pool_lease, wait_for_nodes
+from shoal.prefect._open_blocks import Block, Submissions
 from shoal.prefect._progress import NodeLog
-from shoal.prefect.lease import PoolLeaseContext, Submissions
+from shoal.prefect.lease import PoolLeaseContext
 from shoal.state import Store
-from tests.support import clocks
+from tests.support import clocks, waiting_jobs
 from tests.support.pool_processes import nothing_left
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
@@ -171,7 +173,7 @@ def test_cancelled_while_it_grows_nothing_is_left(home, monkeypatch):
 
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_an_error_after_the_lease_was_granted_releases_it(home, monkeypatch, how):
-    monkeypatch.setattr(Submissions, "begin", fail)
+    monkeypatch.setattr(Block, "begin", fail)
 
     @flow
     async def aleased():
@@ -310,6 +312,133 @@ def test_cancelled_while_it_waits_for_task_runs_it_releases_the_pool(home, leavi
         return now
 
     assert asyncio.run(cancelled()) == ("down", 0, ())
+
+
+def train(name: str) -> None:
+    """Start a training in a task run of its own, and return when its job waits."""
+    distributed_train.submit(waiting_jobs.spec_of(name), pool_name="tiny")
+    wait_until(lambda: name in waiting_jobs.unfinished(), f"job {name}")
+
+
+def leases() -> list[tuple[str, int]]:
+    return [(lease.holder.partition("/")[2], lease.size) for lease in CorePool("tiny").describe().leases]
+
+
+def test_the_end_of_a_nested_block_leaves_the_job_and_the_lease_of_the_outer_block(jobs):
+    @flow
+    def nested():
+        with suppress(RuntimeError), pool_lease(2, pool_name=POOL):
+            train("outer")
+            with suppress(RuntimeError), pool_lease(1, pool_name="tiny"):
+                train("inner")
+                assert leases() == [("1", 2), ("2", 1)]
+                raise RuntimeError("boom")
+            waiting_jobs.wait_for("outer")
+            assert leases() == [("1", 2)]
+            raise RuntimeError("boom")
+
+    nested()
+    waiting_jobs.wait_for()
+    assert state() == ("down", 0, ())
+
+
+def test_the_end_of_a_block_ends_the_blocks_of_subflows_inside_it(jobs):
+    @flow
+    def holds():
+        with pool_lease(1, pool_name="tiny"):
+            distributed_train(waiting_jobs.spec_of("inner"), pool_name="tiny")
+
+    @task
+    def calls():
+        holds()
+
+    @flow
+    def nested():
+        with suppress(RuntimeError), pool_lease(2, pool_name=POOL):
+            calls.submit()
+            waiting_jobs.wait_for("inner")
+            raise RuntimeError("boom")
+
+    nested()
+    waiting_jobs.wait_for()
+    assert state() == ("down", 0, ())
+
+
+def test_tasks_that_have_a_block_each_do_not_end_each_others_jobs(jobs):
+    first_is_over = threading.Event()
+
+    @task
+    def own_block(name):
+        with suppress(RuntimeError), pool_lease(1, pool_name="tiny"):
+            train(name)
+            waiting_jobs.wait_for("first", "second") if name == "first" else first_is_over.wait(60)
+            raise RuntimeError("boom")
+        if name == "first":
+            left = waiting_jobs.unfinished()
+            first_is_over.set()
+            return left
+
+    @flow
+    def mapped():
+        CorePool(POOL).up()
+        return own_block.map(["first", "second"]).result()
+
+    assert mapped() == [{"second"}, None]
+    waiting_jobs.wait_for()
+    assert leases() == []
+
+
+def test_coroutines_that_have_a_block_each_do_not_end_each_others_jobs(jobs):
+    started, first_is_over = asyncio.Event(), asyncio.Event()
+
+    async def own_block(name, until, then):
+        with suppress(RuntimeError):
+            async with pool_lease(1, pool_name=POOL):
+                await asyncio.to_thread(train, name)
+                then.set() if name == "second" else None
+                await until.wait()
+                raise RuntimeError("boom")
+        then.set()
+        return waiting_jobs.unfinished()
+
+    @flow
+    async def both():
+        first, second = own_block("first", started, first_is_over), own_block("second", first_is_over, started)
+        return await asyncio.gather(first, second)
+
+    assert asyncio.run(both()) == [{"second"}, set()]
+
+
+def test_a_task_waits_for_the_nodes_of_the_block_around_it(home):
+    CorePool(POOL, holder="test:other").lease(1, exclusive=True, bring_up=True)
+
+    @flow
+    def exclusively():
+        refused = pytest.raises(ScaleError, match=r"1 of 2 nodes for the lease of prefect:.*/1, and the target")
+        with pool_lease(1, exclusive=True, pool_name="tiny"), refused:
+            wait_for_nodes(2, pool_name="tiny")
+
+    exclusively()
+    CorePool("tiny", holder="test:other").release()
+
+
+def test_a_flow_that_a_task_calls_has_its_own_block(home):
+    @flow
+    def child():
+        with pool_lease(1, pool_name="tiny"):
+            return CorePool("tiny").describe().leases[0].holder, str(flow_run.id)
+
+    @task
+    def calls():
+        return child()
+
+    @flow
+    def parent():
+        CorePool(POOL).up()
+        return calls()
+
+    holder, run_id = parent()
+    assert holder.startswith(f"prefect:{run_id}/")
 
 
 def test_outside_of_a_run_it_says_what_to_use(home):

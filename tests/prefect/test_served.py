@@ -20,6 +20,7 @@ from prefect.states import Cancelling, Crashed, Scheduled
 from examples.prefect_run import _process
 from shoal.pool.api import ComputePool as CorePool
 from shoal.state.home import home, lock_file, open_locked
+from tests.support import waiting_jobs
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
@@ -86,7 +87,7 @@ def deployed(client: SyncPrefectClient, name: str):
         return None
 
 
-@pytest.mark.parametrize("flow", ["hold", pytest.param("leave", marks=pytest.mark.long)])
+@pytest.mark.parametrize("flow", ["hold", *(pytest.param(name, marks=pytest.mark.long) for name in ("leave", "lead"))])
 def test_a_served_run_that_is_cancelled_gives_its_nodes_back(client, start, flow):
     start("-m", "tests.prefect.holding", "serve")
     deployment = wait_until(lambda: deployed(client, f"{flow}/served"), "the flow to be served", 60)
@@ -94,6 +95,7 @@ def test_a_served_run_that_is_cancelled_gives_its_nodes_back(client, start, flow
     assert wait_until(held, "the run to hold its nodes", 60) == str(run_id)
     client.set_flow_run_state(run_id, Cancelling())
     wait_until(lambda: state() == (1, 0), "the pool to be as before", 60)  # Prefect kills after 30
+    assert waiting_jobs.unfinished() == set()
     wait_until(lambda: client.read_flow_run(run_id).state.is_cancelled(), "the run to be cancelled")
 
 

@@ -20,6 +20,7 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
@@ -28,6 +29,7 @@ from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
+from shoal.ui.run_links import RunLinks
 from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
@@ -254,6 +256,12 @@ def test_a_lease_is_released_and_the_record_names_the_user(client, store):
     assert "cli:tester@host" in client.get("/history").text
     again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
     assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
+
+
+def test_a_block_of_a_flow_run_links_to_the_run(fresh_home, monkeypatch):
+    monkeypatch.setenv("PREFECT_UI_URL", "https://prefect.example")
+    expected = Link("Flow run", "https://prefect.example/runs/flow-run/6dba9de2")
+    assert RunLinks(Store()).link("prefect:6dba9de2/1") == expected
 
 
 def test_a_lease_and_a_job_link_to_the_airflow_of_their_run(client, store, monkeypatch):

@@ -19,10 +19,11 @@ from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.retention import prune_models
+from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.settle import settle_jobs
-from shoal.jobs.submission import MOST_LISTED, attach, list_jobs
+from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.holder import python_holder
+from shoal.pool.holder import ends_with, python_holder, run_of
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
@@ -38,7 +39,7 @@ class CleanupReport:
 
     Attributes:
         cancelled: Ids of the run's jobs that were cancelled.
-        released: Whether the run had a lease of nodes, which was released.
+        released: Whether the run had leases of nodes, which were released.
         swept: Actions that `sweep` has taken on this host, one sentence each.
         left: Actions that are still to be done and that another host does by itself, one sentence each.
     """
@@ -53,8 +54,17 @@ class CleanupReport:
         return asdict(self)
 
 
-def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job was cleaned up") -> CleanupReport:
-    """Cancel the jobs of a workflow run on a pool, release the run's lease of nodes, and clean this host with `sweep`.
+def clean_up(
+    pool_name: str,
+    holder: str,
+    *,
+    reason: str = "the run of the job was cleaned up",
+    is_cancelled: bool = False,
+) -> CleanupReport:
+    """Cancel the jobs of a workflow run on a pool, release the run's leases of nodes, and clean this host with `sweep`.
+
+    For a flow run of Prefect, the function also ends the jobs and leases of the runs that it has called. For a block of
+    `shoal.prefect.pool_lease`, it ends only the jobs and leases inside the block.
 
     The function may be called at any time and repeatedly. If the pool is on another host, this function only cancels
     the jobs and releases the lease in the store. The pool's host then ends the drivers and nodes, and the report lists
@@ -62,14 +72,20 @@ def clean_up(pool_name: str, holder: str, *, reason: str = "the run of the job w
 
     Args:
         pool_name: Name of the pool; a pool that is gone or down has nothing to clean up.
-        holder: Name of the run that holds the jobs and the lease.
+        holder: Name of the run or block that holds the jobs and the leases.
         reason: Text that is stored as the error of the cancelled jobs.
+        is_cancelled: Whether the run was cancelled. Then the jobs of the deployments that it has started with Prefect's
+            ``run_deployment`` are ended, too.
     """
     holder = storable(holder)
-    active = list_jobs(pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
+    active = attempts.newest(Store(), pool=pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
-    attempts_of_run = sorted({(job.job_id, job.attempt) for job in active if job.holder == holder})
+    attempts_of_run = sorted(
+        (job.id, job.attempt)
+        for job in active
+        if ends_with(job.holder, job.ancestors, holder, is_cancelled=is_cancelled)
+    )
     mine = [attach(job_id, attempt, actor=holder) for job_id, attempt in attempts_of_run]
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
     left = [handle.left for handle in mine if handle.left]
@@ -143,16 +159,17 @@ def retain(
     return [*did, *pruned.failed]
 
 
-def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
+def clean_up_everywhere(holder: str, *, reason: str, is_cancelled: bool = False) -> list[str]:
     """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
     """
     done: list[str] = []
     holder = storable(holder)
-    for pool in sorted(pool for pool, of in _pools_and_holders() if of == holder):
+    owned = [each for each in _owned() if ends_with(each.holder, each.ancestors, holder, is_cancelled=is_cancelled)]
+    for pool in sorted({each.pool for each in owned}):
         try:
-            report = clean_up(pool, holder, reason=reason)
+            report = clean_up(pool, holder, reason=reason, is_cancelled=is_cancelled)
         except Exception as error:
             log.exception("the jobs and leases of %s on pool %s could not be cleaned up", holder, pool)
             done.append(
@@ -165,18 +182,55 @@ def clean_up_everywhere(holder: str, *, reason: str) -> list[str]:
     return done
 
 
-def clean_up_ended_runs(engine: str, why_ended: Callable[[str], str | None]) -> list[str]:
+@dataclass(frozen=True)
+class RunEnd:
+    """End of a workflow run, as its workflow engine has recorded it.
+
+    Attributes:
+        reason: Text that is stored as the error of the cancelled jobs.
+        is_cancelled: Whether the run was cancelled; see `clean_up`.
+        is_doubtful: Whether the engine has only missed the run's heartbeats, so that the run may still go on.
+    """
+
+    reason: str
+    is_cancelled: bool = False
+    is_doubtful: bool = False
+
+
+def clean_up_ended_runs(engine: str, end_of: Callable[[str], RunEnd | None]) -> list[str]:
     """Cancel the jobs and release the leases of a workflow engine's ended runs, on all pools.
 
+    A run whose end is doubtful is left alone while a process still waits for one of its jobs.
+
     The engine's janitor (a scheduled DAG or flow) calls this function.
+
+    Args:
+        engine: Name of the workflow engine, with which the names of its runs as holders begin.
+        end_of: Function that returns the end of a run by its name without the engine; None if the run has not ended.
+
+    Returns:
+        One sentence for each action, and for each run that was left alone.
     """
     done = []
-    for holder in sorted({of for _, of in _pools_and_holders() if of.startswith(f"{engine}:")}):
-        reason = why_ended(holder.removeprefix(f"{engine}:"))
-        if reason:
-            with acting_as(f"{engine}:janitor"):
-                done += clean_up_everywhere(holder, reason=reason)
+    holders = {run_of(holder) for each in _owned() for holder in (each.holder, *(each.ancestors or {}))}
+    for holder in sorted(each for each in holders if each.startswith(f"{engine}:")):
+        end = end_of(holder.removeprefix(f"{engine}:"))
+        if end is None:
+            continue
+        if end.is_doubtful and (awaited := _awaited_job(holder)):
+            done.append(f"{holder} was left alone, although {end.reason}: a process still waits for its job {awaited}")
+            continue
+        with acting_as(f"{engine}:janitor"):
+            done += clean_up_everywhere(holder, reason=end.reason, is_cancelled=end.is_cancelled)
     return done
+
+
+def _awaited_job(holder: str) -> str | None:
+    """Return the id of an unfinished job of a run for which a process still waits; None if there is none."""
+    now = time.time()
+    active = attempts.newest(Store(), pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)
+    mine = [job for job in active if ends_with(job.holder, job.ancestors, holder)]
+    return next((job.id for job in mine if look.is_awaited(job, now)), None)
 
 
 def is_in_use(holder: str) -> bool:
@@ -226,8 +280,9 @@ def end_in_store(
     return did
 
 
-def _pools_and_holders() -> set[tuple[str, str]]:
-    """Return the pairs (name of the pool, name of the run) of all leases of nodes and all unfinished jobs."""
-    with Store().reading() as session:
-        leases = {(lease.pool, lease.holder) for lease in session.scalars(select(Lease))}
-    return leases | {(job.pool, job.holder) for job in list_jobs(states=JOB_ACTIVE, limit=MOST_LISTED)}
+def _owned() -> list[Job | Lease]:
+    """Return the rows of all unfinished jobs and all leases of nodes."""
+    store = Store()
+    with store.reading() as session:
+        leases = list(session.scalars(select(Lease)))
+    return [*leases, *attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)]

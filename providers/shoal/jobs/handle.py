@@ -228,7 +228,7 @@ class JobHandle:
             job,
             reason,
             most_submissions=self.submissions if unless_resubmitted else None,
-            by_user=self.target.actor != job.holder,
+            by_user=self.target.actor not in (job.holder, *(job.ancestors or {})),
         )
         self.left = done.left
         return done.is_done

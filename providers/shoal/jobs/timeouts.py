@@ -24,6 +24,14 @@ POLL_PERIOD_S = 30.0
 """Period of updating `last_polled_at`. It is far below the default `orphan_after` of 15 minutes, so that no job ends by
 mistake, and hundreds of waiting processes cause little load."""
 
+UNPOLLED_AFTER_S = 60.0
+"""Seconds since the last poll after which no process waits for a job any more: two polls were left out. Prefect marks a
+run as crashed at least 60 s after the process was killed, so the janitor, which starts then, ends the jobs."""
+
+LIVE_SUBMITTER_SILENT_AFTER_S = 300.0
+"""The same if the submitter of the job still runs on this host. It may be unable to reach the store, or have few CPUs.
+The limit is needed because the submitter may also be a process that took the job out of the queue for another one."""
+
 ORPHAN_GRACE_S = 60.0
 """Seconds after a job's `orphan_after` until another process ends the job. Normally the driver, which checks every 2 s,
 has ended it by then."""

@@ -9,10 +9,41 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _JOB = "job:"
 _AIRFLOW = "airflow:"
+_PREFECT = "prefect:"
+
+Ancestors = Mapping[str, bool]
+"""Holders whose end is also the end of a job or lease: the blocks of `pool_lease` around it, its flow run, and the runs
+that have called this run. The value is True for the same process, and False for a caller that has started a deployment:
+only the cancellation of such a caller ends the job or lease."""
+
+
+def ends_with(holder: str, ancestors: Ancestors | None, ended: str, *, is_cancelled: bool = False) -> bool:
+    """Return whether a job or lease has to end, because the holder `ended` has ended.
+
+    Args:
+        holder: Holder of the job or lease.
+        ancestors: Ancestors of the job or lease.
+        ended: Holder that has ended.
+        is_cancelled: Whether `ended` was cancelled.
+    """
+    return ended == holder or (ended in ancestors and (is_cancelled or ancestors[ended]) if ancestors else False)
+
+
+def run_of(holder: str) -> str:
+    """Return the holder that is the whole flow run, if a holder is a block of it: ``prefect:<flow_run_id>/<block>``.
+    Other holders are returned unchanged."""
+    return holder.partition("/")[0] if holder.startswith(_PREFECT) else holder
+
+
+def runs_around(holder: str, ancestors: Ancestors | None) -> frozenset[str]:
+    """Return the run of a holder, and the runs in the same process that have called it."""
+    callers = [ancestor for ancestor, is_in_process in (ancestors or {}).items() if is_in_process]
+    return frozenset(run_of(each) for each in (holder, *callers))
 
 
 def python_holder() -> str:

@@ -12,14 +12,29 @@ from shoal.state.schema import Lease, PoolState
 
 
 def leased(snapshot: Snapshot) -> int:
-    """Return how many nodes the granted leases take: the size of the largest shared lease (shared leases use the same
-    nodes) plus the sizes of all exclusive leases."""
-    return _nodes_taken(_sizes(_granted(snapshot)))
+    """Return how many nodes the granted leases take."""
+    return taken_by(_granted(snapshot))
+
+
+def taken_by(leases: Iterable[Lease]) -> int:
+    """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
+    same nodes) plus the sizes of all exclusive leases."""
+    return _nodes_taken(_sizes(leases))
 
 
 def queue(snapshot: Snapshot) -> list[Lease]:
-    """Return the leases that wait for nodes, in the order in which they will be granted."""
-    return sorted((lease for lease in snapshot.leases if lease.waiting), key=lambda lease: lease.queue_number)
+    """Return the leases that wait for nodes, in the order in which they will be granted.
+
+    A lease inside the block of a granted lease comes first. Otherwise it could wait behind a lease that waits for the
+    nodes of this block, and neither would ever be granted.
+    """
+    granted = {lease.holder for lease in _granted(snapshot)}
+
+    def place(lease: Lease) -> tuple[bool, int]:
+        is_inside = any(is_near and holder in granted for holder, is_near in (lease.ancestors or {}).items())
+        return not is_inside, lease.queue_number
+
+    return sorted((lease for lease in snapshot.leases if lease.waiting), key=place)
 
 
 def grantable(snapshot: Snapshot) -> list[Lease]:
@@ -40,7 +55,7 @@ def grantable(snapshot: Snapshot) -> list[Lease]:
             held_back.add(lease.team)
             continue
         granted.append(lease)
-        if _nodes_taken(_sizes(granted)) > snapshot.pool.max_nodes:
+        if taken_by(granted) > snapshot.pool.max_nodes:
             break
         fitting.append(lease)
     return fitting
@@ -97,7 +112,7 @@ def nodes_before(snapshot: Snapshot, lease: Lease) -> int:
     leases.
     """
     earlier = [one for one in _granted(snapshot) if one.queue_number < lease.queue_number]
-    return _nodes_taken(_sizes(one for one in earlier if one.exclusive or lease.exclusive))
+    return taken_by(one for one in earlier if one.exclusive or lease.exclusive)
 
 
 def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
@@ -117,9 +132,6 @@ def _sizes(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, 
 
 
 def _nodes_taken(sizes: Iterable[tuple[int, bool]]) -> int:
-    """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
-    same nodes) plus the sizes of all exclusive leases.
-    """
     shared, exclusive = 0, 0
     for size, is_exclusive in sizes:
         if is_exclusive:

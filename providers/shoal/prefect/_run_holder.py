@@ -1,14 +1,18 @@
-"""Build the name of the holder (the owner of leases and jobs) of a flow run: ``prefect:<flow_run_id>``."""
+"""Name the holder (the owner of leases and jobs) of a flow run, ``prefect:<flow_run_id>``, and its ancestors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TypeVar
 
 import anyio
 from prefect.context import FlowRunContext, TaskRunContext
+
+from shoal.prefect._open_blocks import open_blocks
+from shoal.prefect.scope import current_scope
 
 ENGINE = "prefect"
 
@@ -23,12 +27,34 @@ def current_holder() -> str | None:
 
     The result is None if the calling code runs neither in a flow nor in a task.
     """
-    task = TaskRunContext.get()
     flow = FlowRunContext.get()
-    run = (task and task.task_run.flow_run_id) or (flow and flow.flow_run and flow.flow_run.id)
-    if not run and task:
-        run = task.task_run.id
-    return holder_of(run) if run else None
+    # In a flow that a task calls, the context of this task is still set.
+    if flow is not None and flow.flow_run is not None:
+        return holder_of(flow.flow_run.id)
+    task = TaskRunContext.get()
+    return holder_of(task.task_run.flow_run_id or task.task_run.id) if task is not None else None
+
+
+def ancestors() -> dict[str, bool]:
+    """Return the holders whose end is also the end of a job or lease that the current code requests
+    (`shoal.pool.holder.Ancestors`).
+
+    In a subflow, the function asks the Prefect server for the runs that have called it.
+    """
+    run, scope = current_holder(), current_scope()
+    found = {block.holder: True for block in open_blocks()} | ({run: True} if run else {})
+    is_in_process = True
+    for caller, called in reversed(list(pairwise(scope.runs if scope else ()))):
+        is_in_process = is_in_process and called.deployment_id is None
+        found[holder_of(caller.id)] = is_in_process
+    return found
+
+
+def lease_holder(pool: str) -> str | None:
+    """Return the holder of the lease on a pool around the current code. Without such a lease, return the current
+    holder."""
+    held = [block.holder for block in open_blocks() if block.pool == pool]
+    return held[-1] if held else current_holder()
 
 
 T = TypeVar("T")

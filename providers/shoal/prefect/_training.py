@@ -16,8 +16,15 @@ from prefect.states import Completed
 
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.prefect._progress import TrainingProgress, show_page
-from shoal.prefect._run_holder import Interrupt, current_holder, in_thread, interrupt_of_task, on_interrupt
-from shoal.prefect.blocks import PoolSource, database_url, pool_of
+from shoal.prefect._run_holder import (
+    Interrupt,
+    ancestors,
+    current_holder,
+    in_thread,
+    interrupt_of_task,
+    on_interrupt,
+)
+from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.retries import job_task
 from shoal.prefect.scope import current_flow_task
 
@@ -45,7 +52,7 @@ class Training:
         if pool_name is not None:
             spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
-        self._task = current_flow_task(str(current_holder()), digest)
+        self._task = current_flow_task(str(current_holder()), ancestors(), digest)
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
@@ -60,7 +67,9 @@ class Training:
             JobCancelledError: The job was cancelled.
         """
         task = self._task
-        self._handle = submit(self._spec, holder=task.holder, task=task, connection_url=database_url)
+        self._handle = submit(
+            self._spec, holder=task.holder, task=task, connection_url=database_url, secret_of=secret_block
+        )
         if self.is_repeated:
             self.logger.info(
                 "job %s, attempt %d, has succeeded in an earlier try of this run: its result is used, and nothing is "

@@ -9,6 +9,7 @@ from prefect.blocks.system import Secret
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from shoal.pool import api
+from shoal.pool.holder import Ancestors
 from shoal.pool.spec import PoolFields, PoolSpec, is_uri
 
 
@@ -67,7 +68,7 @@ class ComputePool(Block, PoolFields):
             ComputePool.load("retrain").get_pool().up()
             ```
         """
-        return api.ComputePool(self.spec, holder=holder, team=self.team)
+        return pool_of(self, holder=holder)
 
 
 PoolSource = str | ComputePool | None
@@ -75,15 +76,30 @@ PoolSource = str | ComputePool | None
 or, if the variable is not set, the only pool that is up."""
 
 
-def pool_of(source: PoolSource, *, holder: str | None = None) -> api.ComputePool:
+def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancestors | None = None) -> api.ComputePool:
     """Return a client for the pool that is given by its name, its URI or a `ComputePool` block.
+
+    Args:
+        source: Name, URI or block of the pool.
+        holder: Name of the holder of the leases that are requested through this client.
+        ancestors: Holders whose end is also the end of these leases.
 
     Raises:
         InvalidArgumentError: The URI is invalid; or neither `source` nor ``$SHOAL_POOL`` names a pool, and the pools in
             the store do not determine which pool to use.
         PoolNotFoundError: No pool has this name.
     """
-    return source.get_pool(holder=holder) if isinstance(source, ComputePool) else api.ComputePool(source, holder=holder)
+    team = source.team if isinstance(source, ComputePool) else None
+    spec = source.spec if isinstance(source, ComputePool) else source
+    return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)
+
+
+def secret_block(name: str) -> str | None:
+    """Return the value of a variable from a Prefect Secret block, or None if the block does not exist.
+
+    Names of blocks have no upper case and no underscores: the block of the variable ``HF_TOKEN`` is ``hf-token``.
+    """
+    return database_url(name.lower().replace("_", "-"))
 
 
 def database_url(name: str) -> str | None:

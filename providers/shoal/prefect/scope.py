@@ -14,6 +14,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
 from shoal.jobs import FlowTask
+from shoal.pool.holder import Ancestors
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,13 @@ def _calling(task_run_id: UUID | None, client: SyncPrefectClient) -> tuple[FlowR
     return (caller, f"{call.task_key}/{call.dynamic_key}") if caller else None
 
 
-def current_flow_task(holder: str, digest: str | None) -> FlowTask:
+def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> FlowTask:
     """Describe the current task run, so that it finds the job that an equal task run has submitted in an earlier try of
     the flow run.
 
     Args:
         holder: Holder of the job.
+        ancestors: Holders whose end is also the end of the job.
         digest: Digest of the code of the task's function (`shoal.jobs.task_spec.code_of`).
     """
     scope, context = current_scope(), TaskRunContext.get()
@@ -89,4 +91,4 @@ def current_flow_task(holder: str, digest: str | None) -> FlowTask:
     key, flow_try = (scope.name, str(scope.runs[-1].state_id)) if scope else (run, run)
     refresh = context.task.refresh_cache if context else None
     anew = get_current_settings().tasks.refresh_cache if refresh is None else refresh
-    return FlowTask(key, holder, flow_try, run, digest, anew)
+    return FlowTask(key, holder, flow_try, run, ancestors, digest, anew)

@@ -12,7 +12,7 @@ from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_i
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import current_holder
+from shoal.prefect._run_holder import current_holder, lease_holder
 from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
@@ -106,7 +106,7 @@ def wait_for_nodes(
         >>> scale_cluster(3, pool_name="retrain", is_async=True)
         >>> wait_for_nodes(3, pool_name="retrain")
     """
-    pool = pool_of(pool_name, holder=current_holder())
+    pool = pool_of(pool_name, holder=lease_holder(pool_of(pool_name).name))
     return pool.wait_for_nodes(expected_cluster_size, timeout=timeout, on_progress=NodeLog())
 
 
@@ -222,7 +222,7 @@ abatch_predict = twin(batch_predict)
 
 @job_task
 def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
-    """Cancel this flow run's jobs on a pool, release the run's lease, and end unneeded nodes on this host.
+    """Cancel this flow run's jobs on a pool, release the run's leases, and end unneeded nodes on this host.
 
     A node is unneeded if no lease and no base demand requests it. The task also records the end of lost jobs. A flow
     that uses `pool_lease` does not need this task, because `pool_lease` cleans up at the end of its block. A second

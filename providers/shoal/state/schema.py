@@ -220,6 +220,8 @@ class Lease(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the lease (`shoal.pool.holder.Ancestors`). None: only the lease's holder."""
     size: Mapped[int]
     epoch: Mapped[int]
     ttl: Mapped[float]
@@ -316,6 +318,8 @@ class Job(Base):
     pool: Mapped[str] = mapped_column(index=True)
     """Name of the pool. The column is not a foreign key, because a job's row is kept when its pool is deleted."""
     holder: Mapped[str] = mapped_column(_LongText)
+    ancestors: Mapped[dict[str, Any] | None]
+    """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). None: only the job's holder."""
     label: Mapped[str | None] = mapped_column(_Text)
     """What the job is about, such as the name of its model. None: an older shoal has submitted the job."""
     spec: Mapped[dict[str, Any]]

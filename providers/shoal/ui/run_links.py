@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from shoal.links import Link, dag_run_link, flow_run_link, task_link
-from shoal.pool.holder import DagRunHolder
+from shoal.pool.holder import DagRunHolder, run_of
 from shoal.state import Store, deployments
 
 
@@ -28,5 +28,5 @@ class RunLinks:
             task_id, _, index = (task_key or "").rpartition("/")
             task = task_link(base_url, run.dag_id, run.run_id, task_id, int(index)) if task_id else None
             return task or dag_run_link(base_url, run.dag_id, run.run_id)
-        kind, _, name = holder.partition(":")
+        kind, _, name = run_of(holder).partition(":")
         return flow_run_link(name) if kind == "prefect" else None

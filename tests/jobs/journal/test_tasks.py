@@ -197,7 +197,7 @@ def flow_task(spec, head, flow_try: str, run: str, *, holder: str = "prefect:run
     return jobs.submit(
         spec.model_copy(update={"run_config": config}),
         holder=holder,
-        task=FlowTask("root", holder, flow_try, run, **task),
+        task=FlowTask("root", holder, flow_try, run, {}, **task),
         endpoint_of=lambda name: head.endpoint,
     )
 

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 from shoal import history, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
-from shoal.jobs import JobHandle, JobSpec, cleanup, credentials, submission
+from shoal.jobs import FlowTask, JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
@@ -61,7 +61,15 @@ class Queue:
     def after(self, seconds: float, what: Callable[[], object]) -> None:
         self.due.append((self.now + seconds, what))
 
-    def submit(self, name: str, *, holder: str = "airflow:dag/run", dataset: Any = None, **config: Any) -> JobHandle:
+    def submit(
+        self,
+        name: str,
+        *,
+        holder: str = "airflow:dag/run",
+        ancestors: dict[str, bool] | None = None,
+        dataset: Any = None,
+        **config: Any,
+    ) -> JobHandle:
         """Ask for a job of one CPU."""
         spec = self.spec.model_copy(
             update={
@@ -70,7 +78,8 @@ class Queue:
                 **({"dataset": dataset} if dataset else {}),
             }
         )
-        submission.submit(spec, holder=holder, endpoint_of=lambda _: self.endpoint(), clock=lambda: self.now)
+        task = FlowTask("root", holder, "try-1", name, ancestors) if ancestors else None
+        submission.submit(spec, holder=holder, task=task, endpoint_of=lambda _: self.endpoint(), clock=lambda: self.now)
         return self.handle(name)
 
     def handle(self, name: str, **options: Any) -> JobHandle:
@@ -233,6 +242,33 @@ def test_a_run_that_is_cleaned_up_leaves_the_queue(queue, monkeypatch):
     ]
 
 
+def test_the_end_of_a_holder_ends_the_jobs_that_were_requested_inside_it(queue, monkeypatch):
+    monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
+    queue.submit("first", holder="test:other")
+    run, block, child = "prefect:run", "prefect:run/1", "prefect:child"
+    queue.submit("beside", holder=run, ancestors={run: True})
+    queue.submit("inside", holder=run, ancestors={block: True, run: True})
+    queue.submit("called", holder=child, ancestors={block: True, child: True, run: True})
+    queue.submit("deployed", holder="prefect:deployed", ancestors={"prefect:deployed": True, run: False})
+
+    assert jobs.clean_up(POOL, block).cancelled == ("called", "inside")
+    assert not queue.row("called").error_is_permanent  # it was not cancelled by a user, so its task may be retried
+    queue.submit("called", holder=child, ancestors={child: True, run: True})
+    assert jobs.clean_up(POOL, child).cancelled == ("called",)
+    assert jobs.clean_up(POOL, run).cancelled == ("beside",)
+    assert jobs.clean_up(POOL, run, is_cancelled=True).cancelled == ("deployed",)
+
+
+def test_a_job_that_another_block_attaches_to_ends_with_this_block(queue, monkeypatch):
+    monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
+    queue.submit("first", holder="test:other")
+    for block in ("prefect:run/1", "prefect:run/2"):
+        queue.submit("second", holder="prefect:run", ancestors={block: True})
+
+    assert jobs.clean_up(POOL, "prefect:run/1").cancelled == ()
+    assert jobs.clean_up(POOL, "prefect:run/2").cancelled == ("second",)
+
+
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
     monkeypatch.setattr("shoal.jobs.reconcile.settle._AT_ONCE", 1)
@@ -290,11 +326,15 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
     assert not host_round(second.target)
 
 
-def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch):
+@pytest.mark.parametrize(
+    ("holder", "ancestors", "held_by"),
+    [("airflow:dag/run", None, "airflow:dag/run"), ("prefect:child", {"prefect:run/1": True}, "prefect:run/2")],
+)
+def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch, holder, ancestors, held_by):
     monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
     queue.submit("first")
-    second = queue.submit("second")
-    pool = ComputePool(POOL, holder="airflow:dag/run", store=queue.store, clock=lambda: queue.now)
+    second = queue.submit("second", holder=holder, ancestors=ancestors)
+    pool = ComputePool(POOL, holder=held_by, store=queue.store, clock=lambda: queue.now)
     pool.lease(1, is_async=True)
     renewed: list[float] = []
     monkeypatch.setattr(ComputePool, "renew", lambda _: renewed.append(queue.now))

@@ -288,12 +288,12 @@ class SweepPoolsOperator(BaseOperator):
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> list[str]:
         """Clean up after ended DAG runs, and return a list with one sentence for each action."""
-        from shoal.jobs.cleanup import clean_up_ended_runs, sweep
+        from shoal.jobs.cleanup import RunEnd, clean_up_ended_runs, sweep
 
         own = deployment_of_task()
         has_copies = bool(other_addresses(own))
 
-        def why_ended(name: str) -> str | None:
+        def end_of(name: str) -> RunEnd | None:
             run = DagRunHolder.of(f"{ENGINE}:{name}")
             if run is None or run.deployment not in (own, None):
                 return None
@@ -301,10 +301,10 @@ class SweepPoolsOperator(BaseOperator):
             # A run that this Airflow does not know may belong to another Airflow if its name was made by an older
             # shoal, or if another Airflow has a copy of this one's database.
             if state is _DELETED and run.deployment == own and not has_copies:
-                return "its DAG run was deleted"
-            return f"its DAG run ended as {state}" if state in _ENDED else None
+                return RunEnd("its DAG run was deleted")
+            return RunEnd(f"its DAG run ended as {state}") if state in _ENDED else None
 
-        did = [*clean_up_ended_runs(ENGINE, why_ended), *sweep()]
+        did = [*clean_up_ended_runs(ENGINE, end_of), *sweep()]
         for line in did:
             self.log.info(line)
         return did

@@ -297,6 +297,7 @@ _SMALL = (
     Job.attempt,
     Job.pool,
     Job.holder,
+    Job.ancestors,
     Job.state,
     Job.submitter,
     Job.heartbeat_at,

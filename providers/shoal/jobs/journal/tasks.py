@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, JobError
+from shoal.pool.holder import Ancestors
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
 
@@ -117,6 +118,8 @@ class FlowTask(EngineTask):
         holder: Holder of the job. In each try of the flow run, a subflow has another one.
         flow_try: Name of the try of the flow run.
         run: Id of the task run, the same in all tries of the task run.
+        ancestors: Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). In each try, the blocks
+            around the task run may be others.
         digest: Digest of the code of a function, which the fingerprint of a spec does not contain. None: the spec has
             no function of the user.
         anew: Whether a new job is submitted even if an earlier try of the flow run has one.
@@ -125,6 +128,7 @@ class FlowTask(EngineTask):
     holder: str
     flow_try: str
     run: str
+    ancestors: Ancestors
     digest: str | None = None
     anew: bool = False
 
@@ -148,8 +152,14 @@ class FlowTask(EngineTask):
         return self.digest != job.task_digest
 
     def columns(self) -> dict[str, Any]:
-        """Return the names of the flow run, its try and the task run, the digest and the holder."""
-        return {"task_key": self.key, "task_run": self._run, "task_digest": self.digest, "holder": self.holder}
+        """Return the names of the flow run, its try and the task run, the digest, the holder and its ancestors."""
+        return {
+            "task_key": self.key,
+            "task_run": self._run,
+            "task_digest": self.digest,
+            "holder": self.holder,
+            "ancestors": dict(self.ancestors),
+        }
 
     @property
     def _run(self) -> str:

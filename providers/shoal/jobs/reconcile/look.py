@@ -10,7 +10,12 @@ from shoal.jobs.journal.job_queue import why_waited_too_long
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.decide import Facts, Silence, View
 from shoal.jobs.reconcile.target import Target
-from shoal.jobs.timeouts import FAR_SUBMISSION_GRACE_S, SUBMISSION_GRACE_S
+from shoal.jobs.timeouts import (
+    FAR_SUBMISSION_GRACE_S,
+    LIVE_SUBMITTER_SILENT_AFTER_S,
+    SUBMISSION_GRACE_S,
+    UNPOLLED_AFTER_S,
+)
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import stamps
@@ -92,6 +97,12 @@ def _log_over_http(target: Target) -> str:
         return ""
 
 
+def is_awaited(job: Job, now: float) -> bool:
+    """Return whether a process still waits for the attempt: it has polled the attempt a short time ago."""
+    is_alive = ProcessId.from_json(job.submitter).alive()
+    return _age_of_poll(job, now) < (LIVE_SUBMITTER_SILENT_AFTER_S if is_alive else UNPOLLED_AFTER_S)
+
+
 def _unpolled_for(job: Job, now: float) -> float | None:
     """Return the seconds since a process last polled the job. None: not known, and not needed, because the driver
     itself ends a job that no process polls.
@@ -112,7 +123,10 @@ def _submitter_is_gone(job: Job, now: float) -> bool:
     submitter = ProcessId.from_json(job.submitter)
     if submitter.alive():
         return False
-    unasked = stamps.age(job.last_polled_at, job.last_polled_clock)
-    if unasked is None:
-        unasked = now - job.last_polled_at
-    return unasked > (SUBMISSION_GRACE_S if submitter.known_dead() else FAR_SUBMISSION_GRACE_S)
+    return _age_of_poll(job, now) > (SUBMISSION_GRACE_S if submitter.known_dead() else FAR_SUBMISSION_GRACE_S)
+
+
+def _age_of_poll(job: Job, now: float) -> float:
+    """Return the seconds since a process last polled the attempt. On another host, the clocks of both hosts count."""
+    measured = stamps.age(job.last_polled_at, job.last_polled_clock)
+    return now - job.last_polled_at if measured is None else measured

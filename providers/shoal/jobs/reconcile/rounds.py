@@ -20,6 +20,7 @@ from shoal.jobs.remote import handover
 from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
 from shoal.pool.api import ComputePool
+from shoal.pool.holder import run_of, runs_around
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, Lease
@@ -166,11 +167,13 @@ def start_next(store: Store, pool: str) -> None:
 
 def _renew_lease(target: Target, job: Job) -> None:
     """Renew the lease of nodes of a waiting job when a third of the lease's time has passed."""
+    runs = runs_around(job.holder, job.ancestors)
     with target.store.reading(snapshot=False) as session:
-        held = session.scalars(select(Lease).where(Lease.pool == job.pool, Lease.holder == job.holder)).first()
-    if held is None or held.expires_at - target.clock() > held.ttl * 2 / 3:
+        leases = session.scalars(select(Lease).where(Lease.pool == job.pool))
+        held = [lease for lease in leases if run_of(lease.holder) in runs]
+    if all(lease.expires_at - target.clock() > lease.ttl * 2 / 3 for lease in held):
         return
     try:
-        ComputePool(job.pool, holder=job.holder, store=target.store).renew()
+        ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=target.store).renew()
     except ShoalError as error:
         log.warning("the lease of %s could not be renewed: %s", job.holder, error)

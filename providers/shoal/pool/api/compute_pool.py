@@ -22,7 +22,7 @@ from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import python_holder
+from shoal.pool.holder import Ancestors, python_holder, runs_around
 from shoal.pool.journal import commands, lease_limits, rows, usage
 from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
@@ -55,6 +55,7 @@ class ComputePool:
         source: A URI (``local://retrain?max_nodes=4``), a `PoolSpec`, or the name of an existing pool. Default: the
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
+        ancestors: Holders whose end is also the end of this object's leases. Default: none.
         team: Team to whose quota this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no
             team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
@@ -77,6 +78,7 @@ class ComputePool:
         source: str | PoolSpec | None = None,
         *,
         holder: str | None = None,
+        ancestors: Ancestors | None = None,
         team: str | None = None,
         store: Store | None = None,
         clock: Clock = time.time,
@@ -88,6 +90,7 @@ class ComputePool:
             self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
         )
         self.holder = storable(holder or python_holder())
+        self.ancestors = ancestors
         self.team = storable(team or os.environ.get("SHOAL_TEAM") or "") or None
         self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec)
 
@@ -306,6 +309,7 @@ class ComputePool:
                 options=parsed,
                 now=self._clock(),
                 team=self.team,
+                ancestors=self.ancestors,
             )
             leases.append(lease)
             self._requests.record(
@@ -328,32 +332,36 @@ class ComputePool:
         return handle()
 
     def release(self) -> bool:
-        """Release this holder's lease. The lease's nodes are ended, unless another lease or the base demand (the size
-        that `up` or `scale` has set) needs them.
+        """Release this holder's lease, and the leases of which this holder is an ancestor. Their nodes are ended,
+        unless another lease or the base demand (the size that `up` or `scale` has set) needs them.
 
         A pool that was started by a lease goes down with its last lease and job. If the pool is bound to another host,
         that host's reconciler ends the nodes later, and this method does not wait for their end.
 
         Returns:
-            False if this holder had no lease.
+            False if there was no such lease.
         """
         with transaction(self._store, JournalStep.REQUEST) as session:
             released = commands.release(session, self.name, self.holder, self._clock())
-            if released:
-                self._requests.record(session, ActionKind.RELEASED, subject=self.holder)
+            for holder in released:
+                self._requests.record(session, ActionKind.RELEASED, subject=holder)
             here = is_here(session.get_one(Pool, self.name))
         if not here:
-            return released > 0
+            return bool(released)
         reconcile(self._store, self.name, clock=self._clock)
         background_process.ensure_running()
         self._requests.waiting.until_down()
-        return released > 0
+        return bool(released)
 
     def renew(self) -> bool:
         """Set the expiry of this holder's lease to now plus the lease's time to live (`ttl`). Return False if the
-        holder has no lease any more."""
+        holder has no lease any more.
+
+        If the holder is a flow run of Prefect or a block of it, all leases of the run are renewed, and the leases of
+        the runs that have called it in this process."""
         with transaction(self._store, JournalStep.REQUEST) as session:
-            return commands.renew_held(session, self.name, self.holder, self._clock())
+            runs = runs_around(self.holder, self.ancestors)
+            return commands.renew_held(session, self.name, runs, self._clock())
 
     def alter(self, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
         """Change the pool's minimum and maximum size; see `alter_pool`."""

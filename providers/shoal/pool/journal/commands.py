@@ -19,8 +19,9 @@ from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
+from shoal.pool.holder import Ancestors, ends_with, run_of
 from shoal.pool.journal import lease_limits, rows, usage
-from shoal.pool.lease_queue import grantable, leased, may_resize, queue
+from shoal.pool.lease_queue import grantable, leased, may_resize, queue, taken_by
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
 from shoal.pool.timeouts import RETIRE_WITHIN
@@ -137,6 +138,7 @@ def lease(
     options: LeaseOptions,
     now: float,
     team: str | None = None,
+    ancestors: Ancestors | None = None,
 ) -> tuple[str, Lease]:
     """Create a lease for a holder. If the holder already has a lease on the pool, give that lease the new size and
     renew it.
@@ -149,8 +151,9 @@ def lease(
     Raises:
         PoolNotFoundError: No pool has this name.
         PoolDownError: The pool is not up, or is bound to another machine.
-        InvalidArgumentError: The size is above MAX_NODES, or the holder already has a lease of the other kind (shared
-            instead of exclusive, or exclusive instead of shared).
+        InvalidArgumentError: The size is above MAX_NODES, alone or together with the leases of blocks around this one;
+            or the holder already has a lease of the other kind (shared instead of exclusive, or exclusive instead of
+            shared).
         ScaleError: The holder's lease was already granted, and the pool has no room for the larger size.
         BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
     """
@@ -181,6 +184,8 @@ def lease(
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
     lease.team = team
+    lease.ancestors = dict(ancestors) if ancestors else None
+    _require_room_inside(snapshot, lease)
     lease.max_lifetime, lease.budget_node_hours = options.max_lifetime, options.budget_node_hours
     for granted in grantable(snapshot):
         granted.waiting = False
@@ -227,33 +232,32 @@ def let_expire(session: Session, lease_id: str, epoch: int, now: float) -> bool:
     return True
 
 
-def renew_held(session: Session, name: str, holder: str, now: float) -> bool:
-    """Renew a holder's lease on a pool: set its expiry to now plus the lease's time to live. Return False if the holder
-    has no lease on the pool.
+def renew_held(session: Session, name: str, runs: Collection[str], now: float) -> bool:
+    """Renew the leases of some runs on a pool: set their expiry to now plus the lease's time to live. Return False if
+    the runs have no lease on the pool.
 
     Raises:
         PoolNotFoundError: No pool has this name.
     """
-    mine = next((lease for lease in rows.load(session, name).leases if lease.holder == holder), None)
-    if mine is None:
-        return False
-    renew(session, mine.id, mine.epoch, now)
-    return True
+    held = [lease for lease in rows.load(session, name).leases if run_of(lease.holder) in runs]
+    for lease in held:
+        renew(session, lease.id, lease.epoch, now)
+    return bool(held)
 
 
-def release(session: Session, name: str, holder: str, now: float) -> int:
-    """Delete a holder's leases on a pool. Return the number of deleted leases.
+def release(session: Session, name: str, holder: str, now: float) -> list[str]:
+    """Delete a holder's leases on a pool, and the leases that end with them. Return the holders of the deleted leases.
 
     Raises:
         PoolNotFoundError: No pool has this name.
     """
     snapshot = rows.load(session, name)
-    mine = [lease for lease in snapshot.leases if lease.holder == holder]
-    for lease in mine:
+    ending = [lease for lease in snapshot.leases if ends_with(lease.holder, lease.ancestors, holder)]
+    for lease in ending:
         session.delete(lease)
     snapshot.pool.touched_at = now
     usage.follow_leases(session, name, now)
-    return len(mine)
+    return [lease.holder for lease in ending]
 
 
 def down(session: Session, name: str, now: float) -> None:
@@ -424,6 +428,20 @@ def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
             f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases wait. "
             "A granted lease does not wait for more nodes, because two granted leases could wait for each other: "
             "release the lease and request a new one, or try again later"
+        )
+
+
+def _require_room_inside(snapshot: Snapshot, lease: Lease) -> None:
+    """Refuse a lease for which there is no room as long as the blocks around it hold their leases, and they wait for
+    this lease."""
+    around = [one for one in snapshot.leases if (lease.ancestors or {}).get(one.holder)]
+    taken = taken_by([lease, *around])
+    if taken > snapshot.pool.max_nodes:
+        held = ", ".join(f"{one.size} of {one.holder}" for one in around)
+        raise InvalidArgumentError(
+            f'{_kind(lease.exclusive)} lease of {lease.size} nodes on pool "{lease.pool}" inside of other leases '
+            f"({held}) needs {taken} nodes, above MAX_NODES={snapshot.pool.max_nodes}: request it outside of them, or "
+            "without exclusive=True"
         )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import BudgetError
-from shoal.pool.holder import job_of
+from shoal.pool.holder import ends_with, job_of, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import USAGE_DAYS
 from shoal.pool.snapshot import Snapshot
@@ -48,9 +48,11 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
             .values(end_reason=reason)
             .execution_options(synchronize_session=False)
         )
-        whose = Job.id == job_id if (job_id := job_of(lease.holder)) else Job.holder == lease.holder
-        unfinished = select(Job).where(Job.pool == lease.pool, whose, Job.state.not_in(JOB_ENDED))
+        own = job_of(lease.holder)
+        unfinished = select(Job).where(Job.pool == lease.pool, Job.state.not_in(JOB_ENDED))
         for job in session.scalars(unfinished.options(defer(Job.spec))):
+            if job.id != own and not ends_with(job.holder, job.ancestors, lease.holder):
+                continue
             end_job(session, job, JobState.FAILED, now, error=reason, error_is_permanent=True)
         session.delete(lease)
     return [reason for _, reason in spent]
@@ -137,7 +139,9 @@ def _reason(session: Session, lease: Lease, now: float) -> str | None:
 
 
 def _spent(holder: str, pool: str, used: float, budget: float) -> str:
-    return f'{holder} has used {used:.4g} node-hours on pool "{pool}", so budget_node_hours={budget:g} is used up'
+    return (
+        f'{run_of(holder)} has used {used:.4g} node-hours on pool "{pool}", so budget_node_hours={budget:g} is used up'
+    )
 
 
 def end_job(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from shoal.pool.holder import run_of
 from shoal.pool.timeouts import DRIVER_LOST_AFTER
 from shoal.state import stamps
 from shoal.state.schema import Job, JobState, Lease, Usage
@@ -65,7 +66,7 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
         session.add(
             _begun(
                 session,
-                Usage(pool=pool, holder=lease.holder, lease_id=lease.id, team=lease.team, nodes=lease.size),
+                Usage(pool=pool, holder=run_of(lease.holder), lease_id=lease.id, team=lease.team, nodes=lease.size),
                 now,
             )
         )
@@ -135,7 +136,7 @@ def of_run(session: Session, pool: str, holder: str, lease_id: str | None, now: 
     """
     of_this_run = Usage.lease_id == lease_id
     if not holder.startswith(_SEVERAL_RUNS):
-        of_this_run = (Usage.holder == holder) & Usage.lease_id.is_not(None)
+        of_this_run = (Usage.holder == run_of(holder)) & Usage.lease_id.is_not(None)
     elif lease_id is None:
         return 0.0
     return _sum_matching(session, (Usage.pool == pool) & of_this_run, now)
