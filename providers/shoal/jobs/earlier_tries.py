@@ -87,7 +87,7 @@ def _leave(target: Target, job: Job) -> None:
     it."""
     if job.state not in JOB_ENDED:
         ending.cancel(target, job, "a later try of the task does not use the job")
-    elif job.collected_at is None:
+    elif job.state is JobState.SUCCEEDED and job.collected_at is None:
         attempts.collect(target.store, target.key, target.clock())
 
 
