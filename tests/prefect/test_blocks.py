@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from shoal.pool.spec import PoolSpec
 from shoal.prefect import ComputePool
-from shoal.prefect.blocks import database_url
+from shoal.prefect.blocks import database_url, secret_block
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -82,3 +82,5 @@ def test_a_secret_block_is_the_url_of_a_database(server):
         database_url("warehouse") == asyncio.run(in_an_async_flow()) == "postgresql+psycopg://me:hunter2@db/warehouse"
     )
     assert database_url("no-such-block") is None
+    Secret(value="hf-s3cret").save("hf-token", _sync=True)
+    assert (secret_block("HF_TOKEN"), secret_block("NOT_THERE")) == ("hf-s3cret", None)

@@ -17,7 +17,8 @@ from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store, home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node
-from shoal.state.temp_folder import node_folders, node_ids, runtime_root
+from shoal.state.temp_folder import node_folders, node_ids
+from shoal.training.host.process_title import WORKER
 from tests.support.waiting import wait_until
 
 
@@ -85,13 +86,11 @@ def kill_supervisor(node: Node) -> None:
 
 
 def a_worker() -> psutil.Process | None:
-    """One of a gang that trains on a node of this home, and of no other on this machine."""
-    for process in psutil.process_iter(["cmdline"]):
-        if "ray::Worker" in " ".join(process.info["cmdline"] or ()):
-            above = " ".join(part for parent in process.parents() for part in parent.cmdline())
-            if str(runtime_root()) in above:
-                return process
-    return None
+    """One of a gang that trains a boosting model on a node of this home, and of no other on this machine."""
+    started = [
+        process.pid for process in living() if process.command.startswith(WORKER.encode()) and process.is_of_home()
+    ]
+    return psutil.Process(started[0]) if started else None
 
 
 def nothing_left() -> None:

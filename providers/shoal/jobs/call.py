@@ -33,6 +33,8 @@ class Call:
     orphan_after: float | None
     library: str | None
     connection_url: Callable[[str], str | None] | None
+    secret_of: Callable[[str], str | None] | None
+    environment: Mapping[str, str]
     endpoint_of: Callable[[str], Endpoint] | None
     clock: Callable[[], float]
 
@@ -49,7 +51,8 @@ class Call:
             spec: Spec of the job.
             uris: URIs with credentials in the spec, from `credentials.hide`.
         """
-        hidden = credentials.secrets_of(spec.run_config.secret_env, os.environ)
+        environment = {**os.environ, **self.environment}
+        hidden = credentials.secrets_of(spec.run_config.secret_env, environment, self.secret_of)
         named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
-        databases = credentials.connections(named, os.environ, self.connection_url)
-        return Secrets({**credentials.from_environment(os.environ), **databases, **hidden}, uris, frozenset(hidden))
+        databases = credentials.connections(named, environment, self.connection_url)
+        return Secrets({**credentials.from_environment(environment), **databases, **hidden}, uris, frozenset(hidden))

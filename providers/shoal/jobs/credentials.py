@@ -150,17 +150,25 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if value and _ENVIRONMENT.fullmatch(name)}
 
 
-def secrets_of(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+def secrets_of(
+    names: Iterable[str], environment: Mapping[str, str], secret_of: Callable[[str], str | None] | None = None
+) -> dict[str, str]:
     """Return the values of the variables that a spec names in `secret_env`.
+
+    Args:
+        names: Names of the variables.
+        environment: Environment of this process.
+        secret_of: Function that returns the value of a variable that is not in the environment; None if it has none.
 
     Raises:
         InvalidArgumentError: A variable is not set.
     """
-    values = {name: environment.get(name, "") for name in names}
+    values = {name: environment.get(name) or (secret_of(name) if secret_of else None) or "" for name in names}
     if missing := [name for name, value in values.items() if not value]:
         raise InvalidArgumentError(
             f"run_config.secret_env names {', '.join(missing)}, but this process has no such environment variable: set "
-            "each of these variables, or remove its name from secret_env"
+            "each of these variables, store it as an Airflow Variable or a Prefect Secret block, or remove its name "
+            "from secret_env"
         )
     return values
 

@@ -59,6 +59,8 @@ def submit(
     key: str = "",
     task: EngineTask | None = None,
     connection_url: Callable[[str], str | None] | None = None,
+    secret_of: Callable[[str], str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
     endpoint_of: Callable[[str], Endpoint] | None = None,
     clock: Callable[[], float] = time.time,
     returns_model: bool = False,
@@ -87,6 +89,10 @@ def submit(
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
         connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
             is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
+        secret_of: Function that returns the value of a variable in ``run_config.secret_env``, or None if there is none.
+            It is called only for variables that this process does not have.
+        environment: Settings of storage and MLflow for the driver, in addition to those in the environment of this
+            process.
         endpoint_of: Finds the head of a pool; :func:`shoal.jobs.reconcile.target.pool_endpoint` by default.
         clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
@@ -131,6 +137,8 @@ def submit(
         None if is_detached else config.orphan_after,
         spec.framework if returns_model else None,
         connection_url,
+        secret_of,
+        environment or {},
         endpoint_of,
         clock,
     )

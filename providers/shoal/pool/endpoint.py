@@ -27,6 +27,11 @@ _DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal
 on the head, else the submitter's Python path. If this path does not exist on the head, the command runs `python`."""
 
 
+def is_on_loopback(gcs: str) -> bool:
+    """Return whether only nodes on the head's machine can connect to the head's Ray."""
+    return is_loopback(gcs.rpartition(":")[0])
+
+
 def driver_command(python: str, *arguments: str) -> list[str]:
     """Return the command that starts a job's driver on a head."""
     return ["sh", "-c", _DRIVER, python, *arguments]

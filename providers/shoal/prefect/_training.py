@@ -24,7 +24,7 @@ from shoal.prefect._run_holder import (
     interrupt_of_task,
     on_interrupt,
 )
-from shoal.prefect.blocks import PoolSource, database_url, pool_of
+from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.retries import job_task
 from shoal.prefect.scope import current_flow_task
 
@@ -67,7 +67,9 @@ class Training:
             JobCancelledError: The job was cancelled.
         """
         task = self._task
-        self._handle = submit(self._spec, holder=task.holder, task=task, connection_url=database_url)
+        self._handle = submit(
+            self._spec, holder=task.holder, task=task, connection_url=database_url, secret_of=secret_block
+        )
         if self.is_repeated:
             self.logger.info(
                 "job %s, attempt %d, has succeeded in an earlier try of this run: its result is used, and nothing is "

@@ -94,6 +94,14 @@ def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancesto
     return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)
 
 
+def secret_block(name: str) -> str | None:
+    """Return the value of a variable from a Prefect Secret block, or None if the block does not exist.
+
+    Names of blocks have no upper case and no underscores: the block of the variable ``HF_TOKEN`` is ``hf-token``.
+    """
+    return database_url(name.lower().replace("_", "-"))
+
+
 def database_url(name: str) -> str | None:
     """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist."""
     try:

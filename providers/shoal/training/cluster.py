@@ -45,10 +45,10 @@ def is_connected() -> bool:
 
     This function does not import Ray.
     """
-    return _this_machine is not None or _ray() is not None
+    return _this_machine is not None or ray_if_connected() is not None
 
 
-def _ray() -> Any:
+def ray_if_connected() -> Any:
     """Return the module of Ray if this process starts its workers on a Ray cluster, else None."""
     if _this_machine is not None:
         return None
@@ -58,29 +58,8 @@ def _ray() -> Any:
 
 def own_address() -> str:
     """Return the address at which the other nodes of the cluster can reach this process."""
-    ray = _ray()
+    ray = ray_if_connected()
     return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
-
-
-def share(value: Any) -> Any:
-    """Store one copy of a value for all workers in the Ray cluster, instead of sending a copy to each worker."""
-    ray = _ray()
-    return value if ray is None else ray.put(value)
-
-
-def fetch(shared: Any) -> Any:
-    """Return the value that another process has passed to :func:`share`.
-
-    Raises:
-        LookupError: The process or its node was lost, and the value with it.
-    """
-    ray = _ray()
-    if ray is None or not isinstance(shared, ray.ObjectRef):
-        return shared
-    try:
-        return ray.get(shared)
-    except ray.exceptions.ObjectLostError as exc:
-        raise LookupError(str(exc)) from exc
 
 
 def active_nodes() -> list[Node]:
@@ -135,7 +114,7 @@ def rooms() -> dict[str, NodeRoom]:
 
     The dict is empty if the head node does not answer, or if this process starts its workers without Ray.
     """
-    ray = _ray()
+    ray = ray_if_connected()
     if ray is None:
         return {}
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus

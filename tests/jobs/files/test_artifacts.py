@@ -110,3 +110,21 @@ def test_only_the_newest_attempt_that_runs_is_current(store: Store) -> None:
     assert not place(store).is_current()
     first, other = place(store).claim(), place(store, second).claim()
     assert (first.owner, first.attempt, other.attempt) == (other.owner, 1, 2)
+
+
+def test_files_are_missing_only_where_this_process_can_know_it(store: Store, tmp_path: Path) -> None:
+    def exist(path: str, **fields: str) -> bool:
+        return artifacts.exist(result_of(model_path=path, **fields), None)
+
+    written = tmp_path / "job" / "1" / "model.ubj"
+    assert not exist(str(written))
+    assert exist("/on-the-nodes-only/job/1/model.ubj")
+    assert exist("unknown-protocol://bucket/job/1/model.ubj")
+    assert not exist("shoal-store://jobs/job/1/model.ubj")
+    assert exist(str(written), skipped="no new rows")
+    assert not exist(str(tmp_path), results_path=str(tmp_path / "job" / "1" / "results.pkl"))
+    assert not exist("models:/m/1", output_path=str(tmp_path / "predictions"))
+    written.parent.mkdir(parents=True)
+    written.touch()
+    assert exist(str(written))
+    assert exist("models:/m/1", output_path=str(tmp_path))

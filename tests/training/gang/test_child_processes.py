@@ -37,6 +37,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import Failure
 from shoal.training.host.memory import OomKills
+from shoal.training.xgboost.tracker import Tracker
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
@@ -249,6 +250,16 @@ def test_nothing_of_a_worker_is_visible_in_another() -> None:
         end_gangs()
     assert [len(each) for each in seen] == [2] * 4
     assert len({number for each in seen for number in each}) == 8
+
+
+def test_the_tracker_of_xgboost_is_forked_from_the_template_too(forked: bool) -> None:
+    tracker = Tracker("127.0.0.1", 2, print)
+    try:
+        assert tracker.begin()["dmlc_tracker_uri"] == "127.0.0.1"
+        assert (psutil.Process(tracker.pid).ppid() == os.getpid()) is not forked
+    finally:
+        tracker.close()
+    assert_ended([tracker.pid])
 
 
 def test_a_worker_starts_although_the_template_was_killed(forked: bool) -> None:

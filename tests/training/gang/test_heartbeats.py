@@ -138,7 +138,7 @@ def test_a_worker_ends_with_its_parent(heard: Heard, tmp_path: Path, name: str, 
     parent.kill()
     parent.wait()
     rank, kind, why = heard.next()
-    assert (rank, kind) == (0, EventKind.GONE)
+    assert (rank, kind) == (0, EventKind.LEFT)
     assert cause in why
     assert heard.board.wait_all_gone(30)
 

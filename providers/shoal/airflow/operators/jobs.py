@@ -6,7 +6,7 @@ import difflib
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from threading import Event
@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 from shoal.airflow._run_holder import task_key
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
+from shoal.airflow.credentials import environment_of, secret_variable
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links, show_links
 from shoal.airflow.operators.as_written import digest_as_written
@@ -48,12 +49,22 @@ class JobOperator(WaitingOperator):
     :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
+    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
+        `shoal.airflow.credentials`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     operator_extra_links = LINKS
 
-    def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        cancel_on_kill: bool = True,
+        credential_conn_ids: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.credential_conn_ids = credential_conn_ids
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
@@ -179,8 +190,14 @@ class JobOperator(WaitingOperator):
                 task=task,
                 detached=not self.wait_for_completion,
                 connection_url=database_url,
+                secret_of=secret_variable,
+                environment=environment_of(self.credential_conn_ids),
             )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
+        if handle.was_collected:
+            self.log.info(
+                "an earlier try of the task had the job's result: it is used again, until the task is cleared"
+            )
         self._show_job_id(handle, context)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)

@@ -59,6 +59,8 @@ class DistributedTrainOperator(JobOperator):
     :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
+    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
+        `shoal.airflow.credentials`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and

@@ -75,6 +75,8 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
         if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
             yield value, name == "compute_pool_conn_id"
     if is_a(task, JobOperator):
+        named = arguments_of(task).get("credential_conn_ids") or ()
+        yield from ((conn_id, False) for conn_id in named if isinstance(conn_id, str))
         specs = [arguments_of(task).get(name) for name in ("spec", "dataset")]
         mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
         for connection in database_connections([*specs, mapped]):

@@ -37,6 +37,7 @@ from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
+from shoal.training.host.process_title import WORKER
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -316,7 +317,8 @@ class ForkServer:
         tag = int(process.environ().get(DRIVER_TAG, 0))
         if {os.getsid(process.pid), tag} & self._ended:
             return True
-        return not self._running and (tag > 0 or process.cmdline() == command)
+        shown = process.cmdline()
+        return not self._running and (tag > 0 or shown == command or " ".join(shown).startswith(WORKER))
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")

@@ -26,7 +26,7 @@ from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, prediction
+from shoal.jobs.driver import boosting, function, pool_nodes, prediction
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
@@ -46,14 +46,14 @@ from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unre
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
-from shoal.jobs.scheduling import NodeSize, could_fit
+from shoal.jobs.scheduling import NodeSize, could_fit, needs_ray
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
-from shoal.pool.endpoint import NO_GCS
+from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import hiding
 from shoal.state import Store, codec
@@ -63,6 +63,7 @@ from shoal.training import cluster
 from shoal.training.cluster import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
+from shoal.training.gang.node_processes import use_nodes
 from shoal.training.host import interpreter_end
 from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
@@ -227,12 +228,15 @@ class Driver:
             )
 
     def _connect(self, gcs: str) -> None:
-        """Prepare this process to start workers: through Ray, or on this machine if the pool runs without Ray."""
+        """Prepare this process to start workers: through Ray, or as processes that this process starts itself."""
         if gcs != NO_GCS:
             runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
-            use_template(None)
+            if self._starts_workers(gcs):
+                use_nodes(partial(pool_nodes.find, self._store, self._job.pool, gcs))
+            else:
+                use_template(None)
             connect(gcs, runtime_env)
             self._leaving.start()
             # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
@@ -240,6 +244,13 @@ class Driver:
             return
         [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
         cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
+
+    def _starts_workers(self, gcs: str) -> bool:
+        """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
+        all nodes are on this machine."""
+        if not isinstance(self._spec, JobSpec) or needs_ray(self._spec) or not is_on_loopback(gcs):
+            return False
+        return bool(pool_nodes.find(self._store, self._job.pool, gcs))
 
     def _node_seconds(self) -> float | None:
         """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the

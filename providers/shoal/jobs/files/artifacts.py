@@ -118,10 +118,20 @@ def _digest(*contents: bytes) -> str:
 def exist(result: JobResult, artifact_location: str | None) -> bool:
     """Return whether the files of a result still exist: the model, the function's return values, or the predictions.
 
-    The model of a job that was skipped is only in MLflow, which is not asked.
+    They count as existing if this process cannot know it: if the storage does not answer, or if only the nodes have the
+    folder. The model of a job that was skipped is only in MLflow, which is not asked.
     """
-    path = result.results_path or result.output_path or (None if result.skipped else result.model_path)
-    return path is None or storage.exists(storage.as_given(path, artifact_location))
+    if result.skipped:
+        return True
+    path = storage.as_given(result.results_path or result.output_path or result.model_path, artifact_location)
+    if "://" not in path:
+        folders = Path(path).parents
+        shared = folders[0 if result.output_path else min(2, len(folders) - 1)]  # see `folder`
+        return Path(path).exists() or not shared.exists()
+    try:
+        return storage.exists(path)
+    except Exception:  # each storage raises other exceptions
+        return True
 
 
 def load_training(result: JobResult, artifact_location: str | None = None) -> TrainResult:

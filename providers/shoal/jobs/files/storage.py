@@ -81,18 +81,12 @@ def discard_unfinished(folder: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def exists(path: str) -> bool:
-    """Return whether a file or folder exists at a local path or a URI. A storage that does not answer counts as one
-    that has it."""
-    if "://" not in path:
-        return Path(path).exists()
+def exists(uri: str) -> bool:
+    """Return whether a file or folder exists at a URI."""
     import fsspec
 
-    try:
-        filesystem, name = fsspec.url_to_fs(path)
-        return bool(filesystem.exists(name))
-    except Exception:  # each storage raises other exceptions
-        return True
+    filesystem, path = fsspec.url_to_fs(uri)
+    return bool(filesystem.exists(path))
 
 
 def read(path: str) -> bytes:

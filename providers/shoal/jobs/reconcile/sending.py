@@ -19,7 +19,7 @@ from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import address, find_head
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import package
-from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command
+from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command, is_on_loopback
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.boosting.request import Framework
 
@@ -144,14 +144,15 @@ def _discard_unneeded_credentials(target: Target) -> Job:
 def _entrypoint(job: Job) -> list[str]:
     """Return the command that starts the driver with the Python of the process that first submitted the job.
 
-    On a pool without Ray, the command names the library of a training, so that the driver and its workers share the
-    library's memory. If the training registers its model, they do not share the library, because only the driver needs
-    the library's code for scikit-learn.
+    If the driver starts the workers of a training itself, the command names the library, so that the driver and its
+    workers share the library's memory. If the training registers its model, they do not share the library, because only
+    the driver needs the library's code for scikit-learn.
     """
     python = str(job.submitter["python"])
     library = str(job.spec.get("framework"))
     is_shared = library in get_args(Framework) and not job.spec.get("register_as")
-    shared = [library] if is_shared and job.endpoint["gcs"] == NO_GCS else []
+    gcs = job.endpoint["gcs"]
+    shared = [library] if is_shared and (gcs == NO_GCS or is_on_loopback(gcs)) else []
     return driver_command(python, job.id, str(job.attempt), *shared)
 
 

@@ -29,7 +29,7 @@ from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
-from shoal.training.gang.child_processes import import_ahead
+from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import OnNote
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
@@ -142,15 +142,15 @@ def train(
 
 
 def import_ahead_for_workers(request: TrainRequest) -> None:
-    """If the workers run without Ray, begin to import the library for them while this process prepares the training.
+    """If the workers are forked from a template, begin to import the library there while this process prepares the
+    training.
 
     If Ray starts the workers, this function does nothing.
     """
-    node = cluster.this_machine()
-    if node is None:
+    if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        size = resolve_size(request.scaling_config, [node], clamp=request.run_config.clamp)
+        size = resolve_size(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
         import_ahead(_shape(size), [_worker_module(request)])
 
 

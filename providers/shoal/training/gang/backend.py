@@ -1,6 +1,6 @@
 """Define the interface with which a gang (group of workers) starts, calls and kills its workers.
 
-The workers are Ray actors, or child processes on this machine.
+The workers are Ray actors, or child processes of the driver.
 """
 
 from __future__ import annotations

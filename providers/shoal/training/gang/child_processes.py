@@ -1,4 +1,4 @@
-"""Run the workers of a gang as processes that the driver starts on its own machine, without Ray."""
+"""Run the workers of a gang as processes that the driver starts on its own machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from functools import partial
 from io import BufferedReader
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.exit_status import how_ended
@@ -28,6 +28,8 @@ from shoal.redaction import hide_known
 from shoal.training.cluster import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
+from shoal.training.gang.fork_template import serve_worker
+from shoal.training.gang.local_node import LocalNode
 from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
 
@@ -42,15 +44,25 @@ class ChildProcesses:
 
     Args:
         shape: Number and size of the workers.
-        node: Name and CPUs of this machine.
-
-    Raises:
-        CapacityError: The workers do not fit on this machine.
+        seats: Placement of each worker, by rank.
+        nodes: The nodes of the seats in a local pool with Ray, by name; empty without Ray.
     """
 
     host = listen_host = _LOOPBACK
 
-    def __init__(self, shape: GangShape, node: Node) -> None:
+    def __init__(self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode] | None = None) -> None:
+        self.seats = seats
+        self._shape = shape
+        self._nodes = nodes or {}
+        self._children: list[_Child] = []
+
+    @classmethod
+    def without_ray(cls, shape: GangShape, node: Node) -> Self:
+        """Return the workers of a pool without Ray, whose only node is this machine.
+
+        Raises:
+            CapacityError: The workers do not fit on this machine.
+        """
         # The pool's queue starts a job only if the CPUs of its workers are free, so this code does not wait for free
         # CPUs.
         room = workers_on(node, int(shape.cpus_per_worker), shape.gpus_per_worker)
@@ -59,15 +71,13 @@ class ChildProcesses:
                 f"{shape} do not fit on this machine, which has room for {room} of them ({listed([node])}): request "
                 "fewer or smaller workers"
             )
-        self._shape = shape
-        self._children: list[_Child] = []
-        self.seats: Sequence[Seat] = [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers
+        return cls(shape, [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers)
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
         deadline = time.monotonic() + timeout
         joins = []
-        for rank, place in enumerate(places):
+        for rank, (seat, place) in enumerate(zip(self.seats, places, strict=True)):
             try:
                 child = _Child(_StartSettings.of(self._shape))
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
@@ -78,7 +88,7 @@ class ChildProcesses:
             self._children.append(child)
             if self._shape.trim_memory:
                 child.call("trim_memory")
-            joins.append(child.call("join", place, env))
+            joins.append(child.call("join_as_child", place, env, self._nodes.get(seat.node)))
         for rank, (seat, join) in enumerate(zip(self.seats, joins, strict=True)):
             who = f"rank {rank} (node {seat.node})"
             try:
@@ -120,6 +130,21 @@ def use_template(control: socket.socket | None) -> None:
         if _template is not None:
             _template.close()
         _template = None if control is None else _Template(control)
+
+
+def has_template() -> bool:
+    """Return whether the workers of this process are forked from a template, as long as the template runs."""
+    return _template is not None
+
+
+def forked(run: Callable[..., object], args: Sequence[object], descriptors: Sequence[int]) -> Forked | None:
+    """Fork a process that calls a function with file descriptors and arguments from the template.
+
+    Returns:
+        The process; None if there is no template, or it cannot fork.
+    """
+    with _template_lock:
+        return _template.fork(run, args, descriptors) if _template else None
 
 
 def import_ahead(shape: GangShape, modules: Sequence[str]) -> None:
@@ -226,21 +251,27 @@ class _Template:
             self._settings = settings
             self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules))
 
-    def can_fork(self, settings: _StartSettings) -> bool:
-        """Wait until the template has imported its modules, and return whether it can fork workers with `settings`."""
-        return settings == self._settings and self._threads is not None and self._threads.result() == 1
+    def has(self, settings: _StartSettings) -> bool:
+        """Return whether workers with these settings can be forked."""
+        return settings == self._settings
 
-    def fork(self, calls: socket.socket, output: int) -> _Forked | None:
-        """Fork a worker, and return its process; None if the template cannot fork or has ended."""
-        pid = self._proxy.call("fork", descriptors=[calls.fileno(), output]).result()
-        return _Forked(pid, self._proxy) if isinstance(pid, int) else None
+    def fork(self, run: Callable[..., object], args: Sequence[object], descriptors: Sequence[int]) -> Forked | None:
+        """Wait until the template has imported its modules, and fork a process that calls a function.
+
+        Returns:
+            The process; None if the template cannot fork, or has ended.
+        """
+        if self._threads is None or self._threads.result() != 1:
+            return None
+        pid = self._proxy.call("fork", run, args, len(descriptors), descriptors=descriptors).result()
+        return Forked(pid, self._proxy) if isinstance(pid, int) else None
 
     def close(self) -> None:
         self._proxy.close()
 
 
-class _Forked:
-    """Process of a worker that a template has forked.
+class Forked:
+    """Process that a template has forked.
 
     Args:
         pid: Process id. Only :meth:`wait` lets the template reap the process, so that the id stays valid until then.
@@ -255,10 +286,12 @@ class _Forked:
         self._code: int | None = None
 
     def kill(self) -> None:
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code."""
         # `exit_code` is called only after the process has ended. Otherwise the template would wait for the process, and
         # would fork no other worker during this time.
         poll = select.poll()
@@ -325,11 +358,12 @@ def _lines(pipe: BufferedReader) -> Iterator[bytes]:
         yield text
 
 
-def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subprocess.Popen[bytes] | _Forked:
+def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subprocess.Popen[bytes] | Forked:
     """Start the process of a worker: fork it from the template if the template has the same settings; otherwise start a
     new Python process."""
     with _template_lock:
-        if _template is not None and _template.can_fork(settings) and (forked := _template.fork(calls, output)):
+        descriptors = [calls.fileno(), output]
+        if _template and _template.has(settings) and (forked := _template.fork(serve_worker, (), descriptors)):
             return forked
     source_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")

@@ -5,18 +5,17 @@ The format of the data is described in `shoal.training.gang.heartbeats`, which i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from shoal.errors import TrainingError
 from shoal.training.gang.heartbeats import detect_vanished_host
+from shoal.training.gang.local_node import NodeWatch, name_of
 from shoal.training.timeouts import WORKER_HEARTBEAT_S
 
 # Maximum number of characters of a log line in one frame; a longer line is sent in several frames. A character takes at
@@ -33,9 +32,12 @@ class DriverConnection:
         token: Token of the gang.
         rank: Rank of this worker.
         hide: Function that removes secrets from a text.
+        node: Watch of the worker's node, if the worker belongs to a node but is no child process of its raylet.
     """
 
-    def __init__(self, host: str, port: int, token: str, rank: int, hide: Callable[[str], str]) -> None:
+    def __init__(
+        self, host: str, port: int, token: str, rank: int, hide: Callable[[str], str], node: NodeWatch | None = None
+    ) -> None:
         self._hide = hide
         self._sock = socket.create_connection((host, port), timeout=10)
         self._sock.settimeout(None)
@@ -45,9 +47,10 @@ class DriverConnection:
         os.register_at_fork(after_in_child=self._hang_up_in_fork)
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
         # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
-        # raylet is still the parent process. Without Ray, the parent is the driver or the template of workers.
+        # raylet is still the parent process. The parent of other workers is the driver or the template of workers.
         self._parent = os.getppid()
-        self._is_under_raylet = _name_of(self._parent) == "raylet"
+        self._is_under_raylet = name_of(self._parent) == "raylet"
+        self._node = node
         self._send(f"{token} {rank}".encode())
         threading.Thread(target=self._live, name="shoal-heartbeats", daemon=True).start()
 
@@ -102,17 +105,28 @@ class DriverConnection:
     def _live(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._sock, selectors.EVENT_READ)
+        if self._node:
+            selector.register(self._node.raylet, selectors.EVENT_READ)
         while True:
+            ready = [key.fileobj for key, _ in selector.select(timeout=WORKER_HEARTBEAT_S)]
             # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
             # then ends its own process.
-            if selector.select(timeout=WORKER_HEARTBEAT_S):
+            if self._sock in ready:
                 _leave()
-            if os.getppid() != self._parent:
-                raylet = "the raylet of its node ended, so the node is lost"
-                cause = raylet if self._is_under_raylet else "the process that started it ended"
-                self._send(b"x" + json.dumps(cause).encode())
-                _leave()
+            is_orphan = os.getppid() != self._parent
+            if ready or (is_orphan and self._is_under_raylet):
+                self._leave_because("the raylet of its node ended, so the node is lost")
+            if is_orphan:
+                self._leave_because("the process that started it ended")
+            if self._node and self._node.must_free_memory():
+                self._leave_because(
+                    "its machine has almost no memory left: use more nodes or larger ones, or fewer workers per node"
+                )
             self._send(b"h")
+
+    def _leave_because(self, cause: str) -> NoReturn:
+        self._send(b"x" + json.dumps(cause).encode())
+        _leave()
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -122,13 +136,7 @@ class DriverConnection:
             _leave()
 
 
-def _name_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
-def _leave() -> None:
+def _leave() -> NoReturn:
     # os._exit() ends the whole process at once. sys.exit() would end only the current thread, which may be a background
     # thread, and the main thread may be inside a library call that never returns.
     os._exit(1)

@@ -1,4 +1,5 @@
 """Fork the workers of a gang from a template: a process that has imported the training library and done nothing else.
+XGBoost's tracker is forked from it, too.
 
 A driver forks the template from itself at its start, while it has one thread and has run no code of a job. The workers
 then share the memory of the modules that the driver, the template and they need, and start without imports.
@@ -10,8 +11,10 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
@@ -42,19 +45,19 @@ class Template:
         gc.freeze()
         return thread_count()
 
-    def fork(self) -> int:
-        """Fork a worker, and return the worker's process id.
+    def fork(self, run: Callable[..., object], args: Sequence[object], number: int) -> int:
+        """Fork a process that calls a function with file descriptors and arguments, and return its process id.
 
-        Directly after this call, the driver sends the file descriptors of the worker's socket and output.
+        Directly after this call, the driver sends the `number` file descriptors.
 
         Raises:
             OSError: The machine has no room for another process.
         """
-        _, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
+        _, descriptors, _, _ = socket.recv_fds(self._control, 1, number)
         try:
             pid = os.fork()
             if not pid:
-                self._become_worker(*descriptors)
+                self._become(partial(run, *descriptors, *args))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -64,23 +67,33 @@ class Template:
         """Wait until a worker has ended, and return its exit code."""
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    def _become_worker(self, calls: int, output: int) -> None:
+    def _become(self, run: Callable[[], object]) -> NoReturn:
         try:
             self._control.close()
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
             # The streams of the driver may be buffered. The new streams are flushed after each line, so that the lines
-            # of the worker appear at once.
+            # of the fork appear at once.
             sys.stdout, sys.stderr = (
                 os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
                 for descriptor in (1, 2)
             )
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()  # otherwise NumPy would draw the same numbers in all workers
-            serve(Connection(calls), Worker())
+            run()
         finally:
             os._exit(1)
+
+
+def serve_worker(calls: int, output: int) -> NoReturn:
+    """Run a worker in this process.
+
+    Args:
+        calls: Descriptor of the socket with the driver's calls.
+        output: Descriptor to which the worker prints.
+    """
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    serve(Connection(calls), Worker())
 
 
 def fork_template() -> socket.socket | None:

@@ -1,11 +1,10 @@
 """Start the workers of one training, run functions on all of them, and raise the error that caused a failure.
 
-A gang is the group of workers of one training. Each worker is a Ray actor, or a process of this machine
-(`shoal.training.cluster`), and keeps a socket to the driver open (`heartbeats`), so that the driver notices at once
-when the worker dies. A run ends when every rank has returned a result, or at the first failure. After a failure the
-gang collects the errors of all ranks for a few seconds, raises the most likely cause, and kills all workers. If a
-worker has died, its death is the most likely cause, because it also causes errors in the other workers. A gang that
-failed is never used again.
+A gang is the group of workers of one training. Each worker is a Ray actor, or a child process of the driver, and keeps
+a socket to the driver open (`heartbeats`), so that the driver notices at once when the worker dies. A run ends when
+every rank has returned a result, or at the first failure. After a failure the gang collects the errors of all ranks for
+a few seconds, raises the most likely cause, and kills all workers. If a worker has died, its death is the most likely
+cause, because it also causes errors in the other workers. A gang that failed is never used again.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from shoal.training.gang import nodes_in_use, placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.heartbeats import EventKind, WorkerConnections
+from shoal.training.gang.node_processes import NodeProcesses, finder
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
@@ -61,15 +61,18 @@ class _Weight(IntEnum):
     STARVED = 0
     """A worker was killed because memory ran out. Only Ray reports this reason; the worker's socket (its connection to
     the driver) only shows that the worker is gone."""
-    EXITED = 1
-    """A worker's process has ended with a known exit code or signal. This event follows `LOST` at once, without Ray."""
-    LOST = 2
+    LEFT = 1
+    """A worker has ended its own process, and has sent the reason."""
+    EXITED = 2
+    """A worker's process has ended with a known exit code or signal. This event follows `LOST` or `LEFT` at once if the
+    driver has started the process."""
+    LOST = 3
     """A worker's process or node is gone."""
-    RAISED = 3
+    RAISED = 4
     """The code that ran in a worker raised an exception."""
-    SIDECAR = 4
+    SIDECAR = 5
     """A helper such as XGBoost's tracker failed, possibly because a worker had ended."""
-    PEER = 5
+    PEER = 6
     """A worker could not reach another worker."""
 
 
@@ -400,7 +403,8 @@ class Gang:
             # Notes get into the store and into MLflow.
             self._note(_Note(rank, hide_known(json.loads(text))))
         elif not self.ended:
-            self._note(_Cause(_Weight.LOST, self._lost(rank, text)))
+            weight = _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST
+            self._note(_Cause(weight, self._lost(rank, text)))
 
     def _lost(self, rank: int, reason: str) -> WorkerLostError:
         message = f"{self._who(rank)} was lost: {reason}"
@@ -446,5 +450,8 @@ def _reserved(shape: GangShape, deadline: float) -> Workers:
     """Reserve the resources of a gang's workers in the Ray cluster. Without Ray, only check that the workers fit on
     this machine.
     """
-    node = cluster.this_machine()
-    return RayActors(shape, deadline) if node is None else ChildProcesses(shape, node)
+    if (node := cluster.this_machine()) is not None:
+        return ChildProcesses.without_ray(shape, node)
+    if (find_nodes := finder(shape)) is not None:
+        return NodeProcesses(shape, deadline, find_nodes)
+    return RayActors(shape, deadline)

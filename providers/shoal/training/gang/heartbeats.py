@@ -60,6 +60,8 @@ class EventKind(Enum):
 
     GONE = "gone"
     """The worker's process or host is gone, or does not respond; the text contains the reason."""
+    LEFT = "left"
+    """The worker ends its own process; the text contains the reason."""
     LINE = "line"
     """The worker logged a line."""
     NOTE = "note"
@@ -232,7 +234,7 @@ class WorkerConnections:
         elif frame[:1] == b"d":
             self._listener(rank, EventKind.DONE, "")
         elif frame[:1] == b"x":
-            self._report(connection, str(json.loads(frame[1:])))
+            self._report(connection, str(json.loads(frame[1:])), EventKind.LEFT)
 
     def _check_silence(self) -> None:
         now = time.monotonic()
@@ -252,10 +254,10 @@ class WorkerConnections:
         self._drop(connection)
         self._report(connection, why)
 
-    def _report(self, connection: _Connection, why: str) -> None:
+    def _report(self, connection: _Connection, why: str, kind: EventKind = EventKind.GONE) -> None:
         if connection.rank is not None and not connection.reported:
             connection.reported = True
-            self._listener(connection.rank, EventKind.GONE, why)
+            self._listener(connection.rank, kind, why)
 
     def _drop(self, connection: _Connection) -> None:
         with self._changed:

@@ -180,7 +180,9 @@ def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
 
 
 def release(group: Any) -> None:
-    """Free the resources of a placement group; Ray then kills the processes that still use these resources."""
+    """Free the resources of a placement group; Ray then kills its actors that still use these resources."""
+    import ray
     from ray.util.placement_group import remove_placement_group
 
-    remove_placement_group(group)
+    if ray.is_initialized():
+        remove_placement_group(group)

@@ -55,8 +55,7 @@ class RayActors:
             self._actors.append(actor)
             if self._shape.trim_memory:
                 actor.trim_memory.remote()
-            # Ray writes the output of its workers into files on their nodes.
-            joins.append(actor.join.remote(place, env, True))
+            joins.append(actor.join.remote(place, env))
         for rank, (seat, ref) in enumerate(zip(self.seats, joins, strict=True)):
             try:
                 joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))

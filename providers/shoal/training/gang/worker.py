@@ -18,9 +18,11 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.known_secrets import KnownSecrets
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
+from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
+from shoal.training.host.process_title import WORKER, set_title
 
 _Sent = DataError | TrainingError | InvalidArgumentError
 
@@ -141,19 +143,33 @@ class Worker:
         """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
         memory.trim_memory()
 
-    def join(self, place: Place, env: Mapping[str, str], hides_output: bool = False) -> Joined:
-        """Connect this worker to the driver, and store the rank and the connection for later function calls."""
+    def join(self, place: Place, env: Mapping[str, str]) -> Joined:
+        """Connect this Ray actor to the driver, and store the rank and the connection for later function calls."""
+        # Ray writes the output of its workers into files on their nodes.
+        if secrets := _secrets(env):
+            hide_output(secrets)
+        return self._join(place, env)
+
+    def join_as_child(self, place: Place, env: Mapping[str, str], node: LocalNode | None) -> Joined:
+        """Connect this process, which the driver has started, to the driver as :meth:`join` does.
+
+        Args:
+            place: Position of this worker, and address of the driver.
+            env: Environment variables for this worker.
+            node: Node on which Ray has reserved the CPUs of this worker; None on a pool without Ray.
+        """
+        set_title(f"{WORKER} {place.rank} of {place.world_size}")
+        return self._join(place, env, node.enter() if node else None)
+
+    def _join(self, place: Place, env: Mapping[str, str], node: NodeWatch | None = None) -> Joined:
         # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
         # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         interpreter_end.forget_exit_handlers()
-        secrets = json.loads(env.get(SECRETS, "[]"))
-        if hides_output and secrets:
-            hide_output(secrets)
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
         own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(
-            place.host, place.port, place.token, place.rank, KnownSecrets(secrets).hide
+            place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork))
@@ -176,6 +192,11 @@ class Worker:
             return Failure(summary, traceback.format_exc(), error)
         finally:
             self._driver.done()
+
+
+def _secrets(env: Mapping[str, str]) -> list[str]:
+    secrets: list[str] = json.loads(env.get(SECRETS, "[]"))
+    return secrets
 
 
 def _sendable(error: _Sent, summary: str) -> _Sent:

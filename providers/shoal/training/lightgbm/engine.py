@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training import cluster
 from shoal.training.boosting.engine import Library, OnAll
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
@@ -126,4 +125,4 @@ class LightGBM(Library):
         bins = on_all("bin_sample", [(samples,), *[((),)] * (len(tasks) - 1)])[0]
         # These references are deleted, so that Ray frees the sample before the workers build their datasets.
         del samples
-        return on_all("prepare", [(cluster.share(bins), machines)] * len(tasks))
+        return on_all("prepare", [(bins, machines)] * len(tasks))

@@ -28,6 +28,7 @@ from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
+from shoal.training.lightgbm import shared_sample
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
 from shoal.training.lightgbm.messages import Share, sample
 from shoal.training.lightgbm.params import objective_of, own_message
@@ -87,13 +88,12 @@ class _Session:
         self._seconds += time.perf_counter() - began
         return bins
 
-    def prepare(self, shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
+    def prepare(self, bins: Bins, machines: tuple[str, ...]) -> Prepared:
         """Build this worker's LightGBM datasets with the bins that rank 0 has found."""
         began = time.perf_counter()
         task = self.task
         self._machines = machines
         columns = task.columns
-        bins: Bins = cluster.fetch(shared_bins)
         reference = bins.reference(columns.categories)
         keep = begins_anew_with(task)
         train = Binned(self._rows, reference, keep=keep)
@@ -124,7 +124,7 @@ _session: _Session | None = None
 
 def begin(task: Task, share: Share) -> tuple[Any, str]:
     """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, as
-    `cluster.share` returns it, and the address and port at which the worker will listen.
+    `shared_sample.share` returns it, and the address and port at which the worker will listen.
 
     The part is shared by the worker, so that the whole sample is stored only once and the driver holds none of it.
 
@@ -134,7 +134,7 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
     global _session
     with _own_errors():
         _session = _Session(task, share, gang_context())
-        shared = cluster.share(_session.sample())
+        shared = shared_sample.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
         return shared, _session.port.address
@@ -152,18 +152,18 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
     import pyarrow as pa
 
     try:
-        sample = pa.concat_tables(map(cluster.fetch, samples))
+        sample = pa.concat_tables(map(shared_sample.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
     with _own_errors():
         return _session.bin_sample(sample)
 
 
-def prepare(shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
+def prepare(bins: Bins, machines: tuple[str, ...]) -> Prepared:
     """Build this worker's LightGBM datasets with the bins that rank 0 has found.
 
     Args:
-        shared_bins: The :class:`Bins`, from `cluster.share`.
+        bins: The bins.
         machines: Address and port of each worker, by rank.
 
     Raises:
@@ -171,8 +171,9 @@ def prepare(shared_bins: Any, machines: tuple[str, ...]) -> Prepared:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
+    shared_sample.forget()
     with _own_errors():
-        return _session.prepare(shared_bins, machines)
+        return _session.prepare(bins, machines)
 
 
 def boost(segment: Segment) -> Boosted:
