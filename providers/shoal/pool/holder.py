@@ -31,7 +31,8 @@ def ends_with(holder: str, ancestors: Ancestors | None, ended: str, *, is_cancel
         ended: Holder that has ended.
         is_cancelled: Whether `ended` was cancelled.
     """
-    return ended == holder or (ended in ancestors and (is_cancelled or ancestors[ended]) if ancestors else False)
+    is_in_process = (ancestors or {}).get(ended)
+    return ended == holder or (is_in_process is not None and (is_in_process or is_cancelled))
 
 
 def run_of(holder: str) -> str:
