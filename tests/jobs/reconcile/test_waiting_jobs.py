@@ -183,7 +183,8 @@ def test_a_job_runs_with_the_python_of_the_process_that_asked_for_it(queue, monk
     second.status()
 
     entrypoint = queue.head.jobs["second-1"].entrypoint
-    assert shlex.split(entrypoint)[3:] == ["/env/of/submitter/python", "second", "1"]
+    # The driver starts its workers itself, so it is told the library that they share with it.
+    assert shlex.split(entrypoint)[3:] == ["/env/of/submitter/python", "second", "1", "xgboost"]
 
 
 def test_ctrl_c_while_it_starts_another_ones_job_fails_neither(queue, monkeypatch):
