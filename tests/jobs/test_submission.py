@@ -167,7 +167,7 @@ class TestSubmit:
 
         [job] = head.jobs.values()
         assert 'shoal.jobs.driver "$@"\'' in job.entrypoint
-        assert job.entrypoint.endswith(f"{handle.job_id} 1")
+        assert job.entrypoint.endswith(f"{handle.job_id} 1 xgboost")
         assert job.metadata == {
             "shoal_job": handle.job_id,
             "attempt": "1",

@@ -320,7 +320,7 @@ class Job(Base):
     holder: Mapped[str] = mapped_column(_LongText)
     ancestors: Mapped[dict[str, Any] | None]
     """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). None: only the job's holder."""
-    label: Mapped[str | None] = mapped_column(_Text)
+    label: Mapped[str | None] = mapped_column(_LongText)
     """What the job is about, such as the name of its model. None: an older shoal has submitted the job."""
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
