@@ -94,16 +94,20 @@ def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancesto
     return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)
 
 
-def secret_block(name: str) -> str | None:
+def database_url(name: str) -> str | None:
+    """Return the database URL (for SQLAlchemy) from the Prefect Secret block of this name, or None if there is none."""
+    return _secret(name)
+
+
+def secret_block(variable: str) -> str | None:
     """Return the value of a variable from a Prefect Secret block, or None if the block does not exist.
 
     Names of blocks have no upper case and no underscores: the block of the variable ``HF_TOKEN`` is ``hf-token``.
     """
-    return database_url(name.lower().replace("_", "-"))
+    return _secret(variable.lower().replace("_", "-"))
 
 
-def database_url(name: str) -> str | None:
-    """Return the database URL (for SQLAlchemy) from a Prefect Secret block, or None if the block does not exist."""
+def _secret(name: str) -> str | None:
     try:
         # In an async task, `load` would return a coroutine, even in a thread without an event loop. With `_sync`, an
         # argument of Prefect's decorator, `load` returns the block.
