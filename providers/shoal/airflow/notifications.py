@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from shoal.airflow.checks import is_a
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.operators.outcomes import LINE
-from shoal.airflow.results import instances_of, why_no_result
+from shoal.airflow.results import instance_name, instances_of, why_no_result
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -128,6 +128,6 @@ def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False)
     """Build the `ModelLine` of a training task that has stored no `ModelLine` as an XCom."""
     from shoal.jobs import ModelLine
 
-    name = f"task {task_id}" if map_index < 0 else f"task {task_id}[{map_index}]"
+    name = f"task {instance_name(task_id, map_index)}"
     outcome: Literal["skipped", "failed"] = "skipped" if skipped else "failed"
     return ModelLine(model=name, outcome=outcome, sentence=cause.removeprefix(f"{name} "))

@@ -86,7 +86,7 @@ def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None
         more = f"; and {len(found) - _MOST_CAUSES} more" if len(found) > _MOST_CAUSES else ""
         return "; ".join(found[:_MOST_CAUSES]) + more
     ended = f"ended as {state}" if state else "has not run"
-    return f"task {_named(task_id, index)} {ended}: {_where_log(ti, task_id, index)}"
+    return f"task {instance_name(task_id, index)} {ended}: {_where_log(ti, task_id, index)}"
 
 
 def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
         for index in instances_of(each, states, before):
             if states.get(each if index < 0 else f"{each}_{index}") == "failed":
                 cause = ti.xcom_pull(task_ids=each, key=CAUSE, map_indexes=index)
-                yield f"task {_named(each, index)} failed: {cause or _where_log(ti, each, index)}"
+                yield f"task {instance_name(each, index)} failed: {cause or _where_log(ti, each, index)}"
 
 
 def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[str]) -> list[int]:
@@ -116,7 +116,12 @@ def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[s
     return indexes or ([_NOT_MAPPED] if task_id in states else [])
 
 
-def _named(task_id: str, index: int) -> str:
+def instance_name(task_id: str, index: int) -> str:
+    """Return a task instance as a text, such as ``train[3]``.
+
+    :param task_id: Id of the task.
+    :param index: Map index; -1 if the task is not mapped.
+    """
     return task_id if index < 0 else f"{task_id}[{index}]"
 
 

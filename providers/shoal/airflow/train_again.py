@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.airflow.results import instance_name
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -96,4 +97,4 @@ def failed_instances(dag_id: str, run_id: str, session: Session) -> tuple[Serial
 
 def instances_text(instances: Instances) -> str:
     """Return task instances as a text, such as ``lease_pool, train[3]``."""
-    return ", ".join(one if isinstance(one, str) else f"{one[0]}[{one[1]}]" for one in instances)
+    return ", ".join(one if isinstance(one, str) else instance_name(*one) for one in instances)

@@ -72,14 +72,13 @@ class CheckedOperator(BaseOperator):
         :param jinja_env: Environment that renders.
         :param seen_oids: Ids of the collections that were rendered.
         """
-        if isinstance(content, str):
-            environment = jinja_env or self.get_template_env()
-            if isinstance(environment, NativeEnvironment):
-                template = environment.from_string(content)
-                parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
-                is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
-                return "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
-        return super().render_template(content, context, jinja_env, seen_oids)
+        environment = jinja_env or self.get_template_env()
+        if not isinstance(content, str) or not isinstance(environment, NativeEnvironment):
+            return super().render_template(content, context, environment, seen_oids)
+        template = environment.from_string(content)
+        parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
+        is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
+        return "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
 
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
