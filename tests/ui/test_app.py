@@ -240,7 +240,7 @@ class AnyoneMayLook:
     def viewer(self, request: Request) -> Viewer:
         if request.headers.get("x-user") == "nobody":
             raise HTTPException(403, "not you")
-        return Viewer("viewer", False, "secret", may_end_some=True, may_end=self.may_end)
+        return Viewer("viewer", False, "secret", may_end_some=lambda: True, may_end=self.may_end)
 
 
 def test_a_lease_is_released_and_the_record_names_the_user(client, store):

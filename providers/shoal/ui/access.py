@@ -23,7 +23,8 @@ class Viewer:
     Attributes:
         name: Name of the user, as the record of actions shows it.
         may_act: Whether the user may sweep and alter pools.
-        may_end_some: Whether the user may cancel jobs and release leases of any run.
+        may_end_some: Function that returns whether the user may cancel jobs and release leases of any run. Only pages
+            with buttons ask, because the answer may cost a query.
         may_end: Function that returns whether the user may cancel the jobs and release the leases of a holder.
         csrf_token: Secret of the user's session. Every action must send it in the header `X-Shoal-CSRF`.
     """
@@ -31,7 +32,7 @@ class Viewer:
     name: str
     may_act: bool
     csrf_token: str
-    may_end_some: bool
+    may_end_some: Callable[[], bool]
     may_end: Callable[[str], bool]
 
 
@@ -76,7 +77,13 @@ class TokenAccess:
         cookie = request.cookies.get(_cookie_name(request), "")
         if not secrets.compare_digest(cookie.encode(), self._key.encode()):
             raise HTTPException(401, "this page needs the link that `shoal ui` has printed: open that link again")
-        return Viewer(self._name, may_act=True, csrf_token=self._csrf, may_end_some=True, may_end=lambda holder: True)
+        return Viewer(
+            self._name,
+            may_act=True,
+            csrf_token=self._csrf,
+            may_end_some=lambda: True,
+            may_end=lambda holder: True,
+        )
 
     def _derived(self, purpose: str) -> str:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()

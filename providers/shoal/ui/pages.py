@@ -95,7 +95,7 @@ class Pages:
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
-        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some, root)
+        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some(), root)
         try:
             main = self._main(key)
         except (JobNotFoundError, PoolNotFoundError):

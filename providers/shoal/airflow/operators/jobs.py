@@ -86,7 +86,8 @@ class JobOperator(WaitingOperator):
     def instance_label(self) -> str:
         """The map index and what the job is about, as far as this is known, such as ``3 delays-UA``. The property never
         raises, because Airflow would fail the task."""
-        # Not only a number: in a DAG with render_template_as_native_obj, Airflow would evaluate it and fail.
+        # The text is never a number alone. In a DAG with render_template_as_native_obj, Airflow would convert it to an
+        # int, and fail the task.
         label = self.task_id
         with suppress(Exception):
             label = self.job_label

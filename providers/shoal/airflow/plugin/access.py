@@ -52,7 +52,6 @@ class AirflowAccess:
             manager = get_auth_manager()
             may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
             may_act = manager.is_authorized_connection(method="PUT", user=user)
-            may_end_some = may_act is True or _may_edit_some_runs(manager, user)
             name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
@@ -70,7 +69,7 @@ class AirflowAccess:
             name,
             may_act=may_act is True,
             csrf_token=token,
-            may_end_some=may_end_some,
+            may_end_some=lambda: may_act is True or _may_edit_some_runs(manager, user),
             may_end=lambda holder: _may_end(manager, user, holder, otherwise=may_act is True),
         )
 
