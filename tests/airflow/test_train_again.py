@@ -23,7 +23,7 @@ from sqlalchemy.pool import StaticPool
 
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.decorators import distributed_task
-from shoal.airflow.train_again import failed_instances, instances_text
+from shoal.airflow.train_again import instances_text, instances_to_clear
 from shoal.errors import InvalidArgumentError
 
 RUN = "a_run"
@@ -103,13 +103,13 @@ def database() -> Iterator[Session]:
 def test_what_failed_is_cleared_with_what_it_needs_and_what_follows(database, failed, cleared):
     for one in database.query(TaskInstance):
         one.state = "failed" if (one.task_id, one.map_index) in failed else "success"
-    _, instances = failed_instances("a_dag", RUN, database)
+    _, instances = instances_to_clear("a_dag", RUN, database)
     assert instances_text(instances) == cleared
     database.rollback()
 
 
 def test_without_failures_nothing_is_cleared(database):
     with pytest.raises(InvalidArgumentError, match="no task has failed in run a_run of the DAG a_dag"):
-        failed_instances("a_dag", RUN, database)
+        instances_to_clear("a_dag", RUN, database)
     with pytest.raises(InvalidArgumentError, match="Airflow has no run b_run of the DAG a_dag"):
-        failed_instances("a_dag", "b_run", database)
+        instances_to_clear("a_dag", "b_run", database)

@@ -1,4 +1,4 @@
-"""Collect the results of training tasks. For a task that failed or was skipped, collect the cause instead."""
+"""Store why a task has no result, and collect the results of training tasks, or the causes why they have none."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ def store_cause(cause: str) -> None:
     :param cause: The reason.
     """
     try:
-        get_current_context()["ti"].xcom_push(key=CAUSE, value=cause)
+        ti = get_current_context()["ti"]
+    except RuntimeError:
+        return
+    try:
+        ti.xcom_push(key=CAUSE, value=cause)
     # The task must end with its own error, even if the cause cannot be stored.
     except Exception:
-        log.debug("the cause of the failure or skip could not be stored as an XCom", exc_info=True)
+        log.warning("the cause of the failure or skip could not be stored as an XCom", exc_info=True)
 
 
 def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str, Any] | NoResult]:

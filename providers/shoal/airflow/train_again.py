@@ -1,8 +1,8 @@
 """Clear the task instances that a DAG run needs to train again what failed, and no others.
 
 Airflow's own "clear only failed tasks" leaves out the setup task of `pool_for_run`, which has succeeded, and the
-training then finds no pool. The modules of Airflow's database are imported here: the command ``shoal train-again`` and
-the page in Airflow's API server use this module, and tasks never do.
+training then finds no pool. The command ``shoal train-again`` and the page in Airflow's API server use this module.
+Both have access to Airflow's database, which tasks do not have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def command(
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        dag, instances = failed_instances(dag_id, run_id, session)
+        dag, instances = instances_to_clear(dag_id, run_id, session)
         if not dry_run:
             dag.clear(task_ids=instances, run_id=run_id, session=session)
     typer.echo(f"{'would clear' if dry_run else 'cleared'} {instances_text(instances)}")
@@ -52,11 +52,11 @@ def request_body(dag_id: str, run_id: str) -> dict[str, Any]:
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        _, instances = failed_instances(dag_id, run_id, session)
+        _, instances = instances_to_clear(dag_id, run_id, session)
     return {"dry_run": False, "dag_run_id": run_id, "task_ids": instances, "only_failed": False}
 
 
-def failed_instances(dag_id: str, run_id: str, session: Session) -> tuple[SerializedDAG, Instances]:
+def instances_to_clear(dag_id: str, run_id: str, session: Session) -> tuple[SerializedDAG, Instances]:
     """Return a run's DAG, and the task instances that have failed or could not run because others had failed, with the
     setup and teardown tasks around them and the instances after them.
 

@@ -83,7 +83,7 @@ def list_(
         (
             job.job_id,
             job.attempt,
-            _about(job),
+            job.about or None,
             job.pool,
             _state(job),
             job.progress and job.progress.brief,
@@ -95,11 +95,6 @@ def list_(
     ]
     columns = ("JOB", "ATTEMPT", "FOR", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
     show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
-
-
-def _about(job: JobStatus) -> str | None:
-    """Return what a job is about, and the task that has submitted it."""
-    return " by ".join(filter(None, (job.label, job.task))) or None
 
 
 @app.command("show")

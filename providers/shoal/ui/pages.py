@@ -173,7 +173,7 @@ class Pages:
                 (not chosen["state"] or state_of(job) == chosen["state"])
                 and (not chosen["pool"] or job.pool == chosen["pool"])
                 and chosen["holder"].lower() in job.holder.lower()
-                and chosen["id"].lower() in f"{job.job_id} {job.label} {job.task}".lower()
+                and chosen["id"].lower() in f"{job.job_id} {job.about}".lower()
                 and (chosen["age"] not in AGES or now - job.created_at < AGES[chosen["age"]])
             )
 

@@ -299,15 +299,16 @@ class ForkServer:
     def _kill_left_processes(self) -> None:
         """Kill the processes that ended drivers have left. When they end, this method is called again for their
         children."""
-        # Without free file descriptors, the processes cannot be read now, and are killed after the end of another one.
-        with contextlib.suppress(OSError):
+        try:
             me = psutil.Process()
-            command = me.cmdline()
-            for child in me.children():
-                # User code may have set the variable of the tag to a text.
-                with contextlib.suppress(psutil.Error, ProcessLookupError, ValueError):
-                    if child.pid not in {*self._running, self._database_creator} and self._is_left(child, command):
-                        child.kill()
+            children, command = me.children(), me.cmdline()
+        except OSError:
+            return  # no file descriptor is free: the next call looks for these processes, too
+        for child in children:
+            # User code may have set the variable of the tag to a text.
+            with contextlib.suppress(psutil.Error, OSError, ValueError):
+                if child.pid not in {*self._running, self._database_creator} and self._is_left(child, command):
+                    child.kill()
         if not self._running:
             self._ended.clear()
 

@@ -62,6 +62,11 @@ class AttemptFields:
         task_id, _, index = self.task_key.rpartition("/")
         return f"{run.dag_id}.{task_id}" + ("" if index == "-1" else f"[{index}]")
 
+    @property
+    def about(self) -> str:
+        """What the job is about, and the task that submitted it, as far as both are known."""
+        return " by ".join(filter(None, (self.label, self.task)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine(AttemptFields):
