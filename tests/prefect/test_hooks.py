@@ -136,17 +136,20 @@ def test_the_jobs_of_a_deployment_end_with_the_run_that_started_it_only_if_this_
     assert waiting_jobs.unfinished() == set()
 
 
+@flow
+def child():
+    leave_a_job_behind("child")
+    return flow_run.id
+
+
+@flow
+def parent_of_a_job(before):
+    before()
+    return flow_run.id, child()
+
+
 def test_the_janitor_ends_the_jobs_of_subflows_of_a_run_that_was_cancelled(up, left_jobs):
-    @flow
-    def child():
-        leave_a_job_behind("child")
-        return flow_run.id
-
-    @flow
-    def parent():
-        return flow_run.id, child()
-
-    run_id, child_id = parent()
+    run_id, child_id = parent_of_a_job(lambda: None)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(child_id, Running(), force=True)  # the server cancels subflows up to 20 s later
         client.set_flow_run_state(run_id, Cancelled(), force=True)
@@ -162,17 +165,7 @@ def not_polled_for(seconds: float, **submitter: int) -> None:
 
 
 def test_the_janitor_leaves_a_crashed_run_alone_while_a_process_waits_for_its_job(up, left_jobs):
-    @flow
-    def child():
-        leave_a_job_behind("child")
-        return flow_run.id
-
-    @flow
-    def parent():
-        leave_a_lease_behind()
-        return flow_run.id, child()
-
-    run_id, child_id = parent()
+    run_id, child_id = parent_of_a_job(leave_a_lease_behind)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run_id, Crashed(), force=True)
         client.set_flow_run_state(child_id, Running(), force=True)

@@ -16,7 +16,7 @@ from shoal.jobs import ids
 from shoal.jobs.files import code_store
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of, parse_spec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
@@ -51,15 +51,14 @@ def spec_of(
     if isinstance(given, AnySpec):
         return given
     fields = _fields(given, framework, train_func, args, kwargs)
-    fields = _with_collections(kind_of(fields), fields)
     if train_func is None or is_name(train_func):
-        return parse_spec(fields)
+        return _parsed(kind_of(fields), fields)
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
-    spec = FunctionJobSpec.parse({**named, **fields})
+    spec = _parsed(FunctionJobSpec, {**named, **fields})
     stored = code_store.store(program.dumps())
     return spec.model_copy(update={"program": stored})
 
@@ -114,22 +113,33 @@ def check_spec(
         InvalidArgumentError: A field is unknown or missing, or a known value is wrong, and the message names it; or the
             job can never run on the pool.
     """
-    spec, partial = None, None
+    spec, of_workers = None, None
     if isinstance(given, AnySpec):
-        spec = partial = given
+        spec = of_workers = given
     else:
         fields = _fields(given, **others)
         if not is_known(fields.get("framework")):
             return None
         if is_known(fields):
-            spec = partial = kind_of(fields).parse(fields)
+            spec = of_workers = kind_of(fields).parse(fields)
         else:
             kind_of(fields).check(fields, is_known)
-            partial = _workers(fields, is_known)
-    if pool is not None and partial is not None:
-        refuse_without_ray(partial, pool)
-        refuse_too_many_workers(partial, pool)
+            of_workers = _workers(fields, is_known)
+    if pool is not None and of_workers is not None:
+        refuse_without_ray(of_workers, pool)
+        refuse_too_many_workers(of_workers, pool)
     return spec
+
+
+def _parsed(kind: type[AnyJobSpec], fields: dict[str, Any]) -> AnyJobSpec:
+    """Build a spec from fields that templates may have rendered."""
+    try:
+        return kind.parse(fields)
+    except InvalidArgumentError:
+        converted = _with_collections(kind, fields)
+        if converted is fields:
+            raise
+    return kind.parse(converted)
 
 
 def _with_collections(kind: type[AnyJobSpec], fields: dict[str, Any]) -> dict[str, Any]:
@@ -138,13 +148,14 @@ def _with_collections(kind: type[AnyJobSpec], fields: dict[str, Any]) -> dict[st
     """
     try:
         kind.model_validate(fields)
+    # A validator of a spec raises an InvalidArgumentError for a value that is no text of a list.
+    except InvalidArgumentError:
+        pass
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             if problem["type"] in ("list_type", "tuple_type", "dict_type", "model_type") and problem["loc"]:
                 with suppress(ValueError, SyntaxError, LookupError, TypeError):
                     fields = _replaced(fields, problem["loc"], ast.literal_eval(problem["input"]))
-    except InvalidArgumentError:
-        pass  # raised again when the fields are parsed
     return fields
 
 
@@ -190,7 +201,7 @@ def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str
 
         is_script = isinstance(train_func, str | os.PathLike)
         fields = {"name": os.path.basename(train_func) if is_script else name_of(train_func), **fields}
-    return parse_spec(_with_collections(kind_of(fields), fields)).label
+    return _parsed(kind_of(fields), fields).label
 
 
 def _fields(
