@@ -259,7 +259,7 @@ def test_one_of_five_mapped_trainings_fails_alone_and_is_trained_again_alone(air
     for index in range(5):
         one = by_map["train", index]
         assert setup["end_date"] <= one["start_date"] <= one["end_date"] <= teardown["start_date"]
-    mine = jobs_of(MAPPED, f"{run}#many_lease_pool")
+    mine = jobs_of(MAPPED, run)
     assert sorted(job.state.value for job in mine) == ["failed"] + ["succeeded"] * 4
     assert len({job.job_id for job in mine}) == 5
     wait_until(is_given_back, "the pool as it was")
@@ -270,14 +270,14 @@ def test_one_of_five_mapped_trainings_fails_alone_and_is_trained_again_alone(air
     token = httpx.post(f"{airflow.url}/auth/token", json=user, timeout=60).json()["access_token"]
     headers = {"Authorization": f"Bearer {token}"}
     plan = httpx.get(f"{airflow.url}/shoal/api/train-again/{bad.job_id}/1", headers=headers, timeout=60).json()
-    command = [sys.executable, "-m", "shoal", "train-again", MAPPED, run]
+    command = [Path(sys.executable).with_name("shoal"), "train-again", MAPPED, run]
     said = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, check=True).stdout
     assert said == "cleared many_clean_up_pool, many_lease_pool, rows, train[2]\n"
     assert plan["body"]["task_ids"] == ["many_clean_up_pool", "many_lease_pool", "rows", ["train", 2]]
     airflow_until(lambda: airflow.run_state(MAPPED, run) != "success", "the run's new start")
     assert ended(airflow, MAPPED, run) == "success"
     assert airflow.returned(MAPPED, run, "rows") == [100] * 5
-    assert len(jobs_of(MAPPED, f"{run}#many_lease_pool")) == 6
+    assert len(jobs_of(MAPPED, run)) == 6
     wait_until(is_given_back, "the pool as it was")
 
 
