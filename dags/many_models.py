@@ -28,7 +28,7 @@ POOL = "{{ var.value.get('shoal_many_models_pool', 'local://many-models?max_node
 NODES = 3
 
 TIME_ZONE = "UTC"
-"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's own dates are in UTC: at 03:00
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
 in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
 
 NIGHTLY = CronTriggerTimetable("0 3 * * *", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))

@@ -45,7 +45,7 @@ FEATURES = (
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
 TIME_ZONE = "UTC"
-"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's own dates are in UTC: at 03:00
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
 in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))

@@ -26,7 +26,7 @@ POOL = "{{ var.value.get('shoal_networks_pool', 'local://networks?max_nodes=4') 
 NODES = 2
 
 TIME_ZONE = "UTC"
-"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's own dates are in UTC: at 03:00
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
 in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
 
 MONTHLY = CronTriggerTimetable("@monthly", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))
