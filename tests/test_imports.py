@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy")
+HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy", "airflow")
 
 
 LIGHT = [
     "from shoal.data import *; DataConnector.from_parquet('x').to_spec()",
     "import shoal.cli",
+    "from typer.testing import CliRunner; assert CliRunner().invoke(shoal.cli.app, ['--help']).exit_code == 0",
     "from shoal import scale_cluster, get_nodes, describe_pool, alter_pool, ComputePool, RunConfig, PoolSpec",
     "from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig",
     "XGBEstimator(10, 'reg:squarederror', {'eta': 1}, XGBScalingConfig(use_gpu=True), run_config=RunConfig(seed=1))",
@@ -28,7 +29,7 @@ LIGHT = [
 ]
 """What a user's file does, one after the other in one process: what one of them loads stays, and is told with it."""
 
-ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",), LIGHT[2]: ("httpx",)}
+ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",), LIGHT[2]: ("httpx",), LIGHT[3]: ("httpx",)}
 """What these do not load either. They come first, because the others load it."""
 
 
