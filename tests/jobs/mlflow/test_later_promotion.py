@@ -13,8 +13,10 @@ from typing import Any
 
 import mlflow
 import pytest
+from typer.testing import CliRunner, Result
 
 from shoal import history
+from shoal.cli import app
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging.sql import stage_select
@@ -68,7 +70,7 @@ def test_a_waiting_version_leaves_the_alias_and_says_so_everywhere(gate: Gate, c
 
     assert gate.champion() == "1"
     compared = r"replaces champion version 1 \(rmse="
-    said = rf"version 2 \(rmse=\S+\) waits for a decision, and champion has not changed. Comparison: .* {compared}"
+    said = rf"version 2 \(rmse=\S+\) waits for a decision, and champion has not changed\. Comparison .*: .* {compared}"
     assert re.search(said, outcome.decision.sentence)
     assert outcome.decision.sentence in capsys.readouterr().out
     assert told(gate, "2") == ("waiting", outcome.decision.sentence)
@@ -188,7 +190,7 @@ def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest
     refused(ModelNotFoundError, "version 1 of the model 'a/b' does not exist", "a/b", 1)
     refused(InvalidArgumentError, "was not registered by a job of shoal", gate.name, by_hand.version)
     refused(InvalidArgumentError, "does not wait for a decision", gate.name, interrupted.version)
-    refused(InvalidArgumentError, "needs the name of a model and a version", gate.name)
+    refused(InvalidArgumentError, "no version is named", gate.name)
     refused(InvalidArgumentError, "version='newest' is not legal", gate.name, "newest")
     refused(InvalidArgumentError, "give only one of both", gate.name, 2, training=result_of())
     refused(InvalidArgumentError, "job job has registered no model", training=result_of())
@@ -315,3 +317,24 @@ def test_the_record_of_a_function_has_what_its_register_adds(gate: Gate) -> None
 def test_a_spec_that_promotes_has_the_fingerprint_that_it_had_before(gate: Gate) -> None:
     assert "promote" not in gate.register().model_dump(mode="json")
     assert gate.register(promote=False).model_dump(mode="json")["promote"] is False
+
+
+def test_the_command_promotes_or_says_why_not(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", gate.run.uri)
+    wait(gate, "good")
+    wait(gate, "fair")
+
+    def shoal(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["models", *arguments])
+
+    assert shoal("history", gate.name).stdout.count("waits for a decision") == 2
+    assert "waits for a decision" in shoal("show", gate.name).stdout
+    yes, no = shoal("promote", gate.name, "1"), shoal("promote", gate.name, "2")
+    assert (yes.exit_code, no.exit_code, gate.champion()) == (0, 1, "1")
+    assert "version 1 (rmse=0.0279121) is the first champion" in yes.stdout
+    assert "does not beat champion version 1" in no.stdout
+    assert promotions(gate)[0].actor.startswith("cli:")
+    again = shoal("promote", gate.name, "2", "--json")
+    assert (again.exit_code, json.loads(again.stdout)["decision"]["reason"]) == (1, "champion_not_beaten")
+    assert (shoal("promote", gate.name, "7").exit_code, shoal("promote", gate.name, "newest").exit_code) == (3, 2)
+    assert "waits for" not in shoal("history", gate.name).stdout

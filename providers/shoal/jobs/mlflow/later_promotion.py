@@ -132,7 +132,7 @@ def _named(model: str | None, version: str | int | None, training: Training | No
     if training is None:
         if model is None or version is None:
             raise InvalidArgumentError(
-                "promote_model needs the name of a model and a version, or training= with the result of a training"
+                "no version is named: give both model and version, or the result of a training that has registered one"
             )
         number = str(version)
         if not number.isdigit():
@@ -140,6 +140,9 @@ def _named(model: str | None, version: str | int | None, training: Training | No
         return model, number
     if model is not None or version is not None:
         raise InvalidArgumentError("training is given together with model or version: give only one of both")
+    # The result of a task that does not wait for its job has only the job's id.
+    if isinstance(training, Mapping) and "model_uri" not in training and isinstance(training.get("job_id"), str):
+        training = str(training["job_id"])
     if isinstance(training, str):
         training = _result_of_job(training)
     result = training if isinstance(training, JobResult) else JobResult.parse(training)

@@ -321,8 +321,8 @@ def promoted_before(register: Register, challenger: Candidate, previous: str | N
 def waiting(register: Register, challenger: Candidate, comparison: DecisionResult) -> DecisionResult:
     """Return the decision that a challenger waits until `promote_model` is called, with its comparison so far."""
     name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
-    sentence = f"{name} waits for a decision, and {register.alias} has not changed. Comparison: {comparison.sentence}"
-    return DecisionResult(reason=WAITING, sentence=sentence)
+    waits = f"{name} waits for a decision, and {register.alias} has not changed"
+    return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
 def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> DecisionResult:
