@@ -70,7 +70,7 @@ def test_a_waiting_version_leaves_the_alias_and_says_so_everywhere(gate: Gate, c
 
     assert gate.champion() == "1"
     compared = r"replaces champion version 1 \(rmse="
-    said = rf"version 2 \(rmse=\S+\) waits for a decision, and champion has not changed\. Comparison .*: .* {compared}"
+    said = rf"version 2 \(rmse=\S+\) waits for a decision, and the alias champion has not moved\. .*: .* {compared}"
     assert re.search(said, outcome.decision.sentence)
     assert outcome.decision.sentence in capsys.readouterr().out
     assert told(gate, "2") == ("waiting", outcome.decision.sentence)
@@ -187,7 +187,8 @@ def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest
 
     refused(ModelNotFoundError, "version 3 .* does not exist: it was never registered, or was deleted", gate.name, "3")
     refused(ModelNotFoundError, "version 99 of the model", gate.name, 99)
-    refused(ModelNotFoundError, "version 1 of the model 'a/b' does not exist", "a/b", 1)
+    refused(ModelNotFoundError, f'does not exist: did you mean "{gate.name}"', gate.name[:-1], 1)
+    refused(ModelNotFoundError, "the model 'a/b' does not exist", "a/b", 1)
     refused(InvalidArgumentError, "was not registered by a job of shoal", gate.name, by_hand.version)
     refused(InvalidArgumentError, "does not wait for a decision", gate.name, interrupted.version)
     refused(InvalidArgumentError, "no version is named", gate.name)

@@ -17,6 +17,7 @@ from shoal.jobs.mlflow import promotion, training_rows, waiting_version
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run, metric_name, uri_of
+from shoal.jobs.mlflow.models import unknown_model
 from shoal.jobs.mlflow.promotion import Challenge
 from shoal.jobs.mlflow.promotion_decision import Candidate
 from shoal.jobs.mlflow.promotion_history import Ledger
@@ -172,6 +173,8 @@ def _version(registry: Registry, name: str, number: str) -> ModelVersion:
         # For a name that no model can have, such as a name with a slash, MLflow reports an invalid parameter.
         if not is_missing(error) and error.error_code != "INVALID_PARAMETER_VALUE":
             raise
+        if registry.model(name) is None:
+            raise unknown_model(registry, name) from error
         raise ModelNotFoundError(
             f"version {number} of the model {shown(name)} does not exist: it was never registered, or was deleted. "
             f"`shoal models history {name}` lists the versions"

@@ -247,9 +247,14 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
         raise ModelNotFoundError(
             f"shoal has registered no version of the model {shown(name)}: name a model from `shoal models list`"
         )
+    raise unknown_model(registry, name)
+
+
+def unknown_model(registry: Registry, name: str) -> ModelNotFoundError:
+    """Return the error about a model that does not exist, with the name of a similar model."""
     near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
-    raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
+    return ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
 
 
 def _status(

@@ -321,7 +321,7 @@ def promoted_before(register: Register, challenger: Candidate, previous: str | N
 def waiting(register: Register, challenger: Candidate, comparison: DecisionResult) -> DecisionResult:
     """Return the decision that a challenger waits until `promote_model` is called, with its comparison so far."""
     name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
-    waits = f"{name} waits for a decision, and {register.alias} has not changed"
+    waits = f"{name} waits for a decision, and the alias {register.alias} has not moved"
     return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
