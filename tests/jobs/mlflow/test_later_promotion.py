@@ -72,7 +72,8 @@ def test_a_waiting_version_leaves_the_alias_and_says_so_everywhere(gate: Gate, c
     compared = r"replaces champion version 1 \(rmse="
     said = rf"version 2 \(rmse=\S+\) waits for a decision, and the alias champion has not moved\. .*: .* {compared}"
     assert re.search(said, outcome.decision.sentence)
-    assert outcome.decision.sentence in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert outcome.decision.sentence in printed and f"shoal models promote {gate.name} 2\n" in printed
     assert told(gate, "2") == ("waiting", outcome.decision.sentence)
     report = mlflow.artifacts.load_dict(f"runs:/{gate.run.run_id}/shoal/promotion.json")
     assert report["decision"]["promoted"] is None and report["champion"]["version"] == "1"
@@ -162,7 +163,11 @@ def of_job(gate: Gate, result: JobResult) -> Any:
     return "job"
 
 
-@pytest.mark.parametrize("named", [of_result, of_dict, of_job])
+def of_submission(gate: Gate, result: JobResult) -> Any:
+    return {"job_id": of_job(gate, result), "attempt": 1, "pool": "retrain"}
+
+
+@pytest.mark.parametrize("named", [of_result, of_dict, of_job, of_submission])
 def test_a_training_names_its_version(gate: Gate, named: Any) -> None:
     outcome = wait(gate, "good")
     result = result_of(**outcome.result(), metrics=outcome.metrics)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -270,7 +271,10 @@ def enter(
     ledger = Ledger.of(run.client, store, register)
     contest = challenge.contest(ledger, challenger, key)
     outcome = contest.decided() if register.promote else contest.previewed()
-    return challenge.reported(outcome, ledger, say=_print)
+    outcome = challenge.reported(outcome, ledger, say=_print)
+    if not register.promote:
+        _print(f"to promote it: shoal models promote {shlex.quote(register.model)} {challenger.version}")
+    return outcome
 
 
 def _print(text: str) -> None:
