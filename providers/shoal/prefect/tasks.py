@@ -202,8 +202,8 @@ def promote_model(
         model: Name of the registered model, together with `version`; instead of `training`.
         version: Version number.
         training: Result of `distributed_train`, or the id of the job.
-        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
-            the database in ``$SHOAL_HOME``.
+        tracking_uri: URI of the MLflow server or database. None: that of the training, the environment variable
+            MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``.
 
     Returns:
         The `PromotionResult` as a dict of JSON values.

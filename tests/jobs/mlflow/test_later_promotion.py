@@ -35,7 +35,7 @@ from shoal.jobs.mlflow import contest, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
-from shoal.state.schema import ActionKind, JobState
+from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
 from tests.support.job_results import result_of
 
@@ -344,3 +344,19 @@ def test_the_command_promotes_or_says_why_not(gate: Gate, monkeypatch: pytest.Mo
     assert (again.exit_code, json.loads(again.stdout)["decision"]["reason"]) == (1, "champion_not_beaten")
     assert (shoal("promote", gate.name, "7").exit_code, shoal("promote", gate.name, "newest").exit_code) == (3, 2)
     assert "waits for" not in shoal("history", gate.name).stdout
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_the_registry_is_that_of_the_training(gate: Gate, monkeypatch: pytest.MonkeyPatch, is_hidden: bool) -> None:
+    """A URI whose password the store does not have is taken from the environment."""
+    away = "http://anna:***@127.0.0.1:9"
+    of_job, environment = (away, gate.run.uri) if is_hidden else (gate.run.uri, away)
+    outcome = wait(gate, "good")
+    with gate.store.transaction() as session:
+        job = session.get_one(Job, (KEY.job_id, KEY.attempt))
+        job.spec = {**job.spec, "tracking": {"uri": of_job}}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
+    result = result_of(**outcome.result(), metrics=outcome.metrics)
+
+    assert promote_model(training=result, on_log=lambda _: None).promoted
+    assert gate.champion() == "1"

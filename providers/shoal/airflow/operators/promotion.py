@@ -38,8 +38,8 @@ class PromoteModelOperator(CheckedOperator):
     :param training: Result of the training task, such as ``train.output``, or the id of the training's job. (templated)
     :param model: Name of the registered model, together with `version`; instead of `training`. (templated)
     :param version: Version number. (templated)
-    :param tracking_uri: URI of the MLflow server or database. By default, that of the environment variable
-        MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``. (templated)
+    :param tracking_uri: URI of the MLflow server or database. By default, that of the training, that of the environment
+        variable MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``. (templated)
     :param credential_conn_ids: Ids of connections whose credentials the task uses, for storage and MLflow (see
         `shoal.airflow.credentials`).
     """

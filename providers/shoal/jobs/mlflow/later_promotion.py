@@ -37,6 +37,7 @@ from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.specs.register import DEFAULT_ALIAS, Register
 from shoal.pool.holder import python_holder
+from shoal.redaction import HIDDEN
 from shoal.state import Store
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def promote_model(
         model: Name of the registered model, together with `version`; instead of `training`.
         version: Version number.
         training: The `JobResult` of the training, the result as a dict, or the id of the job.
-        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
-            the database in `$SHOAL_HOME`.
+        tracking_uri: URI of the MLflow server or database. None: that of the job if `training` is given, the
+            environment variable MLFLOW_TRACKING_URI, or else the database in `$SHOAL_HOME`.
         holder: Name of the user or run that promotes, for the record of actions. None: this process.
         connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, as in `submit`.
             It is needed only if a query selects the rows of the holdout.
@@ -87,11 +88,11 @@ def promote_model(
         >>> promote_model("delays", 3).promoted
         >>> promote_model(training=result).decision.sentence
     """
-    name, number = _named(model, version, training)
-    registry = Registry.open(tracking_uri)
+    name, number, job_id = _named(model, version, training)
+    uri = uri_of(tracking_uri or (job_id and _tracking_uri_of(job_id)))
+    registry = Registry.open(uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
-    uri = uri_of(tracking_uri)
     with _tracking(uri):
         with answering(registry.uri):
             found = _version(registry, name, number)
@@ -128,8 +129,9 @@ def _read(version: ModelVersion, register: Register, record: WaitingVersion) -> 
     return holdout
 
 
-def _named(model: str | None, version: str | int | None, training: Training | None) -> tuple[str, str]:
-    """Return name and number of the version that the arguments of `promote_model` name."""
+def _named(model: str | None, version: str | int | None, training: Training | None) -> tuple[str, str, str | None]:
+    """Return name and number of the version that the arguments of `promote_model` name, and the id of its job if it is
+    known."""
     if training is None:
         if model is None or version is None:
             raise InvalidArgumentError(
@@ -138,7 +140,7 @@ def _named(model: str | None, version: str | int | None, training: Training | No
         number = str(version)
         if not number.isdigit():
             raise InvalidArgumentError(f"version={shown(version)} is not legal: it must be a number, such as 3")
-        return model, number
+        return model, number, None
     if model is not None or version is not None:
         raise InvalidArgumentError("training is given together with model or version: give only one of both")
     # The result of a task that does not wait for its job has only the job's id.
@@ -151,7 +153,7 @@ def _named(model: str | None, version: str | int | None, training: Training | No
         raise InvalidArgumentError(
             f"job {result.job_id} has registered no model, so there is no version to promote: set register in its spec"
         )
-    return result.model_name, result.model_version
+    return result.model_name, result.model_version, result.job_id
 
 
 def _result_of_job(job_id: str) -> Mapping[str, Any]:
@@ -161,6 +163,16 @@ def _result_of_job(job_id: str) -> Mapping[str, Any]:
             f"job {job_id} is {job.state.value} and has no result, so there is no version to promote"
         )
     return job.result
+
+
+def _tracking_uri_of(job_id: str) -> str | None:
+    """Return the tracking URI that a job has used; None if the store does not have it, or had to hide its password.
+
+    All promotions of a model have to use the same URI, because the lock and the records of promotions belong to it.
+    """
+    job = attempts.find_latest(Store(), job_id)
+    uri: str | None = ((job.spec.get("tracking") if job else None) or {}).get("uri")
+    return None if uri is None or HIDDEN in uri else uri
 
 
 def _version(registry: Registry, name: str, number: str) -> ModelVersion:
