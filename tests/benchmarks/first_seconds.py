@@ -1,4 +1,5 @@
-"""The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run.
+"""The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run. And the
+first training in a script of its own, from the start of its interpreter to its end, beside the plain library and Dask.
 
 Every turn has a new home, so a new pool, a new store and a new MLflow database. *Before training* is `JobTimes.start`:
 from the submission until the workers read. The seconds of CPU are those of all processes of the turn since the row
@@ -15,19 +16,24 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from tests.benchmarks.datasets import flights
+from tests.benchmarks import peers
+from tests.benchmarks.datasets import small
 from tests.benchmarks.process_tree import tree, with_variable
 from tests.benchmarks.report import table
 
 JOBS = ("first job", "second job", "third job")
+FITS = (peers.plain, peers.dask)
+WORKERS = 2
 
 _CLIENT = """
 import json, sys, time
@@ -43,11 +49,31 @@ pool = ComputePool(uri).up()
 note(seconds=time.perf_counter() - began)
 for _ in range(3):
     began = time.perf_counter()
-    spec = {"framework": "xgboost", "dataset": {"paths": files[:1]}, "input_cols": columns, "label_col": label,
+    spec = {"framework": "xgboost", "dataset": {"paths": files}, "input_cols": columns, "label_col": label,
             "n_estimators": 5, "run_config": {"pool_name": pool.name}}
     result = submit(parse_spec(spec)).wait()
     note(seconds=time.perf_counter() - began, start=result.times.start)
 pool.down()
+"""
+
+
+_SHOAL = """
+import json, sys
+files, columns, label, rounds = json.loads(sys.argv[1])
+from shoal.data import DataConnector
+from shoal.distributors.xgboost import XGBEstimator
+if __name__ == "__main__":
+    XGBEstimator(rounds).fit(DataConnector.from_parquet(files), columns, label)
+"""
+
+_PEER = """
+import sys
+from pathlib import Path
+from tests.benchmarks import peers
+from tests.benchmarks.datasets import small
+if __name__ == "__main__":
+    with getattr(peers, sys.argv[2])("xgboost", int(sys.argv[3])) as fit:
+        fit(small(Path(sys.argv[1])))
 """
 
 
@@ -79,6 +105,31 @@ def _steps(client: subprocess.Popen[str], home: str) -> Iterator[dict[str, float
         client.stdin.flush()
 
 
+def first_fits(folder: Path, repeat: int) -> list[list[str]]:
+    """Run each script `repeat` times, in turns, each with a new home; return the rows of the table."""
+    data = small(folder)
+    given = json.dumps([data.files, data.features, data.label, data.rounds])
+    sides = {"shoal": [_SHOAL, given]}
+    for peer in FITS:
+        if peer is not peers.dask or find_spec("distributed"):
+            sides[peer.__name__] = [_PEER, str(folder), peer.__name__, str(WORKERS)]
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeat):
+        for name, (code, *arguments) in sides.items():
+            with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
+                script = Path(home, "script.py")  # Dask starts its workers by running the script again
+                script.write_text(code)
+                environment = {**os.environ, "SHOAL_HOME": home, "PYTHONPATH": os.getcwd()}
+                began = time.perf_counter()
+                subprocess.run([sys.executable, script, *arguments], env=environment, check=True)
+                seconds[name].append(time.perf_counter() - began)
+    plain = median(seconds["plain"])
+    return [
+        [name, f"{median(each):.1f}", f"{min(each):.1f} to {max(each):.1f}", f"{median(each) / plain:.2f}"]
+        for name, each in seconds.items()
+    ]
+
+
 def _cpu_seconds(home: str) -> float:
     """Return the seconds of CPU of all processes of a turn, and of their children that have ended."""
     # Ray's agents overwrite their environment, so they are found as children of the supervisors.
@@ -97,8 +148,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     uri = f"local://first-seconds?min_nodes={args.nodes}&max_nodes={args.nodes}&{args.options}".rstrip("&")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        data = flights(Path(folder, "flights"))
+        data = small(Path(folder, "flights"))
         turns = [turn(uri, (data.files, data.features, data.label)) for _ in range(args.repeat)]
+        fits = first_fits(Path(folder, "flights"), args.repeat)
     rows = []
     for number, name in enumerate(("pool up", *JOBS)):
         steps = [each[number] for each in turns]
@@ -108,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append([name, f"{median(starts):.1f}" if starts else "", spread, whole, cpu])
     head = [f"pool of {args.nodes}", "before training, s", "least to most", "whole, s", "CPU, s"]
     print(table(head, rows))
+    print()
+    print(table(["first fit in a script", "s", "least to most", "x plain"], fits))
 
 
 if __name__ == "__main__":
