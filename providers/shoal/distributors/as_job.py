@@ -149,7 +149,7 @@ def function(
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.function import FunctionJobSpec
-    from shoal.training.pytorch.program import FRAMEWORK
+    from shoal.training.pytorch.program import FRAMEWORK, may_call_ray
 
     config = request.run_config
     location = config.artifact_location
@@ -160,7 +160,8 @@ def function(
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(submitted_call.function_value, location=location, returns=returns)
-    return JobCall(config, FRAMEWORK, spec, read, pool or partial(pool_for_job, request))
+    pool = pool or partial(pool_for_job, request, may_call_ray=may_call_ray(program))
+    return JobCall(config, FRAMEWORK, spec, read, pool)
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
