@@ -45,8 +45,8 @@ def refuse_ray(_runtime_env: object) -> NoReturn:
         InvalidArgumentError: Always.
     """
     raise InvalidArgumentError(
-        "this code uses Ray, but its pool runs without Ray: name a pool with Ray, such as local://NAME, in the pool "
-        "argument (pool_name in RunConfig)"
+        "this code uses Ray, but its pool runs without Ray: create a pool with Ray (shoal pool up local://NAME), and "
+        "name it in RunConfig(pool_name=NAME)"
     )
 
 
