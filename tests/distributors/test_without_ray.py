@@ -187,7 +187,9 @@ def test_whether_a_function_may_call_ray_is_seen_in_its_code(
         assert may_call_ray(Program.of(program, (), {}).dumps()) is expected
 
 
-def test_a_job_that_needs_ray_is_refused_and_a_killed_script_leaves_nothing(rows: Path, fresh_home: Path, tmp_path: Path) -> None:
+def test_a_job_that_needs_ray_is_refused_and_a_killed_script_leaves_nothing(
+    rows: Path, fresh_home: Path, tmp_path: Path
+) -> None:
     reached = tmp_path / "reached"
     with script(rows, reached, "waits", tmp_path) as process:
         wait_until(lambda: reached.exists() or process.poll() is not None, "the seventh round", seconds=120)
