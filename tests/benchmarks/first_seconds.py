@@ -1,5 +1,6 @@
 """The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run. And the
-first training in a script of its own, from the start of its interpreter to its end, beside the plain library and Dask.
+first training in a script of its own, from the start of its interpreter to its end, beside the plain library and Dask,
+and the first step of a PyTorch function, beside torchrun.
 
 Every turn has a new home, so a new pool, a new store and a new MLflow database. *Before training* is `JobTimes.start`:
 from the submission until the workers read. The seconds of CPU are those of all processes of the turn since the row
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,6 +77,23 @@ if __name__ == "__main__":
         fit(small(Path(sys.argv[1])))
 """
 
+_STEP = """
+def train():
+    import torch
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(8, 4)).sum().backward()
+    optimizer.step()
+    torch.distributed.destroy_process_group()
+"""
+
+_STEP_SHOAL = f"""
+if __name__ == "__main__":
+    from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
+    PyTorchDistributor(train, PyTorchScalingConfig(num_nodes=1, num_workers_per_node={WORKERS})).run()
+"""
+
 
 def turn(uri: str, given: Sequence[Any]) -> list[dict[str, float]]:
     """Bring a pool up and train three times in a new home; return the figures of each step."""
@@ -106,26 +124,43 @@ def _steps(client: subprocess.Popen[str], home: str) -> Iterator[dict[str, float
 
 
 def first_fits(folder: Path, repeat: int) -> list[list[str]]:
-    """Run each script `repeat` times, in turns, each with a new home; return the rows of the table."""
+    """Train with XGBoost in scripts of their own; return the rows of the table."""
     data = small(folder)
     given = json.dumps([data.files, data.features, data.label, data.rounds])
     sides = {"shoal": [_SHOAL, given]}
     for peer in FITS:
         if peer is not peers.dask or find_spec("distributed"):
             sides[peer.__name__] = [_PEER, str(folder), peer.__name__, str(WORKERS)]
+    return _scripts({name: ([], *script) for name, script in sides.items()}, "plain", repeat)
+
+
+def first_steps(repeat: int) -> list[list[str]]:
+    """Do the first step of a PyTorch function in two ranks of scripts of their own; return the rows of the table."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+    return _scripts({"shoal": ([], _STEP + _STEP_SHOAL), "torchrun": (torchrun, _STEP + "train()")}, "torchrun", repeat)
+
+
+def _scripts(sides: Mapping[str, tuple[Any, ...]], peer: str, repeat: int) -> list[list[str]]:
+    """Run each script `repeat` times, in turns, each with a new home.
+
+    Args:
+        sides: By name: arguments of Python before the script, the script's code, and its arguments.
+        peer: Name of the side with which the others are compared.
+        repeat: Number of turns.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeat):
-        for name, (code, *arguments) in sides.items():
+        for name, (before, code, *arguments) in sides.items():
             with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
                 script = Path(home, "script.py")  # Dask starts its workers by running the script again
                 script.write_text(code)
-                environment = {**os.environ, "SHOAL_HOME": home, "PYTHONPATH": os.getcwd()}
+                environment = {**os.environ, "SHOAL_HOME": home, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
                 began = time.perf_counter()
-                subprocess.run([sys.executable, script, *arguments], env=environment, check=True)
+                subprocess.run([sys.executable, *before, script, *arguments], env=environment, check=True)
                 seconds[name].append(time.perf_counter() - began)
-    plain = median(seconds["plain"])
+    least = median(seconds[peer])
     return [
-        [name, f"{median(each):.1f}", f"{min(each):.1f} to {max(each):.1f}", f"{median(each) / plain:.2f}"]
+        [name, f"{median(each):.1f}", f"{min(each):.1f} to {max(each):.1f}", f"{median(each) / least:.2f}"]
         for name, each in seconds.items()
     ]
 
@@ -150,18 +185,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         data = small(Path(folder, "flights"))
         turns = [turn(uri, (data.files, data.features, data.label)) for _ in range(args.repeat)]
-        fits = first_fits(Path(folder, "flights"), args.repeat)
+        fits, steps = first_fits(Path(folder, "flights"), args.repeat), first_steps(args.repeat)
     rows = []
     for number, name in enumerate(("pool up", *JOBS)):
-        steps = [each[number] for each in turns]
-        starts = [step["start"] for step in steps if "start" in step]
-        whole, cpu = (f"{median(step[key] for step in steps):.1f}" for key in ("seconds", "cpu"))
+        of_turns = [each[number] for each in turns]
+        starts = [step["start"] for step in of_turns if "start" in step]
+        whole, cpu = (f"{median(step[key] for step in of_turns):.1f}" for key in ("seconds", "cpu"))
         spread = f"{min(starts):.1f} to {max(starts):.1f}" if starts else ""
         rows.append([name, f"{median(starts):.1f}" if starts else "", spread, whole, cpu])
     head = [f"pool of {args.nodes}", "before training, s", "least to most", "whole, s", "CPU, s"]
     print(table(head, rows))
     print()
     print(table(["first fit in a script", "s", "least to most", "x plain"], fits))
+    print()
+    print(table([f"first step of PyTorch, {WORKERS} ranks", "s", "least to most", "x torchrun"], steps))
 
 
 if __name__ == "__main__":
