@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy", "airflow")
+HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy", "airflow", "httpx")
 
 
 LIGHT = [
@@ -26,10 +26,11 @@ LIGHT = [
     "from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context, run_local",
     "from shoal.distributors import distributed, ray_launch, runtime",
     "from shoal.jobs import JobSpec, submit, attach, cancel",
+    "import shoal.jobs.driver.main",
 ]
 """What a user's file does, one after the other in one process: what one of them loads stays, and is told with it."""
 
-ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",), LIGHT[2]: ("httpx",), LIGHT[3]: ("httpx",)}
+ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",)}
 """What these do not load either. They come first, because the others load it."""
 
 
