@@ -9,7 +9,7 @@ from airflow.sdk import XComArg
 
 from shoal.airflow._run_holder import holder_of
 from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.base.checked import CheckedOperator
+from shoal.airflow.base.labelled import LabelledOperator
 from shoal.airflow.checks import UNKNOWN, Arguments
 from shoal.airflow.credentials import in_environment
 from shoal.airflow.database_urls import database_url
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.later_promotion import Training
 
 
-class PromoteModelOperator(CheckedOperator):
+class PromoteModelOperator(LabelledOperator):
     """Operator that promotes a version that waits for a decision, if it is better than the champion.
 
     A training with ``register: {promote: false}`` registers such a version. Put this task after Airflow's
@@ -97,13 +97,13 @@ class PromoteModelOperator(CheckedOperator):
                     on_log=self.log.info,
                 )
         except ShoalError as error:
-            record_failure(context, self._name, error)
+            record_failure(context, self.job_label, error)
             raise
         record_promotion(context, result)
         return result.to_dict()
 
     @property
-    def _name(self) -> str:
+    def job_label(self) -> str:
         """The name of the model, as far as the arguments have it."""
         found = self.training.get("model_name") if isinstance(self.training, Mapping) else self.model
         return str(found or self.task_id)
