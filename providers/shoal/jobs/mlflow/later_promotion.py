@@ -60,8 +60,8 @@ def promote_model(
     """Promote a version that waits for a decision, if it is better than the champion.
 
     A job with ``register.promote=False`` registers such a version. The version is compared with the champion of this
-    moment, by the rules and on the holdout of the job, and under the lock that all promotions take. A version that is
-    not better stays as it is. If the version was decided before, nothing changes, and the earlier decision is returned.
+    moment, by the rules and on the holdout of the job, and under the lock that all promotions take. If it is not
+    better, the champion stays. If it was decided about before, nothing changes, and the earlier decision is returned.
 
     The comparison runs in this process, which needs the library of the model, the holdout, MLflow and the store.
 
@@ -104,18 +104,33 @@ def promote_model(
         with _present_holdout(record.options(), connection_url) as register:
             holdout = _read(found, register, record)
             with answering(registry.uri):
-                challenge = Challenge.of(
-                    run,
-                    register,
-                    promotion.load(register, number, record.input_cols),
-                    holdout,
-                    input_cols=record.input_cols,
-                    trained_on=training_rows.load(run, name, number),
-                )
                 ledger = Ledger.of(registry.client, Store(), register, holder or python_holder())
-                key = Key(found.tags[JOB_TAG], int(found.tags[ATTEMPT_TAG]))
-                outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), key).decided()
-                return _result(found, register, challenge.reported(outcome, ledger, say=on_log))
+                outcome = _decide(run, ledger, found, register, record, holdout, on_log)
+                return _result(found, register, outcome)
+
+
+def _decide(
+    run: Run,
+    ledger: Ledger,
+    version: ModelVersion,
+    register: Register,
+    record: WaitingVersion,
+    holdout: Holdout,
+    on_log: Callable[[str], object],
+) -> Outcome:
+    """Evaluate a version on the holdout, promote it if it is better than the champion, and report the decision."""
+    number = str(version.version)
+    challenge = Challenge.of(
+        run,
+        register,
+        promotion.load(register, number, record.input_cols),
+        holdout,
+        input_cols=record.input_cols,
+        trained_on=training_rows.load(run, version.name, number),
+    )
+    key = Key(version.tags[JOB_TAG], int(version.tags[ATTEMPT_TAG]))
+    outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), key).decided()
+    return challenge.reported(outcome, ledger, say=on_log)
 
 
 def _read(version: ModelVersion, register: Register, record: WaitingVersion) -> Holdout:
