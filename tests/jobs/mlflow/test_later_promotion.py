@@ -20,7 +20,7 @@ from shoal.cli import app
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging.sql import stage_select
-from shoal.errors import DataError, InvalidArgumentError, ModelNotFoundError, RegistryError, ShoalError
+from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, RegistryError, ShoalError
 from shoal.jobs import (
     FunctionRegister,
     JobResult,
@@ -31,7 +31,7 @@ from shoal.jobs import (
     promote_model,
 )
 from shoal.jobs.journal import attempts
-from shoal.jobs.mlflow import contest, promotion
+from shoal.jobs.mlflow import contest, model_loading, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
@@ -203,12 +203,22 @@ def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest
     refused(InvalidArgumentError, "job job is running and has no result", training="job")
     refused(RegistryError, "cannot be used", gate.name, 2, tracking_uri="http://127.0.0.1:9")
 
+    mine = model_loading.load(gate.uris["good"])
+
     def away(*_: object, **__: object) -> None:
         raise RegistryError("MLflow cannot be reached")
 
     with monkeypatch.context() as patch:
         patch.setattr(promotion.model_loading, "load", away)
         refused(RegistryError, "MLflow cannot be reached", gate.name, 2)
+
+        def load(uri: str, *_: object, **__: object) -> Any:
+            if uri.endswith("/1"):
+                raise ImportError("no module named catboost")
+            return mine
+
+        patch.setattr(promotion.model_loading, "load", load)
+        refused(JobError, "champion version 1 could not be compared: .* no module named catboost", gate.name, 2)
     assert gate.champion() == "1"
     assert {version: tags(gate, version) for version in ("1", "2")} == before
     assert len(promotions(gate)) == 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.data.syntax import connection_variable
-from shoal.errors import DataError, InvalidArgumentError, ModelNotFoundError, shown
+from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, shown
 from shoal.jobs import credentials
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -80,7 +80,7 @@ def promote_model(
         InvalidArgumentError: The arguments do not name one version, or the version does not wait for a decision.
         ModelNotFoundError: The version does not exist, or was deleted.
         DataError: The holdout has changed since the version was registered, or cannot be read.
-        JobError: The version or its record in MLflow cannot be read.
+        JobError: The version, its record in MLflow or the champion cannot be read.
         RegistryError: MLflow cannot be used.
         MissingExtraError: MLflow or the library of the model is not installed.
 
@@ -130,6 +130,9 @@ def _decide(
     )
     key = Key(version.tags[JOB_TAG], int(version.tags[ATTEMPT_TAG]))
     outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), key).decided()
+    if outcome.decision.reason == "champion_unread":
+        # This is no decision about the version: another process may have the library of the champion.
+        raise JobError(outcome.decision.sentence)
     return challenge.reported(outcome, ledger, say=on_log)
 
 
