@@ -145,9 +145,9 @@ class Register(Settings):
             )
         if not self.promote and self.holdout.staging is not None and self.holdout.sql is None:
             raise ValueError(
-                "promote=false needs a holdout that exists until the promotion, but the rows of a DataFrame are "
-                "removed when the job ends: write them to Parquet files, and pass DataConnector.from_parquet(...) as "
-                "holdout"
+                "promote=false needs a holdout that exists until the promotion, but rows that are copied for a job, as "
+                "those of a DataFrame, are removed when the job ends: write them to Parquet files, and pass "
+                "DataConnector.from_parquet(...) as holdout, or name a query with sql and connection"
             )
         return self
 
