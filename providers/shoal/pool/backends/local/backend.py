@@ -68,7 +68,12 @@ class LocalBackend:
             MissingExtraError: Ray is not installed in this environment.
         """
         if find_spec("ray") is None:
-            raise MissingExtraError("ray", "ray")
+            raise MissingExtraError(
+                "ray",
+                "ray",
+                "use a pool that starts no nodes here: a ray:// pool, a local pool with ray=false, or, for a job "
+                "without a lease, a local pool that is up",
+            )
         if (warning := versions.untested_ray()) is not None:
             warnings.warn(warning, stacklevel=3)
 
