@@ -110,7 +110,7 @@ def test_a_size_above_max_nodes_is_refused_and_leaves_nothing(home):
 
 def test_a_local_pool_is_refused_without_ray_and_leaves_nothing(server, fresh_home, monkeypatch):
     monkeypatch.setattr("shoal.pool.backends.local.backend.find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"or use a pool that starts no nodes here: a ray:// pool"):
+    with pytest.raises(MissingExtraError, match="or use a pool whose nodes need no Ray in this environment"):
         leased(2, "local://no-ray?max_nodes=4")
     assert list_pools() == []
 

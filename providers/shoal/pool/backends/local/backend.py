@@ -76,8 +76,8 @@ class LocalBackend:
             raise MissingExtraError(
                 "ray",
                 "ray",
-                "use a pool that starts no nodes here: a ray:// pool, a local pool with ray=false, or, for a job "
-                "without a lease, a local pool that is up",
+                "use a pool whose nodes need no Ray in this environment: a local pool with python= or ray=false, a "
+                "ray:// pool, or, for a job without a lease, a local pool that is up",
             )
         if (warning := versions.untested_ray()) is not None:
             warnings.warn(warning, stacklevel=3)
