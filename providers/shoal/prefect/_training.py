@@ -86,9 +86,9 @@ class Training:
             on_log = None if self.is_repeated else self.logger.info
             return self._handle.wait(on_log=on_log, on_progress=self._progress)
         except Exception:
-            raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
-        # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
-        # Both cancel the job.
+            raise  # After an error, such as a lost store, the job goes on, and a retry can attach to the job.
+        # Ctrl-C, and a cancellation or timeout of the task by Prefect, raise exceptions that are not subclasses of
+        # Exception. They cancel the job.
         except BaseException:
             self.cancel()
             raise
