@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.scheduling import Gang, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
@@ -75,12 +75,18 @@ def pool_for(
 
 
 def pool_for_job(
-    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
+    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool = False
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job."""
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
+
+    Args:
+        spec: Spec of the job, or the request of an estimator or distributor.
+        job_id: Id of the job that an embedded pool ends with; None: the pool ends with this process.
+        may_call_ray: Whether the job's function may call Ray itself.
+    """
 
     def embedded(why: str) -> AbstractContextManager[str]:
-        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), ray_for(spec)
+        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), may_call_ray or ray_for(spec)
         timeout_s = spec.run_config.timeout
         return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
 
@@ -109,9 +115,12 @@ def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
 
 
 def ray_for(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
-    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, or if the
-    job may use GPUs of this machine, because a pool without Ray has no GPUs."""
-    return needs_ray(spec) or (gpus_of(spec) != 0 and may_be_contended(os.environ))
+    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, if it
+    calls a function that a spec names and that may call Ray, or if the job may use GPUs of this machine, because a pool
+    without Ray has no GPUs."""
+    if isinstance(spec, FunctionJobSpec) or needs_ray(spec):
+        return True
+    return gpus_of(spec) != 0 and may_be_contended(os.environ)
 
 
 @contextmanager

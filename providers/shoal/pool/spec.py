@@ -70,8 +70,7 @@ class PoolFields(BaseModel):
     ray: bool = Field(
         default=True,
         description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-        "and starts in a second. It takes trainings with XGBoost and LightGBM, and predictions, whose workers are "
-        "plain processes.",
+        "and starts in a second. The workers of its jobs are plain processes.",
     )
 
     ray_dashboard: bool = Field(
@@ -85,6 +84,13 @@ class PoolFields(BaseModel):
         description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
         f"so that the first job starts sooner: {', '.join(_LIBRARIES)}. With mlflow, the head also creates shoal's own "
         "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
+    )
+
+    python: str | None = Field(
+        default=None,
+        description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
+        "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
+        "shoal there. Default: the interpreter of the process that starts the pool.",
     )
 
     address: str | None = Field(
@@ -163,13 +169,15 @@ class PoolSpec(PoolFields, Settings):
             self._check_without_ray()
         if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
+        if self.python is not None and not self.python.startswith("/"):
+            raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
         if self.backend == "ray":
             self._check_cluster()
         return self
 
     def _check_cluster(self) -> None:
         """Raise an error if the spec of a ray:// pool has wrong options, or none that it needs."""
-        for name in ("ray_dashboard", "libraries"):
+        for name in ("ray_dashboard", "libraries", "python"):
             if getattr(self, name):
                 raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
         if self.gpus_per_node < 0:

@@ -86,9 +86,9 @@ class Training:
             on_log = None if self.is_repeated else self.logger.info
             return self._handle.wait(on_log=on_log, on_progress=self._progress)
         except Exception:
-            raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
-        # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
-        # Both cancel the job.
+            raise  # After an error, such as a lost store, the job goes on, and a retry can attach to the job.
+        # Ctrl-C, and a cancellation or timeout of the task by Prefect, raise exceptions that are not subclasses of
+        # Exception. They cancel the job.
         except BaseException:
             self.cancel()
             raise
@@ -193,11 +193,12 @@ def task_value(result: JobResult) -> dict[str, Any]:
 
 def store_artifact(result: JobResult) -> None:
     """Show a job's result as a table in Prefect's UI."""
+    undecided = "waits for a decision" if result.decision else "-"
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
-        ["promoted", {True: "yes", False: "no", None: "-"}[result.promoted]],
+        ["promoted", {True: "yes", False: "no", None: undecided}[result.promoted]],
         ["decision", result.skipped or ("-" if result.decision is None else result.decision.sentence)],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],

@@ -13,8 +13,8 @@ from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
+from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import check_holdout
-from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
@@ -66,6 +66,13 @@ class _Usage:
 def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str, float, int, float]]:
     """Return metrics as tuples of name, value, step and present time; `front` is the prefix of each name."""
     return [(front + name, value, step, time.time()) for name, value in values.items()]
+
+
+def begin(spec: FunctionJobSpec) -> None:
+    """Prepare the imports of the workers, so that the function starts sooner."""
+    from shoal.training.pytorch.engine import import_ahead_for_workers
+
+    import_ahead_for_workers(spec)
 
 
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:

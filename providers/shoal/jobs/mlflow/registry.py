@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
@@ -84,9 +85,7 @@ class Registry:
                 # A missing file is an error here, because MLflow would create an empty database in its place.
                 raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")
             if uri.startswith(("http://", "https://")):
-                # Any answer shows that the server can be reached. The request contains no credentials, so the server's
-                # certificate is not checked here. MLflow checks the certificate later.
-                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
+                _reach(uri)
             client = job_run.connect(uri)
         return cls(client, redact_value(client._registry_uri))
 
@@ -254,12 +253,30 @@ def answering(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (mlflow.MlflowException, httpx.HTTPError, httpx.InvalidURL, SQLAlchemyError, OSError) as error:
+    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RegistryError(
             f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
             "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
         ) from error
+
+
+def _reach(uri: str) -> None:
+    """Raise a `ConnectionError` with the first cause if an MLflow server does not answer."""
+    import requests
+
+    # Any answer shows that the server can be reached. The request contains no credentials, also none of ~/.netrc
+    # (`auth`), so the server's certificate is not checked here. MLflow checks the certificate later.
+    try:
+        address = urlsplit(uri)
+        without_credentials = urlunsplit(address._replace(netloc=address.netloc.rpartition("@")[2]))
+        with warnings.catch_warnings(action="ignore"):
+            requests.head(without_credentials, timeout=REGISTRY_PATIENCE_S, verify=False, auth=lambda request: request)
+    except (requests.RequestException, ValueError) as error:
+        cause: BaseException = error
+        while cause.__context__ is not None:
+            cause = cause.__context__
+        raise ConnectionError(str(cause)) from error
 
 
 def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
