@@ -193,11 +193,12 @@ def task_value(result: JobResult) -> dict[str, Any]:
 
 def store_artifact(result: JobResult) -> None:
     """Show a job's result as a table in Prefect's UI."""
+    undecided = "waits for a decision" if result.decision else "-"
     rows = [
         *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
         ["model", result.model_uri],
         ["version", result.model_version or "not registered"],
-        ["promoted", {True: "yes", False: "no", None: "-"}[result.promoted]],
+        ["promoted", {True: "yes", False: "no", None: undecided}[result.promoted]],
         ["decision", result.skipped or ("-" if result.decision is None else result.decision.sentence)],
         ["rows", "-" if result.rows is None else f"{result.rows:,}"],
         ["workers", str(result.num_workers)],
