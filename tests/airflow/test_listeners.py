@@ -169,8 +169,14 @@ def test_jobs_that_a_task_still_decides_about_are_left_to_it(store, hook, previo
 
 
 def test_without_a_store_no_store_is_created(empty_home):
-    assert end_in_store(reason="x", owns_lease=lambda holder: True, owns_job=lambda holder, key: True) == []
+    def ended():
+        return end_in_store(reason="x", owns_lease=lambda holder: True, owns_job=lambda holder, key: True)
+
+    assert ended() == []
     assert not (empty_home / "state.db").exists()
+    (empty_home / "state.db").touch(mode=0o600)  # a database without tables, such as a new one of PostgreSQL
+    assert ended() == []
+    assert not Store(migrate=False).has_tables()
 
 
 @pytest.fixture

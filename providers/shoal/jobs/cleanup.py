@@ -251,7 +251,7 @@ def end_in_store(
     until the drivers have ended.
     """
     store = Store(migrate=False)
-    if not store.exists():
+    if not store.exists() or not store.has_tables():
         return []
     did = []
     for job in attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED):

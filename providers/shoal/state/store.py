@@ -107,6 +107,18 @@ class Store:
         """Return whether the SQLite file still exists. For PostgreSQL, the result is always True."""
         return self._file is None or self._file.exists()
 
+    def has_tables(self) -> bool:
+        """Return whether shoal has ever been used with this database, which then has its tables.
+
+        Raises:
+            StoreError: The database reported an error.
+        """
+        try:
+            with engines.reading(self._engine).connect() as connection:
+                return _version(connection) is not None
+        except SQLAlchemyError as error:
+            raise explain(error, self.url) from error
+
     def _migrate(self) -> None:
         try:
             with engines.reading(self._engine).connect() as connection:
