@@ -229,7 +229,7 @@ class Reporting:
 
     job_id, attempt, was_collected = "reporting", 1, False
 
-    def wait(self, *, on_log, on_progress):
+    def wait(self, *, on_progress, **_):
         on_progress(Progress(3, None, "steps", {"loss": 0.5}))  # no bar: the end is not known
         on_progress(Progress(1, 4, "rounds", {"eval-rmse": 2.5}))
         on_progress(Progress(3, 4, "rounds", {"eval-rmse": 1.5}))
@@ -269,7 +269,7 @@ class Skipped:
 
     job_id, attempt, was_collected = "skipped", 1, False
 
-    def wait(self, *, on_log, on_progress):
+    def wait(self, *, on_progress, **_):
         metrics = {"auc": math.nan, "loss": -math.inf}
         return result_of(model_version="3", skipped="skipped: no new rows since version 3", metrics=metrics)
 

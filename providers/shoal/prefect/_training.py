@@ -14,7 +14,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit, withdraw_promotion
 from shoal.prefect._progress import TrainingProgress, show_page
 from shoal.prefect._run_holder import (
     Interrupt,
@@ -24,6 +24,7 @@ from shoal.prefect._run_holder import (
     interrupt_of_task,
     on_interrupt,
 )
+from shoal.prefect._transactions import Enclosing
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.retries import job_task
 from shoal.prefect.scope import current_flow_task
@@ -53,6 +54,7 @@ class Training:
             spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
         self._task = current_flow_task(str(current_holder()), ancestors(), digest)
+        self._transactions = Enclosing()
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
@@ -84,7 +86,9 @@ class Training:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED, unless_resubmitted=True)
             on_log = None if self.is_repeated else self.logger.info
-            return self._handle.wait(on_log=on_log, on_progress=self._progress)
+            result = self._handle.wait(
+                on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
+            )
         except Exception:
             raise  # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
         # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
@@ -92,6 +96,37 @@ class Training:
         except BaseException:
             self.cancel()
             raise
+        if self._transactions.is_open and not result.promoted:
+            self._handle.collect()
+        return result
+
+    def finish(self, result: JobResult, emit: Callable[[], None]) -> None:
+        """Send the event about a result. If the job has promoted a model inside a transaction, send the event when the
+        transaction commits, and withdraw the promotion when it rolls back."""
+        handle = self._handle
+        assert handle is not None
+        if self.is_repeated:
+            return
+        if not result.promoted or not self._transactions.is_open:
+            emit()
+            if result.promoted and self._transactions.is_rolled_back:
+                self.logger.warning(
+                    "Prefect has rolled back the transaction around this task before this try, so the promotion stays. "
+                    "In a transaction, retry the flow instead of its tasks"
+                )
+            return
+
+        def commit() -> None:
+            handle.collect()
+            emit()
+
+        def roll_back() -> None:
+            tracking = self._spec.tracking
+            uri = tracking.uri if tracking else None
+            said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri)
+            self.logger.warning("the transaction around the training was rolled back: %s", said)
+
+        self._transactions.finish(commit, roll_back)
 
     @property
     def is_repeated(self) -> bool:

@@ -138,7 +138,8 @@ def distributed_train(
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
-    failure is sent. A repeated task that takes an earlier result sends no event again.
+    failure is sent. A repeated task that takes an earlier result sends no event again. If a Prefect transaction around
+    the task rolls back, the promotion of the model is withdrawn, and ``shoal.model.promoted`` is sent only on commit.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
@@ -171,8 +172,7 @@ def distributed_train(
         digest = code_of(job, train_func, args, kwargs)
         training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    if not training.is_repeated:
-        emit_outcome(job, result)
+    training.finish(result, lambda: emit_outcome(job, result))
     store_artifact(result)
     return task_value(result)
 
