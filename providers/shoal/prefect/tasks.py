@@ -6,14 +6,16 @@ Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
+from shoal.prefect._names import prediction_name
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder, lease_holder
-from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
+from shoal.prefect._training import Training, TrainingTask, task_value, twin
 from shoal.prefect.blocks import PoolSource, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
 from shoal.prefect.retries import job_task
@@ -141,6 +143,8 @@ def distributed_train(
     failure is sent. A repeated task that takes an earlier result sends no event again. If a Prefect transaction around
     the task rolls back, the promotion of the model is withdrawn, and ``shoal.model.promoted`` is sent only on commit.
 
+    The task also stores a report on the model as a markdown artifact, with the key ``shoal-model-NAME``.
+
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
             dict of the remaining fields, such as ``hyper_params``, ``dataset_map``, ``scaling_config``, ``register``.
@@ -172,15 +176,15 @@ def distributed_train(
         digest = code_of(job, train_func, args, kwargs)
         training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
+    training.report(result)
     training.finish(result, lambda: emit_outcome(job, result))
-    store_artifact(result)
     return task_value(result)
 
 
 adistributed_train = twin(distributed_train)
 
 
-@job_task
+@partial(job_task, run_name=prediction_name)
 def batch_predict(
     model: str,
     dataset: Any,
