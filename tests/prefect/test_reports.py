@@ -45,7 +45,7 @@ def test_a_report_has_metrics_curve_decision_and_links(monkeypatch):
         r"# a\_b version 4: promoted", "", r"a\_b version 4 replaces \<b\>3\</b\> \| \[x\](http://y)",
     ]  # fmt: skip
     assert "| holdout-rmse | 1.5 |" in text and "| rows | 1,200 |" in text
-    assert "eval-rmse  █▆▃▁  4 (step 1) to 1 (step 4)" in text
+    assert "\neval-rmse  4  █▆▃▁  1  steps 1 to 4\n" in text
     assert text.splitlines()[-1] == (
         "[MLflow run](<https://mlflow.example/#/runs/r1>)"
         " · [Model version](<https://mlflow.example/#/models/a_b/versions/4>)"
@@ -68,10 +68,10 @@ def test_a_report_without_curves_and_links_has_the_rest():
         ([0.0, math.nan, 1.0], "▁ █"),
         ([math.inf, 1.0], " ▄"),
         ([-1e308, 1e308], "▄▄"),  # their difference is no number
-        ([0.0, *[0.5] * 1000, 1.0], "▁" + "▅" * 46 + "█"),
+        ([0.0, *[0.5] * 1000, 1.0], "▁" + "▅" * 30 + "█"),
     ],
 )
-def test_a_sparkline_has_at_most_48_bars_from_the_first_to_the_last_value(values, drawn):
+def test_a_sparkline_has_at_most_32_bars_from_the_first_to_the_last_value(values, drawn):
     assert sparkline(values) == drawn
 
 

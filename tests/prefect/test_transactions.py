@@ -20,18 +20,21 @@ from tests.prefect.test_repeated import SPEC, job_of, model, trained  # noqa: F4
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, head, store  # noqa: F401
 
+WITHDRAWN = "version 3 is champion: the promotion of version 4 was withdrawn"
+
 
 @pytest.fixture
 def happened(trained, monkeypatch):  # noqa: F811
     """What happens to promotions: each training promotes its model."""
     happened = []
-    promoting = functools.partial(result_of, promoted=True, model_version="4")
+    decision = {"reason": "better", "sentence": "better"}
+    promoting = functools.partial(result_of, promoted=True, model_version="4", decision=decision)
     monkeypatch.setattr(test_repeated, "result_of", promoting)
 
     def withdraw(job_id, attempt, *, tracking_uri):
         attempts.give_up(Store(), Key(job_id, attempt), 3.0)
         happened.append(("withdrawn", attempt))
-        return "version 3 is champion: the promotion of version 4 was withdrawn"
+        return WITHDRAWN
 
     monkeypatch.setattr("shoal.prefect._training.withdraw_promotion", withdraw)
     monkeypatch.setattr(
@@ -49,7 +52,14 @@ def validate(happened) -> None:
 
 @pytest.mark.server
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_rolled_back_promotion_is_withdrawn_and_trained_again(happened, trained, is_async):  # noqa: F811
+def test_a_rolled_back_promotion_is_withdrawn_and_trained_again(happened, trained, monkeypatch, is_async):  # noqa: F811
+    reports = []
+
+    def store_report(spec, result, *_):
+        reports.append((result.attempt, result.promoted, result.decision.sentence))
+
+    monkeypatch.setattr("shoal.prefect._training.store_report", store_report)
+
     @flow(retries=1)
     def retrain():
         with transaction():
@@ -65,6 +75,7 @@ def test_a_rolled_back_promotion_is_withdrawn_and_trained_again(happened, traine
     asyncio.run(aretrain()) if is_async else retrain()
     assert happened == ["validated", ("withdrawn", 1), "validated", ("sent", 2)]
     assert trained() == 2
+    assert reports == [(1, True, "better"), (1, False, WITHDRAWN), (2, True, "better")]
 
 
 @pytest.mark.server

@@ -24,7 +24,7 @@ KEY = "shoal-training"
 _MOST_CURVES = 12
 """Number of metrics whose curves a report shows. A training function may log hundreds."""
 
-_WIDTH = 48
+_WIDTH = 32
 _BARS = "▁▂▃▄▅▆▇█"
 
 # Without `_sync`, an async task would get a coroutine: see `_create` in `_progress`.
@@ -40,8 +40,9 @@ def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoi
         points: Metrics of the training by step.
         tracking_uri: URI of the MLflow server or database.
     """
+    description = f"{_outcome(result)}: job {result.job_id}"
     try:
-        _markdown(report(spec, result, points, tracking_uri), report_key(spec), f"Job {result.job_id}", _sync=True)
+        _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)
     except Exception as error:  # The training has ended. A missing report in the UI must not make the task fail.
         get_run_logger().warning("the report on the training could not be stored as an artifact: %s", error)
 
@@ -60,9 +61,6 @@ def report_key(spec: AnyJobSpec) -> str:
 def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> str:
     """Return the report on a training as markdown."""
     register, version = spec.register_as, result.model_version
-    outcome = (
-        "skipped" if result.skipped else {True: "promoted", False: "not promoted", None: "trained"}[result.promoted]
-    )
     name = f"{register.model} version {version}" if register and version else spec.label
     page = job_page(result.job_id)
     links = [
@@ -71,7 +69,7 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         Link("Job in shoal", page) if page else None,
     ]
     parts = [
-        f"# {_text(name)}: {outcome}",
+        f"# {_text(name)}: {_outcome(result)}",
         _text(result.skipped or (result.decision.sentence if result.decision else "")),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
         _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
@@ -79,6 +77,12 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _outcome(result: JobResult) -> str:
+    if result.skipped:
+        return "skipped"
+    return {True: "promoted", False: "not promoted", None: "trained"}[result.promoted]
 
 
 def _facts(result: JobResult) -> dict[str, str]:
@@ -112,21 +116,22 @@ def _curves(points: Sequence[MetricPoint], first: int) -> str:
     if not found:
         return ""
     shown = dict(list(found.items())[:_MOST_CURVES])
-    left = max(map(len, shown))
-    lines = [
-        f"{name:{left}}  {sparkline([value for _, value in curve])}  {_span(curve)}" for name, curve in shown.items()
+    rows = [
+        (name, f"{curve[0][1]:.4g}", sparkline([value for _, value in curve]), f"{curve[-1][1]:.4g}", _steps(curve))
+        for name, curve in shown.items()
     ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []
     return "\n".join(["```", *(line.replace("```", "'''") for line in [*lines, *more]), "```"])
 
 
-def _span(curve: Sequence[tuple[int, float]]) -> str:
-    (begin, first), (end, last) = curve[0], curve[-1]
-    return f"{first:.6g} (step {begin}) to {last:.6g} (step {end})"
+def _steps(curve: Sequence[tuple[int, float]]) -> str:
+    return f"steps {curve[0][0]} to {curve[-1][0]}"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw values as a line of bars, at most 48 characters wide; a space stands for NaN and infinity."""
+    """Draw values as a line of bars, at most 32 characters wide; a space stands for NaN and infinity."""
     step = max(1.0, (len(values) - 1) / (_WIDTH - 1))
     chosen = [values[round(place * step)] for place in range(min(len(values), _WIDTH))]
     finite = [value for value in chosen if math.isfinite(value)]
