@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy")
+HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy", "airflow", "httpx")
 
 
 LIGHT = [
     "from shoal.data import *; DataConnector.from_parquet('x').to_spec()",
     "import shoal.cli",
+    "from typer.testing import CliRunner; assert CliRunner().invoke(shoal.cli.app, ['--help']).exit_code == 0",
     "from shoal import scale_cluster, get_nodes, describe_pool, alter_pool, ComputePool, RunConfig, PoolSpec",
     "from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig",
     "XGBEstimator(10, 'reg:squarederror', {'eta': 1}, XGBScalingConfig(use_gpu=True), run_config=RunConfig(seed=1))",
@@ -25,10 +26,11 @@ LIGHT = [
     "from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context, run_local",
     "from shoal.distributors import distributed, ray_launch, runtime",
     "from shoal.jobs import JobSpec, submit, attach, cancel",
+    "import shoal.jobs.driver.main",
 ]
 """What a user's file does, one after the other in one process: what one of them loads stays, and is told with it."""
 
-ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",), LIGHT[2]: ("httpx",)}
+ALSO_HEAVY = {LIGHT[0]: ("sqlalchemy",), LIGHT[1]: ("sqlalchemy",)}
 """What these do not load either. They come first, because the others load it."""
 
 

@@ -203,7 +203,7 @@ WRONG = [
     (predict, {"spec": FOUR_WORKERS, "pool_name": TWO}, "task predict: the workers .*do not fit"),
     (decorated, {"num_workers": 4, "pool_name": TWO}, "the workers .*do not fit"),
     (mapped_decorated, {"num_workers": 4, "pool_name": TWO}, "the workers .*do not fit"),
-    *((made, {"pool_name": NO_RAY}, "runs without Ray") for made in (decorated, mapped_decorated)),
+    *((made, {"pool_name": NO_RAY, "gpus": 1}, "runs without Ray") for made in (decorated, mapped_decorated)),
     (trained, {"run_config": {"packages": ["x"]}, "label_col": "{{ ds }}", "pool_name": NO_RAY}, "runs without Ray"),
 ]
 

@@ -1,4 +1,6 @@
-"""The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run.
+"""The first jobs on a new pool: the start of three nodes, then three small trainings, each with an MLflow run. And the
+first training in a script of its own, from the start of its interpreter to its end, beside the plain library and Dask,
+and the first step of a PyTorch function, beside torchrun.
 
 Every turn has a new home, so a new pool, a new store and a new MLflow database. *Before training* is `JobTimes.start`:
 from the submission until the workers read. The seconds of CPU are those of all processes of the turn since the row
@@ -15,19 +17,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from tests.benchmarks.datasets import flights
+from tests.benchmarks import peers
+from tests.benchmarks.datasets import small
 from tests.benchmarks.process_tree import tree, with_variable
 from tests.benchmarks.report import table
 
 JOBS = ("first job", "second job", "third job")
+FITS = (peers.plain, peers.dask)
+WORKERS = 2
 
 _CLIENT = """
 import json, sys, time
@@ -43,11 +50,48 @@ pool = ComputePool(uri).up()
 note(seconds=time.perf_counter() - began)
 for _ in range(3):
     began = time.perf_counter()
-    spec = {"framework": "xgboost", "dataset": {"paths": files[:1]}, "input_cols": columns, "label_col": label,
+    spec = {"framework": "xgboost", "dataset": {"paths": files}, "input_cols": columns, "label_col": label,
             "n_estimators": 5, "run_config": {"pool_name": pool.name}}
     result = submit(parse_spec(spec)).wait()
     note(seconds=time.perf_counter() - began, start=result.times.start)
 pool.down()
+"""
+
+
+_SHOAL = """
+import json, sys
+files, columns, label, rounds = json.loads(sys.argv[1])
+from shoal.data import DataConnector
+from shoal.distributors.xgboost import XGBEstimator
+if __name__ == "__main__":
+    XGBEstimator(rounds).fit(DataConnector.from_parquet(files), columns, label)
+"""
+
+_PEER = """
+import sys
+from pathlib import Path
+from tests.benchmarks import peers
+from tests.benchmarks.datasets import small
+if __name__ == "__main__":
+    with getattr(peers, sys.argv[2])("xgboost", int(sys.argv[3])) as fit:
+        fit(small(Path(sys.argv[1])))
+"""
+
+_STEP = """
+def train():
+    import torch
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(8, 4)).sum().backward()
+    optimizer.step()
+    torch.distributed.destroy_process_group()
+"""
+
+_STEP_SHOAL = f"""
+if __name__ == "__main__":
+    from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
+    PyTorchDistributor(train, PyTorchScalingConfig(num_nodes=1, num_workers_per_node={WORKERS})).run()
 """
 
 
@@ -79,6 +123,48 @@ def _steps(client: subprocess.Popen[str], home: str) -> Iterator[dict[str, float
         client.stdin.flush()
 
 
+def first_fits(folder: Path, repeat: int) -> list[list[str]]:
+    """Train with XGBoost in scripts of their own; return the rows of the table."""
+    data = small(folder)
+    given = json.dumps([data.files, data.features, data.label, data.rounds])
+    sides = {"shoal": [_SHOAL, given]}
+    for peer in FITS:
+        if peer is not peers.dask or find_spec("distributed"):
+            sides[peer.__name__] = [_PEER, str(folder), peer.__name__, str(WORKERS)]
+    return _scripts({name: ([], *script) for name, script in sides.items()}, "plain", repeat)
+
+
+def first_steps(repeat: int) -> list[list[str]]:
+    """Do the first step of a PyTorch function in two ranks of scripts of their own; return the rows of the table."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+    return _scripts({"shoal": ([], _STEP + _STEP_SHOAL), "torchrun": (torchrun, _STEP + "train()")}, "torchrun", repeat)
+
+
+def _scripts(sides: Mapping[str, tuple[Any, ...]], peer: str, repeat: int) -> list[list[str]]:
+    """Run each script `repeat` times, in turns, each with a new home.
+
+    Args:
+        sides: By name: arguments of Python before the script, the script's code, and its arguments.
+        peer: Name of the side with which the others are compared.
+        repeat: Number of turns.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeat):
+        for name, (before, code, *arguments) in sides.items():
+            with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
+                script = Path(home, "script.py")  # Dask starts its workers by running the script again
+                script.write_text(code)
+                environment = {**os.environ, "SHOAL_HOME": home, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+                began = time.perf_counter()
+                subprocess.run([sys.executable, *before, script, *arguments], env=environment, check=True)
+                seconds[name].append(time.perf_counter() - began)
+    least = median(seconds[peer])
+    return [
+        [name, f"{median(each):.1f}", f"{min(each):.1f} to {max(each):.1f}", f"{median(each) / least:.2f}"]
+        for name, each in seconds.items()
+    ]
+
+
 def _cpu_seconds(home: str) -> float:
     """Return the seconds of CPU of all processes of a turn, and of their children that have ended."""
     # Ray's agents overwrite their environment, so they are found as children of the supervisors.
@@ -97,17 +183,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     uri = f"local://first-seconds?min_nodes={args.nodes}&max_nodes={args.nodes}&{args.options}".rstrip("&")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        data = flights(Path(folder, "flights"))
+        data = small(Path(folder, "flights"))
         turns = [turn(uri, (data.files, data.features, data.label)) for _ in range(args.repeat)]
+        fits, steps = first_fits(Path(folder, "flights"), args.repeat), first_steps(args.repeat)
     rows = []
     for number, name in enumerate(("pool up", *JOBS)):
-        steps = [each[number] for each in turns]
-        starts = [step["start"] for step in steps if "start" in step]
-        whole, cpu = (f"{median(step[key] for step in steps):.1f}" for key in ("seconds", "cpu"))
+        of_turns = [each[number] for each in turns]
+        starts = [step["start"] for step in of_turns if "start" in step]
+        whole, cpu = (f"{median(step[key] for step in of_turns):.1f}" for key in ("seconds", "cpu"))
         spread = f"{min(starts):.1f} to {max(starts):.1f}" if starts else ""
         rows.append([name, f"{median(starts):.1f}" if starts else "", spread, whole, cpu])
     head = [f"pool of {args.nodes}", "before training, s", "least to most", "whole, s", "CPU, s"]
     print(table(head, rows))
+    print()
+    print(table(["first fit in a script", "s", "least to most", "x plain"], fits))
+    print()
+    print(table([f"first step of PyTorch, {WORKERS} ranks", "s", "least to most", "x torchrun"], steps))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,27 +153,32 @@ def test_which_jobs_record_a_run(monkeypatch, variables, run_config, function, f
         assert fitted.completed("p", variables).tracking.experiment == "mine"
 
 
-def test_the_library_of_the_model_is_imported_while_the_job_runs_and_an_interrupt_cancels_the_job(
+def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_interrupt_cancels_the_job(
     monkeypatch, tmp_path
 ):
-    events = []
-    (tmp_path / "a_library.py").write_text("from tests.distributors import test_as_job as t; t.imports()")
+    events, imported = [], threading.Event()
+    (tmp_path / "a_library.py").write_text("from tests.distributors import test_as_job as t; t.imported()")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(globals(), "imported", imported.set)
     handle = SimpleNamespace(wait=lambda *_: events.append("wait"), cancel=events.append)
     monkeypatch.setattr("shoal.jobs.submit", lambda spec, **_: events.append("submit") or handle)
-    monkeypatch.setitem(globals(), "imports", lambda: events.append("import"))
-    call = as_job.JobCall(RunConfig(), "a_library", str, str, lambda _: nullcontext("p"), returns_model=True)
-    call.run()
-    assert events == ["submit", "import", "wait"]
 
-    def interrupted():
+    @contextmanager
+    def pool(_):
+        assert imported.wait(timeout=60)
+        yield "p"
+
+    call = as_job.JobCall(RunConfig(), "a_library", str, str, pool, returns_model=True)
+    call.run()
+    assert events == ["submit", "wait"]
+
+    def interrupted(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "a_library")
-    monkeypatch.setitem(globals(), "imports", interrupted)
+    monkeypatch.setattr(as_job, "ProgressDisplay", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call.run()
-    assert events[3:] == ["submit", "the process that waited for the job was interrupted"]
+    assert events[2:] == ["submit", "the process that waited for the job was interrupted"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
 from shoal.jobs.scheduling import needs_ray
 from shoal.pool.api import list_pools
+from shoal.training.pytorch.program import Program, may_call_ray
 from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
@@ -60,13 +62,46 @@ for model in (bytes(xgb.save_raw("ubj")), lgb.model_to_string().encode()):
     print(hashlib.sha256(model).hexdigest())
 """
 
+FUNCTION_SCRIPT = """
+import os, sys
+from shoal import RunConfig
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
+import torch
 
-def script(rows: Path, reached: Path, what: str, folder: Path) -> subprocess.Popen[str]:
+rows, reached, what = sys.argv[1:]
+
+def train(rows, reached):
+    import pandas as pd
+    from torch.nn.parallel import DistributedDataParallel
+    from shoal.distributors.pytorch import get_context
+    torch.distributed.init_process_group("gloo")
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if rank == 1 and not os.path.exists(reached):
+        open(reached, "w").close()
+        os.kill(os.getpid(), 9)
+    mine = pd.read_parquet(rows).iloc[rank::world]
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        inputs, labels = (torch.tensor(mine[columns].to_numpy("float32")) for columns in (["a", "b", "c"], ["y"]))
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+    return model.module.weight.tolist()[0]
+
+two = PyTorchScalingConfig(num_nodes=1, num_workers_per_node=2)
+answer = PyTorchDistributor(train, two, RunConfig(max_restarts=1)).run(rows, reached)
+print(*answer.result.results[0])
+"""
+
+
+def script(rows: Path, reached: Path, what: str, folder: Path, code: str = SCRIPT) -> subprocess.Popen[str]:
     """A user's script, in which no process of shoal can import Ray."""
     (folder / "ray").mkdir()
     (folder / "ray" / "__init__.py").write_text("raise ImportError('this process must not import Ray')")
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", SCRIPT, str(rows), str(reached), what]
+    command = [sys.executable, "-c", code, str(rows), str(reached), what]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
 
 
@@ -90,13 +125,79 @@ def test_models_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
     nothing_left()
 
 
-def test_a_function_is_refused_and_a_killed_script_leaves_nothing(rows: Path, fresh_home: Path, tmp_path: Path) -> None:
+def test_a_function_trains_on_two_ranks_as_plain_pytorch_does_also_after_a_rank_was_killed(
+    rows: Path, fresh_home: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    table = pd.read_parquet(rows)
+    inputs, labels = (torch.tensor(table[columns].to_numpy("float32")) for columns in (["a", "b", "c"], ["y"]))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), labels).backward()
+        optimizer.step()
+    with script(rows, tmp_path / "reached", "", tmp_path, FUNCTION_SCRIPT) as process:
+        said = process.communicate()[0]
+    assert "(restart 1 of 1)" in said
+    assert list(map(float, said.split()[-3:])) == pytest.approx(model.weight.tolist()[0], rel=1e-5)
+    wait_until(lambda: not node_rows(), "the end of the pool")
+    nothing_left()
+
+
+def test_code_that_uses_ray_on_a_pool_without_ray_is_refused_before_ray_starts() -> None:
+    code = """if True:
+        import ray
+        from shoal.errors import InvalidArgumentError
+        from shoal.training import cluster
+        cluster.use_this_machine({"name": "here", "cpus": 1, "gpus": 0})
+        try:
+            ray.put(1)
+        except InvalidArgumentError as error:
+            print(error, ray.is_initialized())
+    """
+    ran = subprocess.run([sys.executable, "-c", code], check=True, text=True, capture_output=True)
+    assert "its pool runs without Ray" in ran.stdout
+    assert ran.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import torch\n", False),
+        ("from shoal.distributors.pytorch import get_context\n", False),
+        ("import ray\n", True),
+        ("x = None  # array, x.ray\n", False),
+        ("from shoal.distributors.xgboost import XGBEstimator\n", True),
+    ],
+)
+def test_whether_a_function_may_call_ray_is_seen_in_its_code(
+    code: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"users_module_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(f"{code}def train():\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    by_name = importlib.import_module(module).train
+    (tmp_path / "script.py").write_text(code)
+    inner: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def train():\n    {code}", inner)
+    for program in (by_name, tmp_path / "script.py", inner["train"]):
+        assert may_call_ray(Program.of(program, (), {}).dumps()) is expected
+
+
+def test_a_job_that_needs_ray_is_refused_and_a_killed_script_leaves_nothing(
+    rows: Path, fresh_home: Path, tmp_path: Path
+) -> None:
     reached = tmp_path / "reached"
     with script(rows, reached, "waits", tmp_path) as process:
         wait_until(lambda: reached.exists() or process.poll() is not None, "the seventh round", seconds=120)
         [pool] = list_pools(embedded=True)
         assert pool.uri.endswith("&ray=false")
-        function = FunctionJobSpec(program="x", run_config=RunConfig(pool_name=pool.name), tracking=None)
+        function = FunctionJobSpec(
+            program="x", run_config=RunConfig(pool_name=pool.name, packages=["river"]), tracking=None
+        )
         with pytest.raises(InvalidArgumentError, match=r"runs without Ray .*name another pool"):
             submit(function)
         process.kill()
@@ -122,7 +223,20 @@ def test_a_function_is_refused_and_a_killed_script_leaves_nothing(rows: Path, fr
 def test_which_jobs_need_ray(given: Mapping[str, Any], expected: bool) -> None:
     spec = {"framework": "xgboost", "dataset": {"paths": ["x"]}, "input_cols": ["a"], "label_col": "y"}
     assert needs_ray(JobSpec.parse({**spec, **given})) is expected
-    assert needs_ray(FunctionJobSpec(program="x"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"tracking": {"system_metrics": True}}, True),
+        ({"room_for": {"num_workers": 2}}, True),
+        ({"dataset_map": {"train": {"paths": ["x"], "ingester": "ray"}}}, True),
+        ({"scaling_config": {"resource_requirements_per_worker": {"num_gpus": 1}}}, True),
+    ],
+)
+def test_which_functions_need_ray(given: Mapping[str, Any], expected: bool) -> None:
+    assert needs_ray(FunctionJobSpec.parse({"program": "x", **given})) is expected
 
 
 def test_a_pool_without_ray_is_small(fresh_home: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.airflow.results import instance_name
 from shoal.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -97,4 +96,7 @@ def instances_to_clear(dag_id: str, run_id: str, session: Session) -> tuple[Seri
 
 def instances_text(instances: Instances) -> str:
     """Return task instances as a text, such as ``lease_pool, train[3]``."""
+    # Imported here, because `shoal --help` loads this module, and Airflow takes seconds.
+    from shoal.airflow.results import instance_name
+
     return ", ".join(one if isinstance(one, str) else instance_name(*one) for one in instances)

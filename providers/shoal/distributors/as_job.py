@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors import submitted_call
@@ -69,14 +70,13 @@ class JobCall(Generic[T]):
         """
         from shoal.jobs import submit
 
+        # The model's library is imported while the pool and the job start, because the import takes 1.6 s of CPU time.
+        library = Thread(target=self._import_library)
+        if self.returns_model:
+            library.start()
         with self.pool(None) as pool_name:
             call = SubmittedCall(submit(self.spec(pool_name), returns_model=self.returns_model), self.read)
             try:
-                if self.returns_model:
-                    # The model's library is imported while the job starts, because the import takes 1.6 s of CPU time.
-                    # If the library is missing, `read` raises an error later.
-                    with suppress(ImportError):
-                        importlib.import_module(self.framework)
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
                 # contains lines about the progress, so `first_line_s=math.inf` turns the display's own lines off.
                 with ProgressDisplay(first_line_s=math.inf) as display:
@@ -86,6 +86,11 @@ class JobCall(Generic[T]):
                 # is cancelled here as well. Cancelling a job twice does no harm.
                 call.cancel("the process that waited for the job was interrupted")
                 raise
+
+    def _import_library(self) -> None:
+        # If the library is missing, `read` raises an error later.
+        with suppress(ImportError):
+            importlib.import_module(self.framework)
 
     def submit(self) -> SubmittedCall[T]:
         """Submit the job, and return without waiting for the job.
@@ -144,7 +149,7 @@ def function(
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.function import FunctionJobSpec
-    from shoal.training.pytorch.program import FRAMEWORK
+    from shoal.training.pytorch.program import FRAMEWORK, may_call_ray
 
     config = request.run_config
     location = config.artifact_location
@@ -155,7 +160,8 @@ def function(
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(submitted_call.function_value, location=location, returns=returns)
-    return JobCall(config, FRAMEWORK, spec, read, pool or partial(pool_for_job, request))
+    pool = pool or partial(pool_for_job, request, may_call_ray=may_call_ray(program))
+    return JobCall(config, FRAMEWORK, spec, read, pool)
 
 
 def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:

@@ -75,12 +75,18 @@ def pool_for(
 
 
 def pool_for_job(
-    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None
+    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool = False
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job."""
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
+
+    Args:
+        spec: Spec of the job, or the request of an estimator or distributor.
+        job_id: Id of the job that an embedded pool ends with; None: the pool ends with this process.
+        may_call_ray: Whether the job's function may call Ray itself.
+    """
 
     def embedded(why: str) -> AbstractContextManager[str]:
-        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), ray_for(spec)
+        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), may_call_ray or ray_for(spec)
         timeout_s = spec.run_config.timeout
         return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
 

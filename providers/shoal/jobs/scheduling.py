@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
@@ -201,13 +201,20 @@ class Gang:
 def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
     """Return whether a job can run only on a pool with Ray.
 
-    A training function needs Ray because it may call Ray itself. Any other job needs Ray if it has its own packages or
-    code, if it uses GPUs, or if it reads rows with Ray Data.
+    A job needs Ray if it has its own packages or code, if it uses GPUs, if it reads rows with Ray Data, or if its
+    function starts Ray tasks. Whether a function calls Ray otherwise is not known.
     """
-    if isinstance(spec, FunctionRequest) or spec.run_config.packages or spec.run_config.code:
+    gang = Gang.of(spec)
+    if spec.run_config.packages or spec.run_config.code or gang.gpus > 0:
         return True
-    evaluated = spec.eval_set.values() if isinstance(spec, TrainRequest) else ()
-    return Gang.of(spec).gpus > 0 or any(each.ingester == "ray" for each in (spec.dataset, *evaluated))
+    if isinstance(spec, FunctionRequest):
+        tracking = spec.tracking if isinstance(spec, FunctionJobSpec) else None
+        if spec.room_for or (tracking and tracking.system_metrics):
+            return True
+        datasets = list(spec.dataset_map.values())
+    else:
+        datasets = [spec.dataset, *(spec.eval_set.values() if isinstance(spec, TrainRequest) else ())]
+    return any(each.ingester == "ray" for each in datasets)
 
 
 def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
@@ -218,9 +225,9 @@ def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """
     if not pool.ray and needs_ray(spec):
         raise InvalidArgumentError(
-            f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. A pool '
-            "without Ray accepts only batch predictions, and trainings with XGBoost or LightGBM. The options "
-            "run_config.packages and run_config.code, GPUs and Ray Data need Ray, too"
+            f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. The options '
+            "run_config.packages, run_config.code and tracking.system_metrics, GPUs, Ray Data and functions that start "
+            "Ray tasks need Ray"
         )
 
 

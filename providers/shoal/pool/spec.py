@@ -70,8 +70,7 @@ class PoolFields(BaseModel):
     ray: bool = Field(
         default=True,
         description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-        "and starts in a second. It takes trainings with XGBoost and LightGBM, and predictions, whose workers are "
-        "plain processes.",
+        "and starts in a second. The workers of its jobs are plain processes.",
     )
 
     ray_dashboard: bool = Field(

@@ -84,7 +84,7 @@ RECONCILE_PERIOD = 1.0
 """Interval at which the reconciler checks every pool. The interval has to be short, because `describe_pool` and the
 sensors promise to show changes within seconds."""
 
-WAIT_PERIOD = 0.25
+WAIT_PERIOD = 0.1
 """Shortest interval at which a blocking call checks whether its operation has ended. The interval grows with the time
 waited."""
 

@@ -92,7 +92,7 @@ class Waiting:
                     return None
                 if status and on_progress:
                     on_progress(status)
-                _pause(began)
+                pause(began)
 
     def until_down(self, on_progress: OnProgress | None = None) -> None:
         """Wait until all nodes of a pool that is going down have ended. Return at once if the pool is up or already
@@ -113,7 +113,7 @@ class Waiting:
                         f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; run `shoal sweep` to try again',
                         {node.name: node.error or node.state for node in status.leaving},
                     )
-                _pause(began)
+                pause(began)
 
     def until_settled(self) -> None:
         """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
@@ -126,7 +126,7 @@ class Waiting:
                 left = status.failed or status.leaving or len(status.active) + len(status.pending) > status.target
                 if not left and not stopping:
                     return
-                _pause(began)
+                pause(began)
 
     @contextmanager
     def _giving_up_turn(self) -> Iterator[None]:
@@ -155,7 +155,7 @@ class Waiting:
         return status, nodes_for(snapshot, lease, active) if lease else active
 
 
-def _pause(began: float) -> None:
+def pause(began: float) -> None:
     """Sleep for a tenth of the time waited so far, but at least WAIT_PERIOD and at most WAIT_PERIOD_MOST."""
     time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
 

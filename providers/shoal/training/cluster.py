@@ -6,14 +6,15 @@ Without a Ray cluster, the driver starts the workers as its own child processes.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict
 
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, InvalidArgumentError
 
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
@@ -30,9 +31,23 @@ _this_machine: Node | None = None
 
 
 def use_this_machine(node: Node) -> None:
-    """Make this process start its workers as child processes on this machine, without Ray."""
+    """Make this process start its workers as child processes on this machine, without Ray. User code in this process
+    and in the workers can then not start a Ray of its own, whose processes would remain."""
     global _this_machine
     _this_machine = node
+    os.environ["RAY_RUNTIME_ENV_HOOK"] = f"{__name__}.{refuse_ray.__name__}"
+
+
+def refuse_ray(_runtime_env: object) -> NoReturn:
+    """Refuse ``ray.init``, which calls this function by its name in the environment variable of the hook.
+
+    Raises:
+        InvalidArgumentError: Always.
+    """
+    raise InvalidArgumentError(
+        "this code uses Ray, but its pool runs without Ray: create a pool with Ray (shoal pool up local://NAME), and "
+        "name it in RunConfig(pool_name=NAME)"
+    )
 
 
 def this_machine() -> Node | None:

@@ -7,7 +7,7 @@ POOL = "local://small?max_nodes=1&ray=false"
 
 @dag(schedule=None)
 def without_ray():
-    @task.distributed(num_workers=2, pool_name=POOL)  # wrong: wrong-argument
+    @task.distributed(num_workers=2, gpus=2, pool_name=POOL)  # wrong: wrong-argument
     def train() -> int:
         return 1
 

@@ -68,6 +68,13 @@ def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str,
     return [(front + name, value, step, time.time()) for name, value in values.items()]
 
 
+def begin(spec: FunctionJobSpec) -> None:
+    """Prepare the imports of the workers, so that the function starts sooner."""
+    from shoal.training.pytorch.engine import import_ahead_for_workers
+
+    import_ahead_for_workers(spec)
+
+
 def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     """Run a job's training function on all ranks, and save and log its results.
 

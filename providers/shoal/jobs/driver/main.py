@@ -205,6 +205,8 @@ class Driver:
                 # This process may have imported XGBoost or LightGBM without scikit-learn. The job's model or function
                 # may need the complete library, so Python has to import the library again.
                 forget_lean()
+            if isinstance(self._spec, FunctionJobSpec):
+                function.begin(self._spec)
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})

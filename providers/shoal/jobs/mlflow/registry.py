@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
@@ -87,9 +86,7 @@ class Registry:
                 # A missing file is an error here, because MLflow would create an empty database in its place.
                 raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")
             if uri.startswith(("http://", "https://")):
-                # Any answer shows that the server can be reached. The request contains no credentials, so the server's
-                # certificate is not checked here. MLflow checks the certificate later.
-                httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
+                _reach(uri)
             client = job_run.connect(uri)
         return cls(client, redact_value(client._registry_uri))
 
@@ -257,12 +254,24 @@ def answering(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (mlflow.MlflowException, httpx.HTTPError, httpx.InvalidURL, SQLAlchemyError, OSError) as error:
+    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RegistryError(
             f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
             "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
         ) from error
+
+
+def _reach(uri: str) -> None:
+    """Raise a `ConnectionError` if an MLflow server does not answer."""
+    import httpx  # not above, because every driver imports this module, and httpx takes 100 ms
+
+    try:
+        # Any answer shows that the server can be reached. The request contains no credentials, so the server's
+        # certificate is not checked here. MLflow checks the certificate later.
+        httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConnectionError(str(error)) from error
 
 
 def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:

@@ -35,8 +35,8 @@ from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
-from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER, WAIT_PERIOD
-from shoal.pool.waiting import OnProgress
+from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
+from shoal.pool.waiting import OnProgress, pause
 from shoal.state import Store, stamps
 from shoal.state.codec import storable
 from shoal.state.process import ProcessId
@@ -477,19 +477,19 @@ class ComputePool:
         Raises:
             ScaleError: No lease or demand requests that many nodes, or the timeout has passed.
         """
-        until = time.monotonic() + timeout
+        began = time.monotonic()
         while not self.has_nodes(size):
             status = self.describe()
             if on_progress:
                 on_progress(status)
-            if time.monotonic() > until:
+            if time.monotonic() > began + timeout:
                 note = status.queue_note(self.holder)
                 raise ScaleError(
                     f'pool "{self.name}" has {len(status.active)} of {size} nodes after {timeout:g} s'
                     + (f", and the lease of {self.holder} is {note}" if note else ""),
                     {node.name: node.error or node.state for node in (*status.pending, *status.failed)},
                 )
-            time.sleep(WAIT_PERIOD)
+            pause(began)
         return self.get_nodes()
 
     def describe(self) -> PoolStatus:

@@ -3,15 +3,20 @@ works without Ray installed."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
 from tenacity import Retrying
 
 from shoal.errors import PoolUnreachableError
@@ -75,6 +80,15 @@ class RayJob:
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """Answer of a Ray head to an HTTP request."""
+
+    method: str
+    status: int
+    text: str
+
+
 class RayHead:
     """HTTP client of one Ray head. If a request fails, the methods raise the exception that the argument `error`
     creates.
@@ -101,25 +115,22 @@ class RayHead:
         self._api = api
         self._retrying = retrying
         self._error = error
-        self._options: dict[str, Any] = {
-            "headers": {"Authorization": f"Bearer {token}"} if token else {},
-            "timeout": timeout_s,
-            # Connect to the head directly, and not through a proxy from the environment variables, because a proxy
-            # cannot reach a head at a loopback address.
-            "trust_env": False,
-            # Plain HTTP needs no certificates, and loading them would take 40 ms of CPU time.
-            "verify": not api.lower().startswith("http:") and _trusted(ca),
-        }
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # The standard library's client: httpx takes 200 ms of CPU time in each process that speaks to a head. It also
+        # ignores the proxies of the environment variables, which cannot reach a head at a loopback address.
+        # Plain HTTP needs no certificates, and loading them would take 40 ms of CPU time.
+        kind = HTTPConnection if api.lower().startswith("http:") else partial(HTTPSConnection, context=_trusted(ca))
+        self._connection = partial(kind, timeout=timeout_s)
 
     def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
         """Send a GET request, and return the part of the JSON answer that the function `read` extracts."""
-        return self._read(self._send("GET", path, params=params), read)
+        return self._read(self._send("GET", f"{path}?{urlencode(params)}" if params else path), read)
 
     def upload(self, package: str, content: bytes) -> None:
         """Upload a package with code for a job. The job's submission must name the package. Ray removes the package
         after the job.
         """
-        self._check(self._send("PUT", f"/api/packages/gcs/{package}", content=content))
+        self._check(self._send("PUT", f"/api/packages/gcs/{package}", content))
 
     def submit(
         self, argv: Sequence[str], submission_id: str, metadata: Mapping[str, str], *, package: str | None = None
@@ -152,61 +163,74 @@ class RayHead:
         return self._about("DELETE", submission_id, "", lambda answer: True) or False
 
     def _submit_once(self, body: Mapping[str, Any]) -> bool:
-        response = self._send("POST", "/api/jobs/", json=body)
+        answer = self._send("POST", "/api/jobs/", json.dumps(body).encode(), {"Content-Type": "application/json"})
         # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the answer's text.
         # If two processes submit the same id at the same time, Ray may refuse both submissions (ray#31356). So a
         # submission counts as a duplicate only if the head has a job with this id.
-        duplicate = response.is_error and "already exists" in response.text
+        duplicate = answer.status >= HTTPStatus.BAD_REQUEST and "already exists" in answer.text
         if duplicate and self.status(str(body["submission_id"])) is not None:
             return False
-        self._check(response)
+        self._check(answer)
         return True
 
     def _about(self, method: str, submission_id: str, what: str, read: Callable[[Any], T]) -> T | None:
         """Send a request about a submitted job. Return None if the head does not know the job's id."""
-        response = self._send(method, f"/api/jobs/{submission_id}{what}")
-        return None if response.status_code == httpx.codes.NOT_FOUND else self._read(response, read)
+        answer = self._send(method, f"/api/jobs/{quote(submission_id, safe='')}{what}")
+        return None if answer.status == HTTPStatus.NOT_FOUND else self._read(answer, read)
 
-    def _read(self, response: httpx.Response, read: Callable[[Any], T]) -> T:
-        self._check(response)
+    def _read(self, answer: _Answer, read: Callable[[Any], T]) -> T:
+        self._check(answer)
         try:
-            return read(response.json())
+            return read(json.loads(answer.text))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._failure(Problem.NOT_RAY, repr(error), response) from error
+            raise self._failure(Problem.NOT_RAY, repr(error), answer) from error
 
-    def _check(self, response: httpx.Response) -> None:
-        if response.is_success:
+    def _check(self, answer: _Answer) -> None:
+        status = answer.status
+        if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             return
-        is_token = response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-        problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if response.is_server_error else Problem.REFUSED
-        raise self._failure(problem, last_line(response.text, empty="without a reason"), response)
+        is_token = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        is_busy = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if is_busy else Problem.REFUSED
+        raise self._failure(problem, last_line(answer.text, empty="without a reason"), answer)
 
-    def _failure(self, problem: Problem, reason: str, response: httpx.Response) -> Exception:
-        return self._error(Failure(problem, reason, response.request.method, response.status_code))
+    def _failure(self, problem: Problem, reason: str, answer: _Answer) -> Exception:
+        return self._error(Failure(problem, reason, answer.method, answer.status))
 
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            return httpx.request(method, self._api + path, **self._options, **options)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise self._error(Failure(_problem(error), str(error) or type(error).__name__, method)) from error
+    def _send(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> _Answer:
+        api = urlsplit(self._api)
+        with closing(self._connection(api.hostname or "", api.port)) as connection:
+            try:
+                connection.connect()
+            except ConnectionRefusedError as error:
+                raise self._no_answer(Problem.NOTHING_LISTENS, method, error) from error
+            except TimeoutError as error:
+                raise self._no_answer(Problem.NO_ANSWER, method, error) from error
+            except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is too long for DNS
+                raise self._no_answer(Problem.NO_CONNECTION, method, error) from error
+            try:
+                connection.request(method, api.path + path, content, {**self._headers, **(headers or {})})
+                response = connection.getresponse()
+                return _Answer(method, response.status, response.read().decode(errors="replace"))
+            except TimeoutError as error:
+                raise self._no_answer(Problem.SLOW, method, error) from error
+            except (OSError, HTTPException) as error:
+                raise self._no_answer(Problem.NO_ANSWER, method, error) from error
+
+    def _no_answer(self, problem: Problem, method: str, error: Exception) -> Exception:
+        return self._error(Failure(problem, str(error) or type(error).__name__, method))
 
 
-def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
-    """Return the value for httpx's option `verify`, by which httpx checks the certificate of a head."""
-    if ca is None:
-        return True
+def _trusted(ca: Path | None) -> ssl.SSLContext:
+    """Return the certificates by which the certificate of a head is checked."""
     try:
-        return ssl.create_default_context(cafile=str(ca))
+        return ssl.create_default_context(cafile=ca)
     except OSError as error:  # SSLError is a subclass
         raise PoolUnreachableError(
             f"ca_file={ca} cannot be used: {error}. The file has to contain CA certificates in PEM format"
         ) from None
-
-
-def _problem(error: Exception) -> Problem:
-    if isinstance(error, httpx.ConnectError):
-        return Problem.NOTHING_LISTENS if _is_refusal(error) else Problem.NO_CONNECTION
-    return Problem.SLOW if isinstance(error, httpx.ReadTimeout) else Problem.NO_ANSWER
 
 
 def _ray_job(answer: Mapping[str, Any]) -> RayJob:
@@ -219,10 +243,3 @@ def last_line(text: str, *, empty: str = "(nothing)") -> str:
     """Return the last non-blank line of a text. If all lines are blank, return the argument `empty`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a refused connection, which means that nothing listens at the address."""
-    if error is None or isinstance(error, ConnectionRefusedError):
-        return error is not None
-    return _is_refusal(error.__cause__ or error.__context__)

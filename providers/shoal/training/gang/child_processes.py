@@ -147,11 +147,17 @@ def forked(run: Callable[..., object], args: Sequence[object], descriptors: Sequ
         return _template.fork(run, args, descriptors) if _template else None
 
 
-def import_ahead(shape: GangShape, modules: Sequence[str]) -> None:
-    """Let the template import modules before the gang is created, while this process does other things."""
+def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = False) -> None:
+    """Let the template import modules before the gang is created, while this process does other things.
+
+    Args:
+        shape: Number and size of the workers.
+        modules: Names of the modules.
+        complete: Whether the workers run user code, which may need the modules' optional packages.
+    """
     with _template_lock:
         if _template is not None:
-            _template.prepare(_StartSettings.of(shape), modules)
+            _template.prepare(_StartSettings.of(shape), modules, complete)
 
 
 class _StartSettings(NamedTuple):
@@ -246,10 +252,10 @@ class _Template:
         self._settings: _StartSettings | None = None
         self._threads: Future[Any] | None = None
 
-    def prepare(self, settings: _StartSettings, modules: Sequence[str]) -> None:
+    def prepare(self, settings: _StartSettings, modules: Sequence[str], complete: bool) -> None:
         if self._settings is None:
             self._settings = settings
-            self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules))
+            self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules), complete)
 
     def has(self, settings: _StartSettings) -> bool:
         """Return whether workers with these settings can be forked."""

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
-from shoal.training.host.imports import before_forks, import_lean, thread_count
+from shoal.training.host.imports import NOT_NEEDED, before_forks, forget_lean, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
 
 
@@ -32,14 +32,16 @@ class Template:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
-    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str]) -> int:
-        """Import the modules that the workers need."""
+    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str], complete: bool) -> int:
+        """Import the modules that the workers need, and for user code (`complete`) also their optional packages."""
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
         add_to_path(folders)
         if trim:
             trim_memory()
+        if complete:
+            forget_lean()
         with before_forks():
-            import_lean(modules)
+            import_lean(modules, absent=() if complete else NOT_NEEDED)
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Run a function or script in several workers (a gang), in the Ray cluster that this process is connected to.
+"""Run a function or script in several workers (a gang), in a Ray cluster or on this machine without Ray.
 
 A gang is the group of workers of one run. Each attempt starts a new gang, because modules, threads and GPU memory that
 user code leaves in a process must not affect the next run. If a worker or its node is lost, a new gang calls the
@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, Sho
 from shoal.training import cluster, locations
 from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
+from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs
@@ -29,7 +31,7 @@ from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDi
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats, lay_out
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult, Layout, MissingValue, RankStats, lay_out
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
@@ -75,6 +77,24 @@ def run(
         request, program, claim, checkpoints, key, destination, dict(env or {}), display, on_note or {}, on_node, began
     )
     return attempts.result()
+
+
+def import_ahead_for_workers(request: FunctionRequest) -> None:
+    """Import PyTorch in the template of the workers, while this process does other things.
+
+    The first optimizer of each worker would import the compiler (``torch._dynamo``), which takes longer than PyTorch.
+    """
+    if not has_template():
+        return
+    # If the workers do not fit, `run` raises the error.
+    with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
+        layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
+        import_ahead(_shape(layout), ["torch", "torch._dynamo"], complete=True)
+
+
+def _shape(layout: Layout) -> GangShape:
+    each = layout.each
+    return GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
 
 
 def _require_torch() -> None:
@@ -138,8 +158,7 @@ class _Run:
         from shoal.training.pytorch import worker
 
         request, layout = self.request, self._layout
-        each = layout.each
-        shape = GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
+        each, shape = layout.each, _shape(layout)
         left = self._restarts.left(RESOURCES_WAIT_S)
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
@@ -147,8 +166,8 @@ class _Run:
         gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self.env)
         self.metrics.continued()
         try:
-            nothing: list[tuple[Any, ...]] = [()] * layout.num_workers
-            machines = gang.run(worker.meet, nothing, timeout=self._restarts.timeout)
+            nodes_of_ranks = [(info.node_id,) for info in gang.workers]
+            machines = gang.run(worker.meet, nodes_of_ranks, timeout=self._restarts.timeout)
             if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
                 gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pickletools
 import re
 import runpy
 import sys
@@ -145,11 +146,34 @@ def name_of(target: Any) -> str:
     return str(getattr(target, "__name__", None) or getattr(target, "name", None) or type(target).__name__)
 
 
+def may_call_ray(program: bytes) -> bool:
+    """Return whether the code of a pickled program, or of the user's modules that it names, mentions Ray, or those
+    distributors of shoal that use the Ray cluster of a function that calls them.
+
+    A function of a library that calls Ray elsewhere is not found: ``ray.init`` then raises an error on a pool without
+    Ray.
+    """
+    if _RAY.search(program):
+        return True
+    names = (argument for _, argument, _ in pickletools.genops(program) if isinstance(argument, str))
+    files = {str(getattr(sys.modules[name], "__file__", None)) for name in names if _is_users(name)}
+    return any(_RAY.search(Path(file).read_bytes()) for file in files if file.endswith(".py"))
+
+
+def _is_users(name: str) -> bool:
+    """Return whether this is the name of an imported module of the user, whose functions are pickled as names. Those of
+    ``__main__`` are pickled with their code."""
+    if name not in sys.modules or name == "__main__" or name.partition(".")[0] in {"shoal", *sys.stdlib_module_names}:
+        return False
+    return "site-packages" not in str(getattr(sys.modules[name], "__file__", None))
+
+
 TrainFunc = Callable[..., Any] | str | os.PathLike[str]
 """Type of `train_func`: a function, the name of a function (``pkg.module:name``), or the path of a script."""
 
 FRAMEWORK = "pytorch"
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_RAY = re.compile(rb"(?<![\w.])ray(?!\w)|shoal\.distributors(?!\.pytorch)")
 _OF_THE_FUNCTION = ("train_func", "args", "kwargs", "program")
 
 

@@ -23,7 +23,7 @@ import psutil
 
 from shoal.data.connector import DataConnector
 from shoal.data.spec import DatasetSpec
-from shoal.training.cluster import LeavingNodes
+from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import interpreter_end, memory
@@ -107,19 +107,20 @@ _store: TCPStore | None = None
 _folder: Path | None = None
 
 
-def meet() -> Machine:
-    """Return this rank's node, address and GPUs; on rank 0, also start PyTorch's key-value server for all ranks.
+def meet(node: str) -> Machine:
+    """Return this rank's address and GPUs; on rank 0, also start PyTorch's key-value server for all ranks.
 
     PyTorch's key-value server (the store) requires no token, and by default listens on all addresses of the host.
     Therefore this function binds the server's socket to the node's address only.
+
+    Args:
+        node: Id of this rank's node.
     """
     global _store
-    import ray
     from torch.distributed import TCPStore
 
-    address = str(ray.util.get_node_ip_address())
-    node = str(ray.get_runtime_context().get_node_id())
-    gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+    address, ray = own_address(), ray_if_connected()
+    gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids()) if ray else ()
     if gang_context().rank:
         return Machine(node, address, gpus)
     listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
