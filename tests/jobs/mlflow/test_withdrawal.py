@@ -9,7 +9,7 @@ import mlflow
 import pytest
 
 from shoal import history
-from shoal.errors import InvalidArgumentError, RegistryError
+from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError
 from shoal.jobs import withdraw_promotion
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -120,6 +120,8 @@ def test_a_job_whose_promotion_is_withdrawn_gives_its_result_to_no_later_submiss
     attempts.end(store, key, JobState.SUCCEEDED, 1.0, result=result_of(model_version="2").document())
     uri = mlflow.get_tracking_uri()
 
+    with pytest.raises(JobNotFoundError):
+        withdraw_promotion("no\0job")
     with pytest.raises(RegistryError, match=r"was promoted in the MLflow registry sqlite:.*name this registry"):
         withdraw_promotion("job", tracking_uri=own_mlflow)
     assert withdraw_promotion("job", tracking_uri=uri).startswith("version 1 is champion")

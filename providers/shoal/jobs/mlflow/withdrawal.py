@@ -9,7 +9,6 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, RegistryError
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
@@ -25,6 +24,7 @@ from shoal.jobs.mlflow.registry import (
 )
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
+from shoal.jobs.submission import attach
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.state import Store
 from shoal.state.schema import Job, Promotion, PromotionState
@@ -56,9 +56,10 @@ def withdraw_promotion(job_id: str, attempt: int | None = None, *, tracking_uri:
         'version 3 is champion: the promotion of version 4 was withdrawn'
     """
     store = Store()
-    job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
+    key = attach(job_id, attempt, store=store).target.key
+    job = attempts.load(store, key)
     promotion = _promotion_of(store, job)
-    attempts.give_up(store, Key(job.id, job.attempt), time.time())
+    attempts.give_up(store, key, time.time())
     registry = Registry.open(tracking_uri or _tracking_uri(job))
     if registry is None or registry.uri != promotion.registry_uri:
         raise RegistryError(
