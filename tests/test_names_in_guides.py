@@ -34,7 +34,7 @@ def test_dotted_names():
 
 
 def test_pools_and_their_options():
-    uris = found(r"local://[a-z][\w-]*(?:\?[\w=&,-]+)?")
+    uris = found(r"local://[a-z][\w-]*(?:\?[\w=&,/.-]+)?")
     assert any("libraries=" in uri for uri in uris)
     for uri in sorted(uris):
         PoolSpec.parse(uri)

@@ -89,7 +89,7 @@ def test_a_name_that_does_not_exist(shoal, delays):
     assert "shoal has registered no version" in shoal("models", "history", "by_hand").stderr
 
 
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////nowhere/mlflow.db", "nonsense://x"])
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "http://[::1", "sqlite:////nowhere/mlflow.db", "nonsense://x"])
 def test_a_registry_that_cannot_be_reached(shoal, uri):
     result = shoal("models", "list", "--tracking-uri", uri)
     assert result.exit_code == 1

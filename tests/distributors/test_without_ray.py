@@ -18,6 +18,7 @@ import pytest
 
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
+from shoal.distributors.call_pool import ray_for
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobFailedError
@@ -237,6 +238,7 @@ def test_which_jobs_need_ray(given: Mapping[str, Any], expected: bool) -> None:
 )
 def test_which_functions_need_ray(given: Mapping[str, Any], expected: bool) -> None:
     assert needs_ray(FunctionJobSpec.parse({"program": "x", **given})) is expected
+    assert ray_for(FunctionJobSpec(train_func="a_module:train"))
 
 
 def test_a_pool_without_ray_is_small(fresh_home: Path) -> None:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.scheduling import Gang, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
@@ -115,9 +115,12 @@ def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
 
 
 def ray_for(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
-    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, or if the
-    job may use GPUs of this machine, because a pool without Ray has no GPUs."""
-    return needs_ray(spec) or (gpus_of(spec) != 0 and may_be_contended(os.environ))
+    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, if it
+    calls a function that a spec names and that may call Ray, or if the job may use GPUs of this machine, because a pool
+    without Ray has no GPUs."""
+    if isinstance(spec, FunctionJobSpec) or needs_ray(spec):
+        return True
+    return gpus_of(spec) != 0 and may_be_contended(os.environ)
 
 
 @contextmanager

@@ -86,6 +86,13 @@ class PoolFields(BaseModel):
         "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
     )
 
+    python: str | None = Field(
+        default=None,
+        description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
+        "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
+        "shoal there. Default: the interpreter of the process that starts the pool.",
+    )
+
     address: str | None = Field(
         default=None,
         description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
@@ -162,13 +169,15 @@ class PoolSpec(PoolFields, Settings):
             self._check_without_ray()
         if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
+        if self.python is not None and not self.python.startswith("/"):
+            raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
         if self.backend == "ray":
             self._check_cluster()
         return self
 
     def _check_cluster(self) -> None:
         """Raise an error if the spec of a ray:// pool has wrong options, or none that it needs."""
-        for name in ("ray_dashboard", "libraries"):
+        for name in ("ray_dashboard", "libraries", "python"):
             if getattr(self, name):
                 raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
         if self.gpus_per_node < 0:

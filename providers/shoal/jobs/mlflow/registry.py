@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -263,15 +265,21 @@ def answering(uri: str) -> Iterator[None]:
 
 
 def _reach(uri: str) -> None:
-    """Raise a `ConnectionError` if an MLflow server does not answer."""
-    import httpx  # not above, because every driver imports this module, and httpx takes 100 ms
+    """Raise a `ConnectionError` with the first cause if an MLflow server does not answer."""
+    import requests
 
+    # Any answer shows that the server can be reached. The request contains no credentials, also none of ~/.netrc
+    # (`auth`), so the server's certificate is not checked here. MLflow checks the certificate later.
     try:
-        # Any answer shows that the server can be reached. The request contains no credentials, so the server's
-        # certificate is not checked here. MLflow checks the certificate later.
-        httpx.head(httpx.URL(uri).copy_with(userinfo=b""), timeout=REGISTRY_PATIENCE_S, verify=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConnectionError(str(error)) from error
+        address = urlsplit(uri)
+        without_credentials = urlunsplit(address._replace(netloc=address.netloc.rpartition("@")[2]))
+        with warnings.catch_warnings(action="ignore"):
+            requests.head(without_credentials, timeout=REGISTRY_PATIENCE_S, verify=False, auth=lambda request: request)
+    except (requests.RequestException, ValueError) as error:
+        cause: BaseException = error
+        while cause.__context__ is not None:
+            cause = cause.__context__
+        raise ConnectionError(str(cause)) from error
 
 
 def _pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:

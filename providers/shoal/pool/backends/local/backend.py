@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -13,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.errors import MissingExtraError, StoreError
+from shoal.errors import InvalidArgumentError, MissingExtraError, StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
+from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
@@ -52,9 +54,12 @@ class LocalBackend:
         Raises:
             MissingExtraError: Ray is not installed in this environment, in which the nodes would start.
             StoreError: The temp folder cannot hold the nodes' sockets.
-            InvalidArgumentError: The nodes need more GPUs than the process that started the pool can use.
+            InvalidArgumentError: The pool's own interpreter cannot be used, or the nodes need more GPUs than the
+                process that started the pool can use.
         """
-        if spec.ray:
+        if spec.python is not None:
+            _check_python(spec.python, needs_ray=spec.ray)
+        elif spec.ray:
             self.check_ray()
         runtime_root()
         if spec.gpus_per_node > 0:
@@ -115,8 +120,8 @@ class LocalBackend:
         or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
-                [sys.executable, "-m", self.supervisor, node.id, str(node.epoch)],
-                env=node_environment(node),
+                [_python(pool.spec), "-m", self.supervisor, node.id, str(node.epoch)],
+                env=node_environment(node, _python(pool.spec)),
                 log=log_path(node.pool, node.name),
             )
 
@@ -192,9 +197,53 @@ def _selectors(pool: str) -> dict[str, str] | None:
     return found
 
 
-def node_environment(node: NodeRef) -> dict[str, str]:
-    """Return all environment variables for the processes of a node."""
+def _python(spec: PoolSpec) -> str:
+    return spec.python or sys.executable
+
+
+_ASK_VERSIONS = (
+    "from importlib.metadata import version; from importlib.util import find_spec; "
+    "print(version('shoal'), find_spec('ray') is not None)"
+)
+
+
+def _check_python(python: str, *, needs_ray: bool) -> None:
+    """Check that an interpreter can run the nodes of a pool.
+
+    Raises:
+        InvalidArgumentError: It cannot be run, or its environment has no shoal of this version, or no Ray.
+    """
+    try:
+        ran = subprocess.run([python, "-c", _ASK_VERSIONS], check=True, capture_output=True, text=True, cwd="/")
+        shoal, has_ray = ran.stdout.split()
+    except subprocess.CalledProcessError as error:
+        reason = last_line(error.stderr, empty=str(error))
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    else:
+        ours = versions.mine()["shoal"]
+        if shoal != ours:
+            reason = f"its environment has shoal {shoal}, and this process runs shoal {ours}"
+        elif needs_ray and has_ray != "True":
+            reason = 'its environment has no Ray: pip install "shoal[ray]" there'
+        else:
+            return
+    raise InvalidArgumentError(
+        f"python={python} cannot run the nodes of this pool: {reason}. The option has to be the path of an interpreter "
+        "in whose environment the same version of shoal is installed"
+    )
+
+
+def node_environment(node: NodeRef, python: str = sys.executable) -> dict[str, str]:
+    """Return all environment variables for the processes of a node.
+
+    Args:
+        node: The node.
+        python: Interpreter that runs them.
+    """
     environment, selectors = inherited_environment(), _selectors(node.pool)
+    if python != sys.executable:
+        environment.pop("VIRTUAL_ENV", None)  # names the environment of this process
     if selectors is not None:
         environment = {name: value for name, value in environment.items() if name not in SELECTORS} | selectors
     return {
@@ -203,7 +252,7 @@ def node_environment(node: NodeRef) -> dict[str, str]:
         ROOT_VARIABLE: str(runtime_root()),
         # Jobs use the pool's Python interpreter, because the process that submits a job may run in another Python
         # environment.
-        "SHOAL_PYTHON": sys.executable,
+        "SHOAL_PYTHON": python,
         "SHOAL_POOL": node.pool,
         # When Ray's dashboard is killed, it leaves folders in TMPDIR. TMPDIR is the node's folder here, so that these
         # folders are removed together with the node's folder.
