@@ -59,11 +59,13 @@ class MissingExtraError(ShoalError, ImportError):
     Args:
         package: Import name of the missing package.
         extra: Extra of shoal that installs the package; None if no extra does.
+        otherwise: What to do without the package; the end of the message.
     """
 
-    def __init__(self, package: str, extra: str | None) -> None:
+    def __init__(self, package: str, extra: str | None, otherwise: str | None = None) -> None:
         command = f'pip install "shoal[{extra}]"' if extra else f"pip install {package}"
-        super().__init__(f"{package} is not installed in this environment: install it with `{command}`")
+        end = f", or {otherwise}" if otherwise else ""
+        super().__init__(f"{package} is not installed in this environment: install it with `{command}`{end}")
         self.package = package
         self.extra = extra
 

@@ -59,6 +59,14 @@ def test_the_guides_messages_are_about_each_model_or_about_the_run():
     assert many.has_on_success_callback and many.has_on_failure_callback
 
 
+def test_the_guides_promotion_comes_after_the_approval_and_the_nodes_are_released_before_it():
+    dag = dag_of_the_guide("airflow-approval", "approved_delays")
+    assert dag.get_task("clean_up_pool").upstream_task_ids == {"lease_pool", "train"}
+    assert dag.get_task("approve").upstream_task_ids == {"train"}
+    assert dag.get_task("promote").upstream_task_ids == {"approve", "train"}
+    assert dag.get_task("train").spec["register"]["promote"] is False
+
+
 @pytest.mark.parametrize(("run", "month"), [((2013, 2, 1), "2013-01"), ((2014, 1, 1), "2013-12")])
 def test_the_readmes_dag_moves_its_window_with_its_runs(run, month):
     (code,) = re.findall(r"<!-- example: airflow -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)

@@ -63,7 +63,7 @@ def test_a_connection_is_a_pool(connect, connection, uri):
         ("compute-pool://retrain/local?backend=ray", "names two backends, local in its schema and ray in its extra"),
         (
             "compute-pool://:secret@retrain/local",
-            "only for ray:// pools, where it is the token of the Ray cluster: remove the password",
+            "only for ray:// pools, as the token of the Ray cluster: remove the password",
         ),
         (
             with_token("secret", token_file="/run/token"),

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG, Asset, BaseNotifier
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from shoal.airflow.assets import PROMOTIONS, model_asset, promotion_of
 from shoal.airflow.notifications import model_message, run_message
-from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
+from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError, PromoteModelOperator
 from shoal.airflow.operators.outcomes import record_failure, record_success
 from shoal.airflow.results import instances_of
 from shoal.errors import InvalidArgumentError, JobFailedError
-from shoal.jobs import JobSpec
+from shoal.jobs import JobSpec, PromotionResult
 from tests.support.job_results import result_of
 
 SPEC = {
@@ -237,3 +239,116 @@ def test_a_stale_model_and_a_waiting_job_fail_the_check_and_are_told(store, sent
     assert CheckModelsOperator(task_id="all", promoted_within=timedelta(days=40)).execute(context) is None
     with pytest.raises(InvalidArgumentError, match="has nothing to check"):
         CheckModelsOperator(task_id="none")
+
+
+WAITING = result_of(
+    model_name="delays",
+    model_version="7",
+    metrics={"holdout-rmse": 17.5},
+    decision={"reason": "waiting", "sentence": "delays version 7 (rmse=17.5) waits for a decision"},
+)
+
+
+def decided(promoted: bool) -> PromotionResult:
+    return PromotionResult(
+        model_name="delays",
+        model_version="7",
+        model_uri="models:/delays/7",
+        alias="champion",
+        promoted=promoted,
+        decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
+        champion={"version": "6", "value": 18.0},
+        metric="rmse",
+        metrics={"holdout-rmse": 17.5},
+        job_id="job",
+    )
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_version_that_waits_and_its_promotion_are_told_and_only_a_promotion_is_an_event(sent, monkeypatch, promoted):
+    asked = []
+    monkeypatch.setattr(
+        "shoal.jobs.promote_model", lambda *given, **options: asked.append(options) or decided(promoted)
+    )
+    with DAG("a_dag", schedule=None) as dag:
+        task = PromoteModelOperator(task_id="promote", training=train().output)
+    ti = Instance()
+    context = {
+        "dag": dag,
+        "task": task,
+        "ti": ti,
+        "run_id": "a_run",
+        "dag_run": SimpleNamespace(dag_id="a_dag", run_id="a_run"),
+        "outlet_events": OutletEventAccessors(),
+    }
+    record_success(context, JobSpec.parse(SPEC), WAITING)
+    model_message(Recorder())(context)
+    assert events_of(context) == []
+    ti.states = {"train": "success", "promote": None}
+    run_message(Recorder())(context)
+
+    ti.task_id = "promote"
+    task.training = WAITING.to_dict()
+    returned = task.execute(context)
+    model_message(Recorder())(context)
+    ti.states["promote"] = "success"
+    run_message(Recorder())(context)
+
+    outcome = "promoted" if promoted else "kept"
+    assert [subject for subject, _ in sent] == [
+        "waiting: delays version 7, rmse 17.5",
+        "a_dag: waiting: delays version 7, rmse 17.5",
+        f"{outcome}: delays version 7, rmse 17.5",
+        f"a_dag: {outcome}: delays version 7, rmse 17.5",
+    ]
+    assert sent[0][1].startswith("waiting   delays: rmse 17.5: delays version 7 (rmse=17.5) waits for a decision")
+    assert (asked[0]["training"], asked[0]["holder"]) == (WAITING.to_dict(), "airflow:tests:a_dag/a_run")
+    assert PromotionResult.parse(returned) == decided(promoted)
+    assert [event.extra["version"] for event in events_of(context)] == ["7"] * promoted
+    for event in events_of(context):
+        assert event.dest_asset_key.to_asset() == model_asset("delays")
+        assert (event.extra["metric"], event.extra["previous_version"], event.extra["job_id"]) == ("rmse", "6", "job")
+
+
+def test_a_promotion_that_cannot_succeed_is_told_and_not_tried_again(sent, store, monkeypatch):
+    def refuse(*_, **__):
+        raise InvalidArgumentError("delays version 7 does not wait for a decision")
+
+    monkeypatch.setattr("shoal.jobs.promote_model", refuse)
+    context = context_of(lambda: PromoteModelOperator(task_id="promote", model="delays", version="7"))
+    context["dag_run"] = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+    with pytest.raises(AirflowFailException) as raised:
+        context["task"].execute(context)
+    model_message(Recorder())({**context, "exception": raised.value})
+    assert sent == [("failed: delays", "failed    delays: delays version 7 does not wait for a decision a_run")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "task promote: the task names no version"),
+        ({"model": "delays"}, "task promote: the task names no version"),
+        ({"training": "job", "version": 3}, "give only one of both"),
+    ],
+)
+def test_a_promotion_names_one_version_when_airflow_loads_the_dag(arguments, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        PromoteModelOperator(task_id="promote", **arguments)
+    PromoteModelOperator.partial(task_id="promote").expand(training=[WAITING.to_dict()])
+
+
+def test_the_credentials_of_connections_are_there_for_the_promotion_only(monkeypatch, store):
+    monkeypatch.setenv("AIRFLOW_CONN_TRACKING", "mlflow://anna:secret@mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
+    seen = []
+    monkeypatch.setattr(
+        "shoal.jobs.promote_model",
+        lambda *_, **__: seen.append(os.environ["MLFLOW_TRACKING_PASSWORD"]) or decided(True),
+    )
+    context = context_of(
+        lambda: PromoteModelOperator(task_id="promote", training="job", credential_conn_ids=["tracking"])
+    )
+    context["dag_run"] = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+    context["task"].execute(context)
+    assert seen == ["secret"]
+    assert "MLFLOW_TRACKING_PASSWORD" not in os.environ

@@ -13,7 +13,7 @@ from airflow.sdk.execution_time import task_runner
 from shoal.airflow.decorators import distributed_task
 from shoal.airflow.function_context import context_values
 from shoal.airflow.links import show_links
-from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator
+from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, PromoteModelOperator
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import spec_of
 
@@ -131,12 +131,15 @@ def test_an_instance_of_a_mapped_task_is_named_by_what_its_job_is_about(monkeypa
     specs = [{**SPEC, "register": register}, "{{ no spec }}"]
     with DAG("a_dag", schedule=None, render_template_as_native_obj=True) as dag:
         mapped = DistributedTrainOperator.partial(task_id="t", pool_name="p").expand(spec=specs)
-    for index, expected in enumerate(["0 delays-20260101", "t"]):
-        task = mapped.unmap({"spec": specs[index]})
+        results = [{"model_name": "delays-UA", "model_version": "3"}]
+        promoted = PromoteModelOperator.partial(task_id="p").expand(training=results)
+    tasks = [mapped.unmap({"spec": spec}) for spec in specs] + [promoted.unmap({"training": results[0]})]
+    for index, expected in enumerate(["0 delays-20260101", "t", "2 delays-UA"]):
+        task = tasks[index]
         if index == 0:
             task.render_template_fields(CONTEXT)
         context = {**CONTEXT, "task": task, "ti": type("Ti", (), {"map_index": index})()}
-        monkeypatch.setattr("shoal.airflow.operators.jobs.get_current_context", lambda context=context: context)
+        monkeypatch.setattr("shoal.airflow.base.labelled.get_current_context", lambda context=context: context)
         assert dag.get_template_env().from_string(task.map_index_template).render(context) == expected
 
 

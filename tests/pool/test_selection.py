@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.errors import NoPoolError, PoolNotFoundError
+from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
+from shoal.pool.api import ComputePool
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
@@ -91,3 +92,9 @@ def test_the_variable_names_the_pool(add, monkeypatch):
 def test_any_text_makes_a_pool_name(text, name):
     assert pool_name_of(text) == name
     assert is_pool_name(name)
+
+
+def test_an_object_that_is_no_pool_selects_none(add):
+    add("retrain")
+    with pytest.raises(InvalidArgumentError, match="a pool cannot be given by an object of type dict"):
+        ComputePool({"name": "other"})

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
+from prefect import flow
 from prefect.blocks.system import Secret
+from prefect.exceptions import ParameterTypeError
 from prefect.testing.standard_test_suites import blocks as suite
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
+from shoal.errors import InvalidArgumentError
+from shoal.pool.backends.ray.token_file import token_path
 from shoal.pool.spec import PoolSpec
 from shoal.prefect import ComputePool
-from shoal.prefect.blocks import database_url, secret_block
+from shoal.prefect.blocks import database_url, pool_of, secret_block
 
 DOCS = Path(__file__).parents[2] / "docs"
+LAB = {"name": "lab", "backend": "ray", "address": "https://ray.example", "token": "s3cret"}
+"""Fields of a block of a Ray cluster with a token."""
 
 
 class TestComputePool(suite.BlockStandardTestSuite):
@@ -30,9 +37,10 @@ class TestComputePool(suite.BlockStandardTestSuite):
         return ComputePool
 
 
-def test_its_fields_are_those_of_a_spec_and_the_team():
+def test_its_fields_are_those_of_a_spec_and_the_team_and_token():
     fields = {name: (field.annotation, field.default, field.description) for name, field in spec_fields(ComputePool)}
     assert fields.pop("team")[:2] == (str | None, None)
+    assert fields.pop("token")[:2] == (SecretStr | None, None)
     assert fields == {
         name: (field.annotation, field.default, field.description) for name, field in spec_fields(PoolSpec)
     }
@@ -56,12 +64,29 @@ def test_it_is_the_pool_that_the_uri_means():
         ({"min_nodes": 5}, "min_nodes=5 is above max_nodes=4"),
         ({"max_nodes": 0}, "max_nodes=0"),
         ({"name": "Flights"}, '"Flights" is not a valid pool name'),
+        ({"token": "s3cret"}, "the block has a token, which is allowed only for ray:// pools"),
+        ({**LAB, "token_file": "/run/token"}, "a token and the option token_file: use only one"),
     ],
 )
 def test_a_wrong_field_is_refused_in_the_words_of_the_parser(fields, said):
     with pytest.raises(ValidationError) as refused:
         ComputePool(**{"name": "retrain", **fields})
     assert said in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_the_token_is_kept_in_a_private_file_only(fresh_home):
+    block = ComputePool(**LAB)
+    pool = block.get_pool()
+    assert block.spec.uri == "ray://lab?address=https://ray.example&token_file=tokens/lab"
+    assert token_path(block.spec).read_text() == "s3cret"
+    assert pool.name == "lab"
+    assert "s3cret" not in f"{block!r} {block.model_dump()}"
+
+
+def test_a_block_that_arrives_as_a_dict_is_no_pool():
+    with pytest.raises(InvalidArgumentError, match="Annotate the parameter with ComputePool"):
+        pool_of(LAB)
 
 
 @pytest.mark.server
@@ -69,6 +94,27 @@ def test_saved_and_loaded_it_is_the_same(server):
     block = ComputePool(name="retrain", max_nodes=6, idle_timeout=None)
     block.save("retrain", overwrite=True)
     assert ComputePool.load("retrain").spec == block.spec
+
+
+@flow
+def of_a_block(pool: ComputePool) -> None:
+    """Take a block as a parameter."""
+
+
+@pytest.mark.server
+def test_a_block_is_a_parameter_of_a_deployment_unless_it_has_a_token(server):
+    def arrived(block: ComputePool) -> ComputePool:
+        return of_a_block.validate_parameters(json.loads(json.dumps(of_a_block.serialize_parameters({"pool": block}))))[
+            "pool"
+        ]
+
+    plain, secret = ComputePool(name="retrain", max_nodes=6), ComputePool(**LAB)
+    for block in (plain, secret):
+        block.save(f"as-{block.name}", overwrite=True)  # a saved block has fields of Prefect's, too
+    assert arrived(plain).spec == plain.spec
+    with pytest.raises(ParameterTypeError, match=r'load it in the flow with ComputePool.load\("as-lab"\)'):
+        arrived(secret)
+    assert ComputePool.load("as-lab").token.get_secret_value() == "s3cret"
 
 
 @pytest.mark.server

@@ -11,9 +11,19 @@ import pytest
 from prefect import flow
 from prefect.logging import get_run_logger
 
+from shoal import jobs
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
-from shoal.jobs import StaleModel, WaitingJob
-from shoal.prefect import adistributed_train, distributed_train, emit_alerts, events, retries, retry_unless_permanent
+from shoal.jobs import PromotionResult, StaleModel, WaitingJob
+from shoal.prefect import (
+    adistributed_train,
+    apromote_model,
+    distributed_train,
+    emit_alerts,
+    events,
+    promote_model,
+    retries,
+    retry_unless_permanent,
+)
 from tests.support.job_results import result_of
 
 pytestmark = pytest.mark.server
@@ -180,6 +190,65 @@ def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, monk
 
     asyncio.run(cancels())
     assert (reasons, sent) == (["its Prefect run was cancelled"], [])
+
+
+WAITING = result_of(
+    model_name="delays",
+    model_version="7",
+    metrics={"holdout-rmse": 17.5},
+    decision={"reason": "waiting", "sentence": "delays version 7 waits for a decision"},
+)
+
+
+@flow
+def ask(training, retries=0):
+    return promote_model.with_options(retries=retries)(training=training)
+
+
+@flow
+async def aask(training):
+    return await apromote_model(training=training)
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+def test_a_version_that_waits_and_its_promotion_are_events(sent, ends, monkeypatch, promoted):
+    ends(WAITING)
+    assert train() == "Completed"
+    decided = PromotionResult(
+        model_name="delays",
+        model_version="7",
+        model_uri="models:/delays/7",
+        alias="champion",
+        promoted=promoted,
+        decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
+        metric="rmse",
+        metrics={"holdout-rmse": 17.5},
+        job_id="job",
+    )
+    asked = []
+    monkeypatch.setattr(jobs, "promote_model", lambda *given, **options: asked.append(options) or decided)
+
+    assert ask(WAITING.to_dict()) == decided.to_dict() == asyncio.run(aask("job"))
+
+    outcome = "promoted" if promoted else "kept"
+    assert [event.event for event in sent] == ["shoal.model.waiting", *[f"shoal.model.{outcome}"] * 2]
+    assert [event.payload["subject"] for event in sent[:2]] == [
+        "waiting: delays version 7, rmse 17.5",
+        f"{outcome}: delays version 7, rmse 17.5",
+    ]
+    assert (sent[0].payload["promoted"], sent[1].payload["promoted"]) == (None, promoted)
+    assert [options["training"] for options in asked] == [WAITING.to_dict(), "job"]
+    assert all(options["holder"].startswith("prefect:") for options in asked)
+
+
+def test_a_promotion_that_fails_is_a_failure_of_its_model(sent, monkeypatch):
+    def refuse(*_, **__):
+        raise InvalidArgumentError("delays version 7 does not wait for a decision")
+
+    monkeypatch.setattr(jobs, "promote_model", refuse)
+    with pytest.raises(InvalidArgumentError):
+        ask(WAITING.to_dict(), retries=2)
+    assert [(event.event, event.resource.id) for event in sent] == [("shoal.model.failed", "shoal.model.delays")]
 
 
 def test_a_wrong_spec_is_a_failure_of_its_model(sent):

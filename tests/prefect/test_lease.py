@@ -16,7 +16,7 @@ from prefect.exceptions import MissingContextError
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
-from shoal.errors import InvalidArgumentError, PoolDownError, ScaleError
+from shoal.errors import InvalidArgumentError, MissingExtraError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
@@ -105,6 +105,13 @@ def test_a_pool_that_does_not_come_up_is_down(home):
 def test_a_size_above_max_nodes_is_refused_and_leaves_nothing(home):
     with pytest.raises(InvalidArgumentError, match="MAX_NODES=4"):
         leased(9)
+    assert list_pools() == []
+
+
+def test_a_local_pool_is_refused_without_ray_and_leaves_nothing(server, fresh_home, monkeypatch):
+    monkeypatch.setattr("shoal.pool.backends.local.backend.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match="or use a pool whose nodes need no Ray in this environment"):
+        leased(2, "local://no-ray?max_nodes=4")
     assert list_pools() == []
 
 

@@ -51,6 +51,7 @@ def page() -> str:
         CleanupPoolOperator,
         DistributedTrainOperator,
         LeasePoolOperator,
+        PromoteModelOperator,
         ScaleClusterOperator,
         SweepPoolsOperator,
     )
@@ -65,6 +66,7 @@ def page() -> str:
         NodesSensor,
         CleanupPoolOperator,
         SweepPoolsOperator,
+        PromoteModelOperator,
         CheckModelsOperator,
     )
     decorators = {"@task.distributed": DistributedDecoratedOperator, "@task.ray_launch": RayLaunchDecoratedOperator}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException, Request
@@ -25,6 +26,7 @@ from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState
+from shoal.ui import models
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
@@ -33,6 +35,7 @@ from shoal.ui.run_links import RunLinks
 from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
+from tests.support.job_results import result_of
 from tests.support.ui_systems import HOSTILE
 from tests.support.waiting import wait_until
 
@@ -213,6 +216,25 @@ def test_names_are_shown_as_text(client, store):
         text = client.get(path).text
         assert "<img" not in text, path
         assert "onerror" in text, path
+
+
+def test_a_version_that_waits_for_a_decision_is_shown_as_such(client, store, monkeypatch):
+    said = "delays version 2 (rmse=2) waits for a decision"
+    tags = {"shoal.job_id": "job-1", "shoal.reason": "waiting", "shoal.decision": said, "holdout.rmse.digest": "d"}
+    version = SimpleNamespace(version="2", creation_timestamp=1000, run_id="r", source="s", tags=tags)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
+    monkeypatch.setattr(models, "_ask", lambda uri: ({"delays": [version]}, {"delays": {"champion": "1"}}))
+    result = result_of(
+        model_name="delays", model_version="2", decision={"reason": "waiting", "sentence": said}
+    ).document()
+    ui_systems.write(store, ui_systems.job("job-1", "retrain", JobState.SUCCEEDED, 60, result=result))
+
+    page = client.get("/jobs/job-1").text
+    assert "version 2 was registered for a later decision" in page and said in page
+    assert 'href="../models/delays"' in page
+    assert "version 2: waits for a decision" in client.get("/models").text
+    page = client.get("/models/delays").text
+    assert "waits for a decision</span>" in page and "not promoted" not in page
 
 
 def test_the_pages_work_below_a_prefix(store):

@@ -13,8 +13,7 @@ from shoal.errors import InvalidArgumentError, shown
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import JobResult
-    from shoal.jobs.specs.register import Register
+    from shoal.jobs import JobResult, PromotionResult
 
 CHAMPION = "champion"
 """Default alias that a promotion moves to the new model version. The class `Register` has the same default, but DAG
@@ -62,24 +61,28 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     return dict(newest.extra)
 
 
-def add_promotion(context: Context, register: Register, result: JobResult) -> None:
-    """Add an asset event to a task whose job has promoted a model. Airflow records the event when the task succeeds.
+def add_promotion(
+    context: Context, model: str, alias: str, metric: str | None, result: JobResult | PromotionResult
+) -> None:
+    """Add an asset event to a task that has promoted a model. Airflow records the event when the task succeeds.
 
-    :param context: Airflow's context of the training task.
-    :param register: Options with which the model was registered.
-    :param result: Result of the job that has promoted the model.
+    :param context: Airflow's context of the task.
+    :param model: Name of the registered model.
+    :param alias: Alias that the promotion has moved.
+    :param metric: Name of the metric that has decided.
+    :param result: Result of the job, or of the promotion.
     """
     # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
     plain = result.to_dict()
     decision, champion = plain["decision"] or {}, plain["champion"] or {}
     context["outlet_events"][PROMOTIONS].add(
-        model_asset(register.model, register.alias),
+        model_asset(model, alias),
         extra={
-            "model": register.model,
-            "alias": register.alias,
+            "model": model,
+            "alias": alias,
             "version": result.model_version,
-            "model_uri": f"models:/{register.model}/{result.model_version}",
-            "metric": register.metric,
+            "model_uri": f"models:/{model}/{result.model_version}",
+            "metric": metric,
             "metrics": plain["metrics"],
             "decision": decision.get("sentence"),
             "reason": decision.get("reason"),

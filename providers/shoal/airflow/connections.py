@@ -65,22 +65,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     spec = PoolSpec.parse(fields)
     if not connection.password:
         return spec
-    _check_token(spec, connection.conn_id)
-    if not keep:
-        return spec
-    from shoal.pool.backends.ray.token_file import keep_token
+    from shoal.pool.backends.ray.token_file import check_token, with_token
 
-    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, connection.password)})
-
-
-def _check_token(spec: PoolSpec, conn_id: str) -> None:
-    """Check that the password of a connection may be used as the token of the connection's pool."""
-    if spec.backend != "ray":
-        raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password, but a password is allowed only for ray:// pools, where it is the '
-            f"token of the Ray cluster: remove the password, because a {spec.backend}:// pool creates its own tokens"
-        )
-    if spec.token_file is not None:
-        raise InvalidArgumentError(
-            f'connection "{conn_id}" has a password and the option token_file: use only one of them as the token'
-        )
+    check_token(spec, f'connection "{connection.conn_id}"', "password")
+    return with_token(spec, connection.password) if keep else spec

@@ -28,7 +28,7 @@ def model_message(notifier: Notifier) -> Callable[[Context], None]:
     """Return a task callback, which sends one message about the task's model.
 
     Use the callback as ``on_success_callback`` and ``on_failure_callback`` (and ``on_skipped_callback``) of a
-    ``DistributedTrainOperator``, mapped or not, and of a ``CheckModelsOperator``.
+    ``DistributedTrainOperator`` or ``PromoteModelOperator``, mapped or not, and of a ``CheckModelsOperator``.
 
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message. The
         notifier is copied for each message, because rendering replaces its templates.
@@ -87,6 +87,9 @@ def _about_run(context: Context) -> Message:
 
     dag, reason = context["dag"], context.get("reason")
     lines = list(_lines_of_run(context))
+    # Of a version that the run has promoted or refused later, only the decision is told.
+    decided = {(line.model, line.version) for line in lines if line.outcome != "waiting"}
+    lines = [line for line in lines if line.outcome != "waiting" or (line.model, line.version) not in decided]
     if not lines:
         text = f"{dag.dag_id}: no model was trained" + (f" ({reason})" if reason else "")
         return Message(text, f"{text}\nrun {context['run_id']}")
@@ -95,7 +98,8 @@ def _about_run(context: Context) -> Message:
 
 
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
-    """Yield a `ModelLine` for each training task of a DAG run, in the order in which the DAG file creates the tasks."""
+    """Yield a `ModelLine` for each training task and each promotion of a DAG run, in the order in which the DAG file
+    creates the tasks."""
     from shoal.jobs.many.summary import one_line
 
     ti, dag = context.get("ti"), context["dag"]

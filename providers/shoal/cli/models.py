@@ -1,9 +1,11 @@
-"""Define the commands `shoal models …`, which list and show the registered models that jobs have trained, and delete
-old versions."""
+"""Define the commands `shoal models …`, which list and show the registered models that jobs have trained, promote
+versions that wait for a decision, and delete old versions."""
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +17,12 @@ from shoal.cli.output import Json, duration, fields, print_json, say, show, show
 if TYPE_CHECKING:
     from shoal.jobs import HistoryEntry, VersionStatus
 
-app = typer.Typer(no_args_is_help=True, help="List and show registered models, and delete old versions.")
+app = typer.Typer(
+    no_args_is_help=True, help="List and show registered models, promote waiting versions, and delete old versions."
+)
 
 _DAY_S = 24 * 3600
+_WAITS = "waits for a decision"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the registered model.")]
 TrackingUri = Annotated[
@@ -121,6 +126,29 @@ def history(
 
 
 @app.command()
+def promote(
+    name: Name,
+    version: Annotated[int, typer.Argument(min=1, metavar="VERSION", help="Number of the version.")],
+    tracking_uri: TrackingUri = None,
+    as_json: Json = False,
+) -> None:
+    """Promote a version that waits for a decision, if it is better than the champion. Jobs with register.promote=false
+    register such versions. If the version is not promoted, the exit code is 1."""
+    from shoal.jobs import promote_model
+    from shoal.pool.holder import cli_holder
+
+    # With --json, stdout has only the result.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = promote_model(
+            name, version, tracking_uri=tracking_uri, holder=cli_holder(), on_log=say if as_json else show
+        )
+    if as_json:
+        print_json(result)
+    if not result.promoted:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
 def prune(
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help="Age from which versions are deleted: hours, days or weeks, such as 12w.")
@@ -164,14 +192,14 @@ def _age(since: float | None) -> str | None:
 
 def _outcome(version: VersionStatus) -> str | None:
     if version.promoted is None:
-        return None
+        return _WAITS if version.reason == "waiting" else None
     what = "promoted" if version.promoted else "not promoted"
     return f"{what}: {version.reason.replace('_', ' ')}" if version.reason else what
 
 
 def _promotion_text(entry: HistoryEntry) -> str | None:
     if entry.promoted is None:
-        return None
+        return _WAITS if entry.reason == "waiting" else None
     if not entry.promoted:
         return "not promoted"
     before = f" instead of {entry.previous}" if entry.previous else ""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.jobs.many.summary import summary_headline as summary_headline
     from shoal.jobs.many.summary import summary_message as summary_message
     from shoal.jobs.many.summary import summary_table as summary_table
+    from shoal.jobs.mlflow.later_promotion import promote_model as promote_model
     from shoal.jobs.mlflow.models import HistoryEntry as HistoryEntry
     from shoal.jobs.mlflow.models import ModelDetails as ModelDetails
     from shoal.jobs.mlflow.models import ModelStatus as ModelStatus
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.withdrawal import withdraw_promotion as withdraw_promotion
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
+    from shoal.jobs.results import PromotionResult as PromotionResult
     from shoal.jobs.results import RecentVersion as RecentVersion
     from shoal.jobs.specs.function import AnyJobSpec as AnyJobSpec
     from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec

@@ -22,9 +22,13 @@ Reason = Literal[
     "champion_newer",
     "alias_moved",
     "champion_unread",
+    "waiting",
 ]
 """Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
-challenger. All other rules keep the present champion."""
+challenger. All other rules keep the present champion. With `waiting`, nothing is decided until `promote_model` is
+called for the challenger."""
+
+WAITING: Reason = "waiting"
 
 PROMOTING: frozenset[Reason] = frozenset({"first", "better", "champion_not_comparable"})
 """The rules that promote the challenger."""
@@ -78,6 +82,11 @@ class DecisionResult(PlainResult):
     def promote(self) -> bool:
         """Return whether the model became the champion."""
         return self.reason in PROMOTING
+
+    @property
+    def promoted(self) -> bool | None:
+        """Whether the model became the champion; None if the model waits for a decision."""
+        return None if self.reason == WAITING else self.promote
 
 
 class DataResult(PlainResult):
@@ -207,13 +216,16 @@ class JobResult(PlainResult):
     mlflow_run_id: str | None = Field(
         description="Id of the MLflow run that the job recorded. None: the job recorded nothing in MLflow."
     )
+    model_name: str | None = Field(
+        default=None, description="Name of the model in MLflow's registry. None: the model is not registered."
+    )
     model_version: str | None = Field(
         default=None, description="Version number of the model in MLflow's registry. None: the model is not registered."
     )
     promoted: bool | None = Field(
         default=None,
         description="Whether the model became the champion, that is, has the alias. None: the model is not registered, "
-        "or the training was skipped.",
+        "the training was skipped, or the version waits for a decision (the reason of `decision` is `waiting`).",
     )
     champion: ChampionResult | None = Field(
         default=None, description="The champion with which the model was compared. None: there was no champion."
@@ -240,3 +252,33 @@ class JobResult(PlainResult):
     @classmethod
     def _without_credentials(cls, value: str | None) -> str | None:
         return value and redact_value(value)
+
+
+class PromotionResult(PlainResult):
+    """Result of `promote_model`: whether a registered version became the champion, and why."""
+
+    model_name: str = Field(description="Name of the model in MLflow's registry.")
+    model_version: str = Field(description="Version number of the model in MLflow's registry.")
+    model_uri: str = Field(description="URI of the version in MLflow: ``models:/NAME/VERSION``.")
+    alias: str = Field(description="Alias in MLflow's registry that marks the champion.")
+    promoted: bool = Field(description="Whether the version became the champion, now or in an earlier call.")
+    decision: DecisionResult = Field(description="The reason why the version was promoted or was not.")
+    champion: ChampionResult | None = Field(
+        default=None,
+        description="The champion with which the version was compared. None: there was no champion, or an earlier call "
+        "has decided.",
+    )
+    metric: str | None = Field(
+        default=None, description="Name of the metric that decides. None: MLflow does not have the name."
+    )
+    metrics: dict[str, float] = Field(default={}, description="Metrics of the version, named holdout-<metric>.")
+    recent: tuple[RecentVersion, ...] = Field(
+        default=(),
+        description="The versions of the model that were registered before this one, the newest first, at most ten. "
+        "Empty: there are none, or an earlier call has decided.",
+    )
+    job_id: str = Field(description="Id of the job that has trained the version.")
+    mlflow_run_id: str | None = Field(
+        default=None,
+        description="Id of the MLflow run in which the version was trained. None: MLflow does not have it.",
+    )

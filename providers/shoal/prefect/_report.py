@@ -82,7 +82,8 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
 def _outcome(result: JobResult) -> str:
     if result.skipped:
         return "skipped"
-    return {True: "promoted", False: "not promoted", None: "trained"}[result.promoted]
+    undecided = "waits for a decision" if result.decision else "trained"
+    return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
 
 
 def _facts(result: JobResult) -> dict[str, str]:

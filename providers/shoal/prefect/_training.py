@@ -90,12 +90,12 @@ class Training:
             result = self._handle.wait(
                 on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
             )
-        # After an error, such as a timeout of the task, the job goes on, and a retry can attach to the job.
+        # After an error, such as a lost store, the job goes on, and a retry can attach to the job.
         except Exception:
             self._progress.flush()
             raise
-        # Ctrl-C, and the cancellation of the task by Prefect, raise exceptions that are not subclasses of Exception.
-        # Both cancel the job.
+        # Ctrl-C, and a cancellation or timeout of the task by Prefect, raise exceptions that are not subclasses of
+        # Exception. They cancel the job.
         except BaseException:
             self.cancel()
             raise

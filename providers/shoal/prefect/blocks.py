@@ -6,11 +6,19 @@ from typing import Any, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import ConfigDict, Field, HttpUrl, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, SecretStr, model_validator
 
+from shoal.errors import InvalidArgumentError
 from shoal.pool import api
+from shoal.pool.backends.ray.token_file import check_token, with_token
 from shoal.pool.holder import Ancestors
 from shoal.pool.spec import PoolFields, PoolSpec, is_uri
+
+_ONLY_IN_BLOCKS = frozenset(
+    ("team", "token", "block_type_slug", "_block_document_id", "_block_document_name", "_is_anonymous")
+)
+"""Fields that `PoolSpec` does not have: those of `ComputePool`, and those that Prefect adds to blocks that it stores or
+passes as parameters."""
 
 
 class ComputePool(Block, PoolFields):
@@ -41,20 +49,33 @@ class ComputePool(Block, PoolFields):
         default=None, description="Team whose quota limits the leases of this block (`shoal pool quota`)."
     )
 
+    token: SecretStr | None = Field(
+        default=None,
+        description="Bearer token of the Ray cluster, instead of `token_file`. Each process that uses the block writes "
+        "the token to a file (mode 0600) in $SHOAL_HOME. Allowed only for ray:// pools.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _parse_as_pool_spec(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Prefect adds `block_type_slug` to the stored fields of a block. This field is removed here, because `PoolSpec`
-        # rejects unknown fields.
-        fields = {name: value for name, value in values.items() if name not in ("block_type_slug", "team")}
-        return {**PoolSpec.parse(fields).model_dump(), "team": values.get("team")}
+        # `PoolSpec` rejects unknown fields, so those that only a block has are removed here.
+        spec = PoolSpec.parse({name: value for name, value in values.items() if name not in _ONLY_IN_BLOCKS})
+        token = values.get("token") or None  # Prefect's form may send an empty text.
+        if token is not None:
+            _check_not_hidden(token, values.get("_block_document_name"))
+            check_token(spec, "the block", "token")
+        return {**spec.model_dump(), "team": values.get("team"), "token": token}
 
     @property
     def spec(self) -> PoolSpec:
-        """Return the definition of the pool as a `PoolSpec`."""
-        return PoolSpec.parse({name: getattr(self, name) for name in PoolSpec.model_fields})
+        """Return the definition of the pool as a `PoolSpec`.
+
+        A token is written to a file in ``$SHOAL_HOME``, and the definition contains only the path of this file.
+        """
+        spec = PoolSpec.parse({name: getattr(self, name) for name in PoolSpec.model_fields})
+        return spec if self.token is None else with_token(spec, self.token.get_secret_value())
 
     def get_pool(self, *, holder: str | None = None) -> api.ComputePool:
         """Return a client of the pool, with methods such as `up()`, `down()` and `scale()`.
@@ -69,6 +90,16 @@ class ComputePool(Block, PoolFields):
             ```
         """
         return pool_of(self, holder=holder)
+
+
+def _check_not_hidden(token: str | SecretStr, block: str | None) -> None:
+    text = token.get_secret_value() if isinstance(token, SecretStr) else token
+    if not text.strip("*"):
+        raise InvalidArgumentError(
+            f"the token of the block has only asterisks, because Prefect hides the secrets of a block that is a "
+            f"parameter of a flow run: pass the name of the block instead, and load it in the flow with "
+            f'ComputePool.load("{block or "BLOCK_NAME"}")'
+        )
 
 
 PoolSource = str | ComputePool | None
@@ -89,6 +120,11 @@ def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancesto
             the store do not determine which pool to use.
         PoolNotFoundError: No pool has this name.
     """
+    if isinstance(source, dict):
+        raise InvalidArgumentError(
+            "pool_name is a dict: a block that is a parameter of a flow run arrives as a dict if the parameter has no "
+            "type. Annotate the parameter with ComputePool, or pass the name of the block and load it in the flow"
+        )
     team = source.team if isinstance(source, ComputePool) else None
     spec = source.spec if isinstance(source, ComputePool) else source
     return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)

@@ -24,7 +24,7 @@ def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     the jobs and leases of the subflow.
 
     Prefect calls a cancellation hook in the process that serves the flow or, for a work pool of processes, in the
-    worker (Prefect 3.7) or in a process of its own (3.9). This process needs the same ``$SHOAL_HOME`` or
+    worker (Prefect 3.7) or in a process of its own (3.8). This process needs the same ``$SHOAL_HOME`` or
     ``$SHOAL_STATE_URL`` as the flow.
 
     Args:

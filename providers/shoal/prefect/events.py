@@ -14,7 +14,15 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import AnyJobSpec, JobResult, ModelLine, stale_models, summary_message, waiting_jobs
+from shoal.jobs import (
+    AnyJobSpec,
+    JobResult,
+    ModelLine,
+    PromotionResult,
+    stale_models,
+    summary_message,
+    waiting_jobs,
+)
 from shoal.prefect._run_holder import interrupt_of_task
 from shoal.prefect.retries import is_retried
 
@@ -29,18 +37,20 @@ _JOB = "shoal.job."
 """Prefix of the resource ids of jobs. The rest of an id is the id of the job."""
 
 
-def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult | Exception) -> None:
-    """Send the event about a training's outcome: ``shoal.model.promoted``, ``.kept``, ``.trained``, ``.failed`` or
-    ``.skipped``.
+def emit_outcome(
+    spec: AnyJobSpec | Mapping[str, Any] | str | None, outcome: JobResult | PromotionResult | Exception
+) -> None:
+    """Send the event about the outcome of a training or promotion: ``shoal.model.promoted``, ``.kept``, ``.waiting``,
+    ``.trained``, ``.failed`` or ``.skipped``.
 
-    An error while sending is logged and not raised, because it must not fail a task whose training has succeeded, and
-    must not hide the cause of a failure.
+    An error while sending is logged and not raised, because it must not fail a task whose work has succeeded, and must
+    not hide the cause of a failure.
     """
     try:
         line = ModelLine.of(spec or {}, outcome)
         message = summary_message([line])
         payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
-        if isinstance(outcome, JobResult):
+        if isinstance(outcome, JobResult | PromotionResult):
             result = outcome.to_dict()
             payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
         emit_event(f"{_EVENT}{line.outcome}", _model(line.model), payload=payload)
@@ -49,7 +59,7 @@ def emit_outcome(spec: AnyJobSpec | Mapping[str, Any] | None, outcome: JobResult
 
 
 @contextmanager
-def failure_event(spec: AnyJobSpec | Mapping[str, Any] | None) -> Iterator[None]:
+def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator[None]:
     """Send the event ``shoal.model.failed`` if the ``with`` block raises an exception and Prefect does not retry the
     task.
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from prefect.logging import get_run_logger
+
+from shoal import jobs
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
@@ -16,7 +19,7 @@ from shoal.prefect._names import prediction_name
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder, lease_holder
 from shoal.prefect._training import Training, TrainingTask, task_value, twin
-from shoal.prefect.blocks import PoolSource, pool_of
+from shoal.prefect.blocks import PoolSource, database_url, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
 from shoal.prefect.retries import job_task
 from shoal.training.pytorch.program import TrainFunc
@@ -139,9 +142,10 @@ def distributed_train(
     ``skipped`` of its result has the reason. A first run and a run after a failed run always train.
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
-    is ``shoal.model.`` and the outcome: promoted, kept, trained, failed or skipped. With `retries`, only the last
-    failure is sent. A repeated task that takes an earlier result sends no event again. If a Prefect transaction around
-    the task rolls back, the promotion of the model is withdrawn, and ``shoal.model.promoted`` is sent only on commit.
+    is ``shoal.model.`` and the outcome: promoted, kept, waiting, trained, failed or skipped. With `retries`, only the
+    last failure is sent. A repeated task that takes an earlier result sends no event again. If a Prefect transaction
+    around the task rolls back, the promotion of the model is withdrawn, and ``shoal.model.promoted`` is sent only on
+    commit.
 
     The task also stores a report on the model as a markdown artifact, with the key ``shoal-model-NAME``.
 
@@ -182,6 +186,60 @@ def distributed_train(
 
 
 adistributed_train = twin(distributed_train)
+
+
+@job_task
+def promote_model(
+    model: str | None = None,
+    version: str | int | None = None,
+    *,
+    training: Mapping[str, Any] | str | None = None,
+    tracking_uri: str | None = None,
+) -> dict[str, Any]:
+    """Promote a version that waits for a decision, if it is better than the champion; see `shoal.jobs.promote_model`.
+
+    A training with ``register: {"promote": False}`` registers such a version. The version is compared with the champion
+    of this moment. A version that is not better is not promoted, and the task run ends as Completed. At the end, the
+    task sends the event ``shoal.model.promoted`` or ``shoal.model.kept``. The comparison runs in the process of the
+    task, which needs the library of the model, MLflow and the holdout.
+
+    Args:
+        model: Name of the registered model, together with `version`; instead of `training`.
+        version: Version number.
+        training: Result of `distributed_train`, or the id of the job.
+        tracking_uri: URI of the MLflow server or database. None: that of the training, the environment variable
+            MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``.
+
+    Returns:
+        The `PromotionResult` as a dict of JSON values.
+
+    Raises:
+        InvalidArgumentError: The arguments do not name one version, or the version does not wait for a decision.
+        ModelNotFoundError: The version does not exist, or was deleted.
+        DataError: The holdout has changed since the version was registered, or cannot be read.
+        RegistryError: MLflow cannot be used.
+
+    Example:
+        >>> result = distributed_train(spec, pool_name="retrain")
+        >>> if pause_flow_run(wait_for_input=bool):
+        ...     promote_model(training=result)
+    """
+    named = training.get("model_name") if isinstance(training, Mapping) else model
+    with failure_event(named or str(training)):
+        result = jobs.promote_model(
+            model,
+            version,
+            training=training,
+            tracking_uri=tracking_uri,
+            holder=str(current_holder()),
+            connection_url=database_url,
+            on_log=get_run_logger().info,
+        )
+    emit_outcome(result.model_name, result)
+    return result.to_dict()
+
+
+apromote_model = twin(promote_model)
 
 
 @partial(job_task, run_name=prediction_name)

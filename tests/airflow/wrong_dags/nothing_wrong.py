@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import dag, task
 
 from shoal.airflow.context import pool_for_run
@@ -11,6 +12,7 @@ from shoal.airflow.operators import (
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
+    PromoteModelOperator,
     ScaleClusterOperator,
 )
 from shoal.airflow.retries import no_retry_of_permanent_errors
@@ -76,8 +78,18 @@ def retries():
     CheckModelsOperator(task_id="check", promoted_within=timedelta(days=9), retries=0)
 
 
+@dag(schedule=None)
+def a_person_approves():
+    with pool_for_run(size=2, pool_name="retrain"):
+        train = DistributedTrainOperator(task_id="train", spec=JOB, pool_name="retrain")
+    approve = ApprovalOperator(task_id="approve", subject="Promote {{ ti.xcom_pull('train')['model_version'] }}?")
+    train >> approve >> PromoteModelOperator(task_id="promote", training=train.output, retries=2)
+    PromoteModelOperator(task_id="promote_another", model="{{ params.model }}", version="{{ params.version }}")
+
+
 only_the_run_knows()
 a_person_gives_the_params()
+a_person_approves()
 the_night()
 given_back()
 always_up()

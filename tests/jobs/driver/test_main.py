@@ -37,7 +37,7 @@ from shoal.errors import (
     TrainingError,
     UnusableGpuError,
 )
-from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
+from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training, promote_model
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
@@ -333,6 +333,23 @@ class TestDriver:
         assert result.model_path == f"{tmp_path}/models/job/1/model.txt"
         assert result.promoted
         assert load_training(result).booster().num_trees() == 3
+
+    @pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+    def test_a_version_that_waits_is_promoted_from_its_job(self, store, spec, monkeypatch, framework):
+        plain = plain_xgboost if framework == "xgboost" else plain_lightgbm
+        monkeypatch.setattr("shoal.training.boosting.engine.train", plain)
+        model = f"waits-{framework}"
+        register = Register(model=model, metric="rmse", holdout=spec.dataset, overlap="flag", promote=False)
+
+        code, job = drive(store, spec.model_copy(update={"framework": framework, "register_as": register}))
+
+        assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
+        result = JobResult.model_validate(job.result)
+        assert (result.model_name, result.model_version, result.promoted) == (model, "1", None)
+        assert result.decision.reason == "waiting" and result.decision.sentence in log()
+        promoted = promote_model(training="job", on_log=lambda _: None)
+        assert (promoted.promoted, promoted.decision.reason) == (True, "first")
+        assert promoted.metrics["holdout-rmse"] == result.metrics["holdout-rmse"]
 
     def test_mlflow_that_goes_away_after_the_training_ends_the_job_soon_and_the_model_is_named(
         self, store, spec, tmp_path, monkeypatch, mlflow_uri

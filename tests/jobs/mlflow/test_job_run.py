@@ -16,10 +16,10 @@ from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import holdout_evaluation, model_loading, promotion
+from shoal.jobs.mlflow import contest, holdout_evaluation, model_loading, promotion
+from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.job_run import Run, metric_name
-from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
@@ -183,7 +183,7 @@ class TestGate:
         register = Register(model=name, metric="rmse", holdout=holdout)
         uri = run.log_model(framework, model, frame()[COLUMNS])
         digest, tags = holdout.digest(), {"shoal.job_id": "job"}
-        return promotion.Contest(
+        return contest.Contest(
             run.client,
             Ledger.of(run.client, store, register),
             register,

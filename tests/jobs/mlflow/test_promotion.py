@@ -18,8 +18,8 @@ from shoal import history
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow import promotion
-from shoal.jobs.mlflow.promotion import Outcome
+from shoal.jobs.mlflow import contest, promotion
+from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
@@ -71,7 +71,7 @@ class Registry:
 
     def challenge(self, loss: float, client: Client | None = None) -> Outcome:
         register = Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
-        return promotion.Contest(
+        return contest.Contest(
             client or self.client(),
             Ledger.of(client or self.client(), Store(), register),
             register,
@@ -134,7 +134,7 @@ def registry(
     either_store: object, mlflow_uri: str, logged: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Registry:
     """A champion with a loss of 0.9, and a lock that whoever holds it loses at once to the next."""
-    monkeypatch.setattr(promotion, "PROMOTION_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(contest, "PROMOTION_LOCK_TTL_S", 0.0)
     mlflow.set_tracking_uri(mlflow_uri)
     registry = Registry(mlflow_uri, logged, request.node.name)
     assert registry.challenge(0.9).decision.promote
@@ -166,7 +166,7 @@ def test_a_better_challenger_paused_beyond_its_lock_is_champion_in_the_end(regis
 
 
 def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registry, threads, monkeypatch):
-    settle, reached, go_on = promotion.Ledger.settle, threading.Event(), threading.Event()
+    settle, reached, go_on = Ledger.settle, threading.Event(), threading.Event()
 
     def paused(*arguments: Any) -> bool:
         settled = settle(*arguments)
@@ -175,7 +175,7 @@ def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registr
             assert go_on.wait(PAUSE)
         return settled
 
-    monkeypatch.setattr(promotion.Ledger, "settle", paused)
+    monkeypatch.setattr(Ledger, "settle", paused)
     client = registry.client()
     was_set: list[float] = []
     client.before_setting = lambda: was_set.append(registry.champion())

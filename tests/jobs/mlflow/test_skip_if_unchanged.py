@@ -35,7 +35,7 @@ from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import staged_queries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import promotion, skip_if_unchanged, training_rows
+from shoal.jobs.mlflow import contest, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.submission import fingerprint
@@ -321,7 +321,7 @@ def test_a_run_that_is_told_to_train_trains(nights):
 
 def test_a_run_after_a_failed_promotion_trains(nights, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(promotion.Contest, "round", lambda contest: 1 / 0)
+        patch.setattr(contest.Contest, "round", lambda contest: 1 / 0)
         with pytest.raises(JobError, match="division by zero"):
             nights.run()
     assert nights.versions() == ["1"]

@@ -11,4 +11,5 @@ from shoal.airflow.operators.nodes import LeasePoolOperator as LeasePoolOperator
 from shoal.airflow.operators.nodes import ScaleClusterOperator as ScaleClusterOperator
 from shoal.airflow.operators.nodes import SweepPoolsOperator as SweepPoolsOperator
 from shoal.airflow.operators.prediction import BatchPredictOperator as BatchPredictOperator
+from shoal.airflow.operators.promotion import PromoteModelOperator as PromoteModelOperator
 from shoal.airflow.operators.training import DistributedTrainOperator as DistributedTrainOperator

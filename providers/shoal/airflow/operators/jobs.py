@@ -8,15 +8,16 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, get_current_context
-from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import task_key
+from shoal.airflow.base.labelled import LabelledOperator
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.credentials import environment_of, secret_variable
@@ -41,7 +42,7 @@ _KILL_CHECK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
 
 
-class JobOperator(WaitingOperator):
+class JobOperator(LabelledOperator, WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
     :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
@@ -71,33 +72,6 @@ class JobOperator(WaitingOperator):
         self._deadline: float | None = None
         self._is_resumed = False
         self._done: tuple[AnyJobSpec, JobResult] | None = None
-
-    @classmethod
-    def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
-        """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
-        default, Airflow shows each instance with what its job is about (see `instance_label`).
-
-        :param task_id: Id of the task.
-        :param kwargs: Arguments that the instances have in common.
-        """
-        return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
-
-    @property
-    def instance_label(self) -> str:
-        """The map index and what the job is about, as far as this is known, such as ``3 delays-UA``. The property never
-        raises, because Airflow would fail the task."""
-        # The text is never a number alone. In a DAG with render_template_as_native_obj, Airflow would convert it to an
-        # int, and fail the task.
-        label = self.task_id
-        with suppress(Exception):
-            label = self.job_label
-            return f"{get_current_context()['ti'].map_index} {label}"
-        return label
-
-    @property
-    def job_label(self) -> str:
-        """What the job is about, from the operator's rendered arguments."""
-        return self.task_id
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method

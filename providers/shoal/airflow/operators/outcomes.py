@@ -15,7 +15,7 @@ from shoal.airflow.results import store_cause
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs import AnyJobSpec, JobResult, PromotionResult
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,28 @@ def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> Non
     :param result: Result of the job.
     """
     try:
-        if result.promoted and spec.register_as is not None:
-            add_promotion(context, spec.register_as, result)
+        if result.promoted and (register := spec.register_as) is not None:
+            add_promotion(context, register.model, register.alias, register.metric, result)
     except Exception:
         log.warning("the asset event about the promotion could not be added", exc_info=True)
     _push_line(context, spec, result)
+
+
+def record_promotion(context: Context, result: PromotionResult) -> None:
+    """Store a line about a promotion as an XCom, for notifications. If the version was promoted, also add an asset
+    event.
+
+    An error is logged and not raised, because the promotion is complete.
+
+    :param context: Airflow's context of the task.
+    :param result: Result of the promotion.
+    """
+    try:
+        if result.promoted:
+            add_promotion(context, result.model_name, result.alias, result.metric, result)
+    except Exception:
+        log.warning("the asset event about the promotion could not be added", exc_info=True)
+    _push_line(context, result.model_name, result)
 
 
 def skip_without_training(result: JobResult) -> None:
@@ -54,19 +71,21 @@ def skip_without_training(result: JobResult) -> None:
         raise AirflowSkipException(result.skipped)
 
 
-def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | None, error: Exception) -> None:
-    """Store a line about a failed training as an XCom, for notifications.
+def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | str | None, error: Exception) -> None:
+    """Store a line about a failed training or promotion as an XCom, for notifications.
 
     If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
-    :param context: Airflow's context of the training task.
-    :param spec: Spec of the job, or its fields if they could not be parsed.
+    :param context: Airflow's context of the task.
+    :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model.
     :param error: The cause of the failure.
     """
     _push_line(context, spec or {}, error)
 
 
-def _push_line(context: Context, spec: AnyJobSpec | Mapping[str, Any], outcome: JobResult | Exception) -> None:
+def _push_line(
+    context: Context, spec: AnyJobSpec | Mapping[str, Any] | str, outcome: JobResult | PromotionResult | Exception
+) -> None:
     from shoal.jobs import ModelLine
 
     try:

@@ -21,6 +21,7 @@ from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
     LeasePoolOperator,
+    PromoteModelOperator,
     ScaleClusterOperator,
 )
 from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
@@ -74,9 +75,10 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
     for name, value in arguments_of(task).items():
         if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
             yield value, name == "compute_pool_conn_id"
-    if is_a(task, JobOperator):
+    if is_a(task, JobOperator, PromoteModelOperator):
         named = arguments_of(task).get("credential_conn_ids") or ()
         yield from ((conn_id, False) for conn_id in named if isinstance(conn_id, str))
+    if is_a(task, JobOperator):
         specs = [arguments_of(task).get(name) for name in ("spec", "dataset")]
         mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
         for connection in database_connections([*specs, mapped]):

@@ -17,9 +17,9 @@ from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
+from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.registry import HOLDER_TAG
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.mlflow.training_rows import TrainingRows
@@ -244,7 +244,15 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
     with only_printed("the MLflow run could not be tagged as skipped"):
         run.client.set_tag(run.run_id, skip_if_unchanged.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
-    return place.result(model_path=uri, model_uri=uri, rows=data.rows, data=data, model_version=version, skipped=reason)
+    return place.result(
+        model_path=uri,
+        model_uri=uri,
+        rows=data.rows,
+        data=data,
+        model_name=register.model,
+        model_version=version,
+        skipped=reason,
+    )
 
 
 def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:

@@ -13,8 +13,8 @@ from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
+from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import check_holdout
-from shoal.jobs.mlflow.promotion import Outcome
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister

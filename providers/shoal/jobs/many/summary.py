@@ -16,15 +16,17 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.mlflow.promotion_decision import figure, is_better
-from shoal.jobs.results import JobResult, PlainResult, RecentVersion
+from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.redaction import redact
 
-Outcome = Literal["promoted", "kept", "trained", "failed", "skipped"]
+Outcome = Literal["promoted", "kept", "waiting", "trained", "failed", "skipped"]
 """Outcome of one model's training. promoted: the new model became the champion. kept: the present champion remains.
-trained: the model is not registered. failed: there is no new model. skipped: no training was needed."""
+waiting: the new version waits for a decision. trained: the model is not registered. failed: there is no new model.
+skipped: no training was needed."""
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_OF_DECISIONS: dict[bool | None, Outcome] = {True: "promoted", False: "kept", None: "waiting"}
 _LONGEST_CAUSE = 300
 
 
@@ -47,7 +49,7 @@ class ModelLine(PlainResult):
     model: str = Field(
         description="Name of the registered model; for a model that is not registered, the id or name of its job."
     )
-    outcome: Outcome = Field(description="End of the training: promoted, kept, trained, failed or skipped.")
+    outcome: Outcome = Field(description="End of the training: promoted, kept, waiting, trained, failed or skipped.")
     version: str | None = Field(
         default=None, description="Version number of the new model in MLflow's registry. None: there is no new version."
     )
@@ -76,8 +78,9 @@ class ModelLine(PlainResult):
         """Build the summary's line for one training, from the training's spec and result.
 
         Args:
-            spec: Spec of the job, its fields, or the name of a model for which no spec could be made.
-            result: The job's `JobResult` or its dict; a `NoResult`, or the exception with which the training failed.
+            spec: Spec of the job, its fields, or the name of a model without a spec.
+            result: The job's `JobResult` or its dict; a `PromotionResult` or its dict; a `NoResult`, or the exception
+                with which the training failed.
 
         Raises:
             InvalidArgumentError: `result` is of another type.
@@ -90,19 +93,23 @@ class ModelLine(PlainResult):
             outcome: Outcome = "skipped" if result.skipped else "failed"
             return line(outcome=outcome, sentence=one_line(result.cause))
         if isinstance(result, Mapping):
-            result = JobResult.parse(result)
-        if not isinstance(result, JobResult):
+            # Only the result of `promote_model` names the alias.
+            result = PromotionResult.parse(result) if "alias" in result else JobResult.parse(result)
+        if isinstance(result, PromotionResult):
+            line = partial(cls, model=result.model_name, metric=result.metric)
+            metric = result.metric
+        elif not isinstance(result, JobResult):
             raise InvalidArgumentError(
                 f"the result of model {model} is {shown(result)}: give a JobResult or its dict, a NoResult, or an "
                 "exception"
             )
-        if result.skipped:
+        elif result.skipped:
             return line(outcome="skipped", version=result.model_version, sentence=one_line(result.skipped))
-        if result.promoted is None:
+        elif result.promoted is None and result.decision is None:
             return cls(model=model, outcome="trained", sentence="the model is not registered")
         known = result.champion
         return line(
-            outcome="promoted" if result.promoted else "kept",
+            outcome=_OF_DECISIONS[result.promoted],
             version=result.model_version,
             value=result.metrics.get(metric_name("holdout", metric or "")),
             champion=None if known is None else known.value,

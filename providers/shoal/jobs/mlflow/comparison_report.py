@@ -63,7 +63,7 @@ def build(
     return {
         "model": register.model,
         "alias": register.alias,
-        "decision": {"promoted": decision.promote, "reason": decision.reason, "sentence": decision.sentence},
+        "decision": {"promoted": decision.promoted, "reason": decision.reason, "sentence": decision.sentence},
         "rules": {name: getattr(register, name) for name in rules},
         "holdout": {"rows": len(holdout.labels), "digest": holdout.connector.digest()},
         "challenger": _candidate(challenger),

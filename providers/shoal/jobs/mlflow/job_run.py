@@ -118,8 +118,9 @@ def connect(uri: str) -> MlflowClient:
 
 def _quiet() -> None:
     """Turn off MLflow's telemetry, which would send data about users' trainings to MLflow's developers, and messages
-    that do not help users."""
+    and progress bars that do not help users."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for logger in _NOISY:
         logging.getLogger(logger).setLevel(logging.WARNING)
     # MLflow warns if the Python environment has no pip, as in environments that uv creates. shoal does not need pip, so

@@ -24,7 +24,7 @@ from shoal.jobs.mlflow.registry import (
     digest_tag,
     holdout_metrics,
 )
-from shoal.jobs.results import DATA_TAGS, PROMOTING
+from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.state import Store
 from shoal.state.schema import Promotion
@@ -46,8 +46,9 @@ class VersionStatus:
         metric: Name of the metric that decided about the version.
         value: Value of the deciding metric on the holdout.
         metrics: Values of all metrics on the holdout, by name.
-        promoted: Whether the version became the champion; None if that is not recorded.
-        reason: Name of the rule that decided.
+        promoted: Whether the version became the champion; None if that is not recorded, or the version waits for a
+            decision.
+        reason: Name of the rule that decided; `waiting` if the version waits for a decision.
         decision: The decision in one sentence.
         job_id: Id of the job that trained the version.
         attempt: Number of the attempt that trained the version.
@@ -138,7 +139,9 @@ class HistoryEntry:
         value: Value of the deciding metric on the holdout with which the version was evaluated.
         holdout_digest: Digest of the rows of the holdout with which the version was evaluated. Only values with equal
             digests were measured on equal rows.
-        promoted: Whether the version became the champion; None if that is not recorded.
+        promoted: Whether the version became the champion; None if that is not recorded, or the version waits for a
+            decision.
+        reason: Name of the rule that decided; `waiting` if the version waits for a decision.
         promoted_at: Time of the version's latest promotion; None if no promotion is recorded in this store.
         previous: Version that had the alias before the latest promotion of this version.
         exists: Whether the version still exists in the registry.
@@ -152,6 +155,7 @@ class HistoryEntry:
     value: float | None
     holdout_digest: str | None
     promoted: bool | None
+    reason: str | None
     promoted_at: float | None
     previous: str | None
     exists: bool
@@ -243,9 +247,14 @@ def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredMod
         raise ModelNotFoundError(
             f"shoal has registered no version of the model {shown(name)}: name a model from `shoal models list`"
         )
+    raise unknown_model(registry, name)
+
+
+def unknown_model(registry: Registry, name: str) -> ModelNotFoundError:
+    """Return the error about a model that does not exist, with the name of a similar model."""
     near = difflib.get_close_matches(name, [model.name for model in registry.models()], n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else "`shoal models list` shows all models"
-    raise ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
+    return ModelNotFoundError(f"the model {shown(name)} does not exist: {hint}")
 
 
 def _status(
@@ -277,7 +286,7 @@ def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
     tags = version.tags
     metric, metrics = holdout_metrics(tags)
     reason, number = tags.get(REASON_TAG), str(version.version)
-    was = True if number in promoted else None if reason is None else reason in PROMOTING
+    was = True if number in promoted else None if reason in (None, WAITING) else reason in PROMOTING
     attempt = tags.get(ATTEMPT_TAG, "")
     return VersionStatus(
         version=number,
@@ -310,6 +319,7 @@ def _entry(number: str, version: ModelVersion | None, promotion: Promotion | Non
         value=value,
         holdout_digest=(tags.get(digest_tag(metric)) if metric else None) or recorded,
         promoted=status.promoted if status else True,
+        reason=status.reason if status else None,
         promoted_at=promotion.confirmed_at if promotion else None,
         previous=promotion.previous if promotion else None,
         exists=version is not None,

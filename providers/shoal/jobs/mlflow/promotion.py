@@ -7,40 +7,28 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import operator
-import time
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
 from shoal.jobs.metrics.evaluation import check_output
-from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows
+from shoal.jobs.mlflow import comparison_report, holdout_evaluation, model_loading, training_rows, waiting_version
+from shoal.jobs.mlflow.contest import Contest, Outcome, UnreadChampionError, champion_of, logged_metrics
 from shoal.jobs.mlflow.holdout import Holdout
-from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name
+from shoal.jobs.mlflow.job_run import Run, legal_name
 from shoal.jobs.mlflow.model_loading import Predictor
-from shoal.jobs.mlflow.promotion_decision import (
-    Baseline,
-    Candidate,
-    Evaluation,
-    alias_moved,
-    champion_unread,
-    decide,
-    strongest,
-)
+from shoal.jobs.mlflow.promotion_decision import Baseline, Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
     REASON_TAG,
-    aliases_of,
     answering,
     digest_tag,
     holdout_metrics,
@@ -49,11 +37,10 @@ from shoal.jobs.mlflow.registry import (
     newest_versions,
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
-from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
+from shoal.jobs.mlflow.waiting_version import WaitingVersion
+from shoal.jobs.results import RecentVersion
 from shoal.jobs.specs.register import Register
-from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.state import Store
-from shoal.state.schema import Promotion, PromotionState
 from shoal.training.boosting.prediction import Output
 
 if TYPE_CHECKING:
@@ -70,39 +57,6 @@ _COLUMNS = "shoal.input_cols"
 signature does not name the columns has this tag."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of the comparison of a challenger with the champion, and of the promotion if the challenger is better.
-
-    Attributes:
-        challenger: The new version in the registry, with its metrics on the holdout.
-        champion: Version that the challenger was compared with; None if the alias pointed to no version.
-        decision: Whether the challenger was given the alias, and why.
-        recent: Versions that were registered before the challenger, the newest first.
-    """
-
-    challenger: Candidate
-    champion: Candidate | None
-    decision: DecisionResult
-    recent: tuple[RecentVersion, ...] = ()
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Return the values of the challenger's metrics, by their names in MLflow: ``holdout-<metric>``."""
-        return _holdout_metrics(self.challenger.evaluation)
-
-    def result(self) -> dict[str, Any]:
-        """Return the fields of a job's result that say whether the new model was promoted, and why."""
-        champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
-        return {
-            "model_version": self.challenger.version,
-            "promoted": self.decision.promote,
-            "champion": champion,
-            "decision": self.decision,
-            "recent": self.recent,
-        }
-
-
 def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
     """Check before the training that the champion can be compared later: load it, and predict rows of the holdout.
 
@@ -112,14 +66,14 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
     """
     version, columns = None, input_cols
     with answering(run.uri), missing_ignored():
-        version = _champion(run.client, register)
+        version = champion_of(run.client, register)
         if version is not None:
             columns = _columns_of(run.client, register, version, input_cols)
     if version is None:
         return
     holdout = DataConnector.from_spec(register.holdout)
     with _reading(register, version):
-        champion = _load(register, version, columns)
+        champion = load(register, version, columns)
         holdout_evaluation.try_out(champion, holdout, register.metric)
 
 
@@ -143,26 +97,24 @@ def try_challenger(register: Register, output: Output) -> None:
         ) from error
 
 
-class _UnreadError(JobError):
-    """The champion cannot be loaded, or cannot predict the holdout."""
-
-
 @contextmanager
 def _reading(register: Register, version: str) -> Iterator[None]:
-    """Convert an error in loading or evaluating the champion into an `_UnreadError`, except an outage of MLflow."""
+    """Convert an error in loading or evaluating the champion into an `UnreadChampionError`, except an outage of
+    MLflow."""
     try:
         yield
     except RegistryError:
         raise
     except Exception as error:  # the champion may be of any program, and its code may raise any error
-        raise _UnreadError(
+        raise UnreadChampionError(
             f"the champion models:/{register.model}/{version} cannot be evaluated on the holdout: "
             f"{str(error).strip() or type(error).__name__}. Correct register.holdout, or give the alias "
             f'"{register.alias}" to another version'
         ) from error
 
 
-def _load(register: Register, version: str, input_cols: Sequence[str]) -> Predictor:
+def load(register: Register, version: str, input_cols: Sequence[str]) -> Predictor:
+    """Load a registered version of the model, and return an object that predicts tables with it."""
     uri = f"models:/{register.model}/{version}"
     return model_loading.load(uri, input_cols, category_codes=register.category_codes)
 
@@ -174,6 +126,106 @@ def _columns_of(client: MlflowClient, register: Register, version: str, input_co
     """
     listed = client.get_model_version(register.model, version).tags.get(_COLUMNS)
     return json.loads(listed) if listed else input_cols
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A model that was evaluated on the holdout, and may become the champion.
+
+    Attributes:
+        run: MLflow run in which the model was trained.
+        register: Options with which the model is registered.
+        holdout: Rows on which the models are compared.
+        baseline: Metric of a constant prediction; None if the options ask for none.
+        input_cols: Input columns of the model, if the model does not name them.
+        trained_on: Rows that the model was trained on; empty if they are not known.
+        overlap: Rows of the holdout that the model was trained on; None if that is not known.
+        evaluation: The model's metrics on the holdout.
+    """
+
+    run: Run
+    register: Register
+    holdout: Holdout
+    baseline: Baseline | None
+    input_cols: Sequence[str]
+    trained_on: TrainingRows
+    overlap: Overlap | None
+    evaluation: Evaluation
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        register: Register,
+        model: Predictor,
+        holdout: Holdout,
+        *,
+        input_cols: Sequence[str] = (),
+        trained_on: TrainingRows | None = None,
+    ) -> Challenge:
+        """Evaluate a model on the holdout.
+
+        Raises:
+            DataError: The holdout lacks a column that the model needs.
+        """
+        rows = trained_on or TrainingRows()
+        overlap = _overlap(rows if rows.files else None, holdout)
+        evaluation = holdout_evaluation.evaluate(model, holdout, register.all_metrics, overlap=overlap)
+        return cls(run, register, holdout, holdout.baseline(register), input_cols, rows, overlap, evaluation)
+
+    def contest(self, ledger: Ledger, challenger: Candidate, key: Key) -> Contest:
+        """Return the comparison of the model's registered version with the champion."""
+        digest = self.holdout.connector.digest()
+        return Contest(
+            self.run.client, ledger, self.register, challenger, self.baseline, digest, key, self._score_champion
+        )
+
+    def reported(self, outcome: Outcome, ledger: Ledger, *, say: Callable[[str], object]) -> Outcome:
+        """Pass the report of the comparison to `say`, and store it in the MLflow run and in the version's tags.
+
+        Returns:
+            The outcome, with the earlier versions of the model.
+        """
+        self._report(outcome, ledger, say)
+        try:
+            version = outcome.challenger.version
+            return replace(outcome, recent=_recent(self.run.client, ledger, self.register, version))
+        except Exception as error:
+            # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
+            say(f"the earlier versions of the model could not be read from MLflow: {error}")
+            return outcome
+
+    def _score_champion(self, version: str) -> Candidate:
+        """Evaluate a registered version, and compare it with the model on the rows that neither was trained on."""
+        register, holdout = self.register, self.holdout
+        columns = _columns_of(self.run.client, register, version, self.input_cols)
+        rows = training_rows.load(self.run, register.model, version)
+        seen = _overlap(rows, holdout)
+        with _reading(register, version):
+            champion = load(register, version, columns)
+            measured = holdout_evaluation.evaluate(champion, holdout, register.all_metrics, overlap=seen)
+        known = [(rows, seen), (self.trained_on, self.overlap)]
+        return _rival(version, measured, known, self.evaluation, holdout, register)
+
+    def _report(self, outcome: Outcome, ledger: Ledger, say: Callable[[str], object]) -> None:
+        # The promotion is complete, so an error is only printed.
+        try:
+            tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
+            for name, value in tags.items():
+                self.run.client.set_model_version_tag(self.register.model, outcome.challenger.version, name, value)
+            built = comparison_report.build(
+                self.register,
+                outcome.decision,
+                outcome.challenger,
+                outcome.champion,
+                self.baseline,
+                self.holdout,
+                ledger.history()[:_HISTORY],
+            )
+            say(comparison_report.markdown(built))
+            comparison_report.store(self.run, built)
+        except Exception as error:
+            say(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}")
 
 
 def enter(
@@ -193,7 +245,8 @@ def enter(
 ) -> Outcome:
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
-    A report of the comparison is printed and stored in the MLflow run.
+    With ``promote=False`` in `register`, the model is compared with the champion and waits for a decision. A report of
+    the comparison is printed and stored in the MLflow run.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or has a null label.
@@ -206,57 +259,26 @@ def enter(
             "because the attempt has ended or a newer attempt of the job has replaced it"
         )
     holdout = Holdout.read(register, label_col, group_col)
-
-    def score_champion(version: str) -> Candidate:
-        columns = _columns_of(run.client, register, version, input_cols)
-        rows = training_rows.load(run, register.model, version)
-        seen = _overlap(rows, holdout)
-        with _reading(register, version):
-            champion = _load(register, version, columns)
-            measured = holdout_evaluation.evaluate(champion, holdout, register.all_metrics, overlap=seen)
-        return _rival(version, measured, [(rows, seen), (trained_on, overlap)], evaluation, holdout, register)
-
-    trained_on = trained_on or TrainingRows()
-    overlap = _overlap(trained_on if trained_on.files else None, holdout)
-    evaluation = holdout_evaluation.evaluate(model, holdout, register.all_metrics, overlap=overlap)
-    run.log_values(_holdout_metrics(evaluation))
-    baseline = holdout.baseline(register)
+    challenge = Challenge.of(run, register, model, holdout, input_cols=input_cols, trained_on=trained_on)
+    run.log_values(logged_metrics(challenge.evaluation))
     columns = {_COLUMNS: json.dumps(list(input_cols))} if input_cols else {}
+    digest = holdout.connector.digest()
+    tags = {**tags, **columns, **training_rows.store(run, challenge.trained_on)}
+    if not register.promote:
+        record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
+        tags |= waiting_version.store(run, record)
+    challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
     ledger = Ledger.of(run.client, store, register)
-    digest, tags = holdout.connector.digest(), {**tags, **columns, **training_rows.store(run, trained_on)}
-    challenger = registered(register, model_uri, evaluation, digest, tags)
-    outcome = Contest(run.client, ledger, register, challenger, baseline, digest, key, score_champion).decided()
-    _report(run, register, outcome, baseline, holdout, ledger)
-    try:
-        return replace(outcome, recent=_recent(run.client, ledger, register, outcome.challenger.version))
-    except Exception as error:
-        # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
-        print(f"the earlier versions of the model could not be read from MLflow: {error}", flush=True)
-        return outcome
+    contest = challenge.contest(ledger, challenger, key)
+    outcome = contest.decided() if register.promote else contest.previewed()
+    outcome = challenge.reported(outcome, ledger, say=_print)
+    if not register.promote:
+        _print(f"to promote it: shoal models promote {shlex.quote(register.model)} {challenger.version}")
+    return outcome
 
 
-def _report(
-    run: Run, register: Register, outcome: Outcome, baseline: Baseline | None, holdout: Holdout, ledger: Ledger
-) -> None:
-    """Print the report of a comparison, and store it in the MLflow run. The promotion is complete, so an error is only
-    printed."""
-    try:
-        tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
-        for name, value in tags.items():
-            run.client.set_model_version_tag(register.model, outcome.challenger.version, name, value)
-        built = comparison_report.build(
-            register,
-            outcome.decision,
-            outcome.challenger,
-            outcome.champion,
-            baseline,
-            holdout,
-            ledger.history()[:_HISTORY],
-        )
-        print(comparison_report.markdown(built), flush=True)
-        comparison_report.store(run, built)
-    except Exception as error:
-        print(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}", flush=True)
+def _print(text: str) -> None:
+    print(text, flush=True)
 
 
 def registered(
@@ -269,10 +291,6 @@ def registered(
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
     return Candidate(str(version.version), evaluation)
-
-
-def _holdout_metrics(evaluation: Evaluation) -> dict[str, float]:
-    return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
@@ -316,157 +334,3 @@ def _rival(
         unseen = holdout_evaluation.on_unseen_rows(challenger, measured, holdout, register.all_metrics, either)
     recency = training_rows.recency(rows, mine, holdout.connector, holdout.time_col)
     return Candidate(version, measured, unseen, recency)
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """State of the champion's alias at the start of a comparison. If the state changes meanwhile, the comparison is
-    repeated.
-
-    Attributes:
-        alias: Version that the alias points to; None if there is no such alias.
-        rivals: Versions that the challenger has to beat.
-        recorded: Version of the newest confirmed promotion since this challenger was first promoted; None if there is
-            no such promotion.
-    """
-
-    alias: str | None
-    rivals: tuple[str, ...]
-    recorded: str | None = None
-
-
-@dataclass
-class Contest:
-    """Comparison of one challenger with the champion, which is repeated if the champion's alias is moved meanwhile.
-
-    The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
-    If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
-    process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted in
-    the meantime.
-
-    Attributes:
-        rivals: Versions that were evaluated so far, by version number.
-        against: Version with which the last round compared the challenger.
-        decision: Decision of the last round.
-        written: Versions to which this process has given the alias.
-        since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
-            version yet.
-    """
-
-    client: MlflowClient
-    ledger: Ledger
-    register: Register
-    challenger: Candidate
-    baseline: Baseline | None
-    holdout_digest: str
-    key: Key
-    score_champion: Callable[[str], Candidate]
-    rivals: dict[str, Candidate] = field(default_factory=dict)
-    against: Candidate | None = None
-    decision: DecisionResult | None = None
-    written: set[str] = field(default_factory=set)
-    since: int | None = None
-
-    def decided(self) -> Outcome:
-        """Promote the challenger if it is better than the champion, and return the outcome."""
-        while (outcome := patiently(self.ledger.store, self.round)) is None:
-            pass
-        return outcome
-
-    def round(self) -> Outcome | None:
-        """Compare challenger and champion once, and give the champion's alias to the better version.
-
-        Returns:
-            The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
-        """
-        standing = self._standing(_champion(self.client, self.register))
-        # The models are evaluated before the lock is taken, because the evaluation on a large holdout may take longer
-        # than the lock is valid.
-        for version in standing.rivals:
-            if version not in self.rivals:
-                try:
-                    self.rivals[version] = self.score_champion(version)
-                except _UnreadError as error:
-                    # The training is complete. A champion that cannot be read is never replaced.
-                    unread = Candidate(version, Evaluation(math.nan))
-                    decision = champion_unread(self.register, self.challenger, version, str(error))
-                    return Outcome(self.challenger, unread, decision)
-        with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
-            alias = _champion(self.client, self.register)
-            if not self.ledger.settle(lock, alias) or self._standing(alias) != standing:
-                return None
-            self.decision = self._decide(standing.rivals)
-            if self._moved_by_others(standing):
-                return Outcome(
-                    self.challenger, self.against, alias_moved(self.register, self.challenger, standing.alias)
-                )
-            winner = self._winner(self.decision)
-            wrong = winner != standing.alias or (self.written and winner != standing.recorded)
-            if winner is not None and wrong and not self._set(lock, winner, standing.alias):
-                return None
-        return Outcome(self.challenger, self.against, self.decision)
-
-    def _standing(self, alias: str | None) -> _Standing:
-        if self.since is None:
-            return _Standing(alias, () if alias is None else (alias,))
-        promoted = self.ledger.confirmed(self.since)
-        rivals = tuple(sorted(set(promoted) - {self.challenger.version}))
-        return _Standing(alias, rivals, promoted[0] if promoted else None)
-
-    def _moved_by_others(self, standing: _Standing) -> bool:
-        """Return whether a person moved the champion's alias after this process had set it.
-
-        A person has moved the alias if the alias points to a version that neither this process nor a recorded promotion
-        has chosen.
-        """
-        return self.since is not None and standing.alias not in self.written | {standing.recorded}
-
-    def _decide(self, rivals: Sequence[str]) -> DecisionResult:
-        """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
-
-        If this process has already promoted the challenger, and no other version was promoted later, the earlier
-        decision is kept.
-        """
-        if self.decision is not None and self.since is not None and not rivals:
-            return self.decision
-        candidates = [self.rivals[version] for version in rivals]
-        self.against = strongest(candidates, self.challenger, self.register)
-        return decide(self.register, self.challenger, self.against, self.baseline)
-
-    def _winner(self, decision: DecisionResult) -> str | None:
-        if decision.promote:
-            return self.challenger.version
-        return None if self.against is None else self.against.version
-
-    def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the champion's alias to a version in MLflow, and record the promotion in the store."""
-        value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
-        intended = self.ledger.intend(
-            lock,
-            Promotion(
-                registry_uri=self.ledger.registry,
-                model=self.ledger.model,
-                alias=self.ledger.alias,
-                version=winner,
-                previous=previous,
-                metric=self.register.metric,
-                value=value if math.isfinite(value) else None,
-                holdout_digest=self.holdout_digest,
-                job_id=self.key.job_id,
-                attempt=self.key.attempt,
-                state=PromotionState.INTENDED,
-                created_at=time.time(),
-            ),
-        )
-        if intended is None:
-            return False
-        self.since = self.since or intended
-        self.written.add(winner)
-        with act(JobStep.PROMOTE):
-            self.client.set_registered_model_alias(self.register.model, self.register.alias, winner)
-        return self.ledger.confirm(lock, intended)
-
-
-def _champion(client: MlflowClient, register: Register) -> str | None:
-    """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
-    return aliases_of(client.get_registered_model(register.model)).get(register.alias)

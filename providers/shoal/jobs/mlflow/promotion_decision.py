@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from shoal.jobs.metrics.evaluation import Mode
-from shoal.jobs.results import DecisionResult, Reason
+from shoal.jobs.results import WAITING, DecisionResult, Reason
 from shoal.jobs.specs.register import Register
 
 if TYPE_CHECKING:
@@ -308,6 +308,21 @@ def alias_moved(register: Register, challenger: Candidate, version: str | None) 
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
     sentence = f"{name} is not promoted: a person has {moved} during the promotion"
     return DecisionResult(reason="alias_moved", sentence=sentence)
+
+
+def promoted_before(register: Register, challenger: Candidate, previous: str | None) -> DecisionResult:
+    """Return the decision about a challenger that the store's records of promotions already name as promoted."""
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
+    instead = "" if previous is None else f" instead of version {previous}"
+    sentence = f"{name} was promoted to {register.alias}{instead} before"
+    return DecisionResult(reason="first" if previous is None else "better", sentence=sentence)
+
+
+def waiting(register: Register, challenger: Candidate, comparison: DecisionResult) -> DecisionResult:
+    """Return the decision that a challenger waits until `promote_model` is called, with its comparison so far."""
+    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
+    waits = f"{name} waits for a decision, and the alias {register.alias} has not moved"
+    return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
 def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> DecisionResult:

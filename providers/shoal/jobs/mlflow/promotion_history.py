@@ -39,17 +39,19 @@ class Ledger:
         registry: URI of the model registry, without credentials.
         model: Name of the registered model.
         alias: Name of the alias.
+        actor: Holder that promotes, for the record of actions. None: the holder of the version's job.
     """
 
     store: Store
     registry: str
     model: str
     alias: str
+    actor: str | None = None
 
     @classmethod
-    def of(cls, client: MlflowClient, store: Store, register: Register) -> Ledger:
+    def of(cls, client: MlflowClient, store: Store, register: Register, actor: str | None = None) -> Ledger:
         """Return the ledger (promotion records) for the model and the alias that `register` names."""
-        return cls(store, redact_value(client._registry_uri), register.model, register.alias)
+        return cls(store, redact_value(client._registry_uri), register.model, register.alias, actor)
 
     @property
     def lock_name(self) -> str:
@@ -76,7 +78,7 @@ class Ledger:
         with transaction(self.store, JobStep.CONFIRM) as session:
             if not lock.renew(session):
                 return False
-            _confirm(session, session.get_one(Promotion, promotion_id))
+            _confirm(session, session.get_one(Promotion, promotion_id), self.actor)
             return True
 
     def settle(self, lock: HeldLock, version: str | None) -> bool:
@@ -163,12 +165,12 @@ def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
     return chosen
 
 
-def _confirm(session: Session, promotion: Promotion) -> None:
+def _confirm(session: Session, promotion: Promotion, actor: str | None = None) -> None:
     now = time.time()
     promotion.state, promotion.confirmed_at = PromotionState.CONFIRMED, now
     instead = "" if promotion.previous is None else f" instead of {promotion.previous}"
     value = "" if promotion.value is None else f", {promotion.metric}={promotion.value:.6g}"
-    _record(session, promotion, f"version {promotion.version} became {promotion.alias}{instead}{value}", now)
+    _record(session, promotion, f"version {promotion.version} became {promotion.alias}{instead}{value}", now, actor)
 
 
 def withdrawn(promotion: Promotion, version: str | None) -> str:
@@ -181,13 +183,13 @@ def holding(promotion: Promotion, version: str | None) -> str:
     return f"{'no version' if version is None else f'version {version}'} is {promotion.alias}"
 
 
-def _record(session: Session, promotion: Promotion, detail: str, now: float) -> None:
+def _record(session: Session, promotion: Promotion, detail: str, now: float, actor: str | None = None) -> None:
     job = session.get(Job, (promotion.job_id, promotion.attempt))
     history.record(
         session,
         ActionKind.PROMOTED,
         promotion.model,
-        holder=job.holder if job else job_holder(promotion.job_id),
+        holder=actor or (job.holder if job else job_holder(promotion.job_id)),
         at=now,
         pool=job.pool if job else None,
         detail=f"{detail}, job {promotion.job_id}",

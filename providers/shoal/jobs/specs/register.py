@@ -104,6 +104,15 @@ class Register(Settings):
         "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
     )
 
+    promote: bool = Field(
+        default=True,
+        # A version of shoal that does not know this field can still read a spec that does not use it, and the spec's
+        # fingerprint stays the same.
+        exclude_if=bool,
+        description="Whether the job promotes the new version if it is better than the champion. False: the job "
+        "registers and evaluates the version, and the alias stays where it is until `promote_model` is called for the "
+        "version, for example when a person has approved it.",
+    )
     category_codes: bool = Field(
         default=False,
         description="Whether the holdout contains the integer codes on which the champion was trained, for categorical "
@@ -133,6 +142,12 @@ class Register(Settings):
             raise ValueError(
                 'slice_tolerance needs the option "by" as well: set "by" to the name of the column whose values divide '
                 "the holdout into slices"
+            )
+        if not self.promote and self.holdout.staging is not None and self.holdout.sql is None:
+            raise ValueError(
+                "promote=false needs a holdout that exists until the promotion, but rows that are copied for a job, as "
+                "those of a DataFrame, are removed when the job ends: write them to Parquet files, and pass "
+                "DataConnector.from_parquet(...) as holdout, or name a query with sql and connection"
             )
         return self
 

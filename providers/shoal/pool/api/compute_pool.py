@@ -83,6 +83,11 @@ class ComputePool:
         store: Store | None = None,
         clock: Clock = time.time,
     ) -> None:
+        if not isinstance(source, str | PoolSpec | None):  # None selects a pool, and no other object may select one.
+            raise InvalidArgumentError(
+                f"a pool cannot be given by an object of type {type(source).__name__}: give its name, its URI or a "
+                "PoolSpec"
+            )
         self._spec = PoolSpec.parse(source) if isinstance(source, PoolSpec) or (source and is_uri(source)) else None
         self._store = store or Store()
         self._clock = clock

@@ -73,7 +73,12 @@ class LocalBackend:
             MissingExtraError: Ray is not installed in this environment.
         """
         if find_spec("ray") is None:
-            raise MissingExtraError("ray", "ray")
+            raise MissingExtraError(
+                "ray",
+                "ray",
+                "use a pool whose nodes need no Ray in this environment: a local pool with python= or ray=false, a "
+                "ray:// pool, or, for a job without a lease, a local pool that is up",
+            )
         if (warning := versions.untested_ray()) is not None:
             warnings.warn(warning, stacklevel=3)
 

@@ -9,7 +9,7 @@ import os
 import uuid
 from pathlib import Path
 
-from shoal.errors import StoreError
+from shoal.errors import InvalidArgumentError, StoreError
 from shoal.pool.spec import PoolSpec
 from shoal.state.home import home, store_tag, subfolder
 
@@ -28,6 +28,37 @@ def ca_path(spec: PoolSpec) -> Path | None:
     A relative path is relative to ``$SHOAL_HOME``.
     """
     return home() / Path(spec.ca_file).expanduser() if spec.ca_file else None
+
+
+def with_token(spec: PoolSpec, token: str) -> PoolSpec:
+    """Write the token of a pool's cluster to a file, and return the spec with the path of this file.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    return PoolSpec.parse({**spec.model_dump(), "token_file": keep_token(spec.name, token)})
+
+
+def check_token(spec: PoolSpec, owner: str, field: str) -> None:
+    """Check that a pool may have a token that is not in a file.
+
+    Args:
+        spec: Spec of the pool.
+        owner: Object that contains the token, for the message.
+        field: Name of the token in this object, for the message.
+
+    Raises:
+        InvalidArgumentError: The pool is no ray:// pool, or already has a token file.
+    """
+    if spec.backend != "ray":
+        raise InvalidArgumentError(
+            f"{owner} has a {field}, which is allowed only for ray:// pools, as the token of the Ray cluster: remove "
+            f"the {field}, because a {spec.backend}:// pool creates its own tokens"
+        )
+    if spec.token_file is not None:
+        raise InvalidArgumentError(
+            f"{owner} has a {field} and the option token_file: use only one of them as the token"
+        )
 
 
 def keep_token(pool: str, token: str) -> str:

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.support.gate import data, gate, uris
+
+__all__ = ["data", "gate", "uris"]
