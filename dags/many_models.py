@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -26,7 +27,11 @@ from shoal.airflow.retries import no_retry_of_permanent_errors
 POOL = "{{ var.value.get('shoal_many_models_pool', 'local://many-models?max_nodes=4') }}"
 NODES = 3
 
-NIGHTLY = CronTriggerTimetable("0 3 * * *", timezone="UTC", run_immediately=timedelta(hours=1))
+TIME_ZONE = "UTC"
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
+in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
+
+NIGHTLY = CronTriggerTimetable("0 3 * * *", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))
 """Schedule at three o'clock. The DAG has no start date, because with a start date in the past, unpausing the DAG would
 start the last scheduled run at once. Without a start date, the first run is the next scheduled run, or the last
 scheduled run if it is at most an hour late."""
@@ -96,7 +101,7 @@ def many_models() -> None:
         context = get_current_context()
         run, params = context["dag_run"], context["params"]
         moment = run.logical_date or run.run_after  # A run that was triggered by hand may have no logical date.
-        spec = spec_of_the_night(moment.date(), params["rounds"])
+        spec = spec_of_the_night(moment.astimezone(ZoneInfo(TIME_ZONE)).date(), params["rounds"])
         with no_retry_of_permanent_errors():
             return for_each(spec, COLUMN, min_rows=params["min_rows"])
 

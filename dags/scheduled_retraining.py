@@ -8,6 +8,9 @@ backfill::
     airflow backfill create --dag-id scheduled_retraining --max-active-runs 1 \\
         --from-date 2026-02-01 --to-date 2026-04-30
 
+Backfill in the order of time, one run at a time. With ``--run-backwards`` the oldest model would become the champion,
+because the sample data has no column of times (``time_col``).
+
 If the months, the holdout and the settings are the same as for the newest version of the model, a run trains nothing,
 and Airflow skips the task ``train`` and the tasks after ``train``.
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
@@ -40,7 +44,11 @@ FEATURES = (
 )  # fmt: skip
 PARAMS = {"objective": "reg:squarederror", "eta": 0.1, "max_depth": 8, "subsample": 0.9, "eval_metric": "rmse"}
 
-MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
+TIME_ZONE = "UTC"
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
+in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
+
+MONTHLY = CronTriggerTimetable("@monthly", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))
 """Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
 the DAG would start the last scheduled run at once. Without a start date, the first run is the next scheduled run, or
 the last scheduled run if it is at most an hour late."""
@@ -80,7 +88,8 @@ def scheduled_retraining() -> None:
             period = f"until 2013-{month - 1:02}"
         else:
             # A run that was triggered by hand may have no logical date.
-            *window, last = months_before(run.logical_date or run.run_after, WINDOW_MONTHS + 1)
+            moment = (run.logical_date or run.run_after).astimezone(ZoneInfo(TIME_ZONE))
+            *window, last = months_before(moment, WINDOW_MONTHS + 1)
             # The model has another name than the model of 2013, because the two models must not be compared: the sample
             # data has the same flights in every year.
             train, holdout, model = recent_files(window), recent_files([last]), "recent-flight-delays"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -26,6 +27,9 @@ MODEL = "recent-flight-delays"
 
 POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"
 NODES = 2
+
+TIME_ZONE = "UTC"
+"""Time zone in which months are counted. Airflow's own dates are in UTC."""
 
 
 @dag(
@@ -61,7 +65,7 @@ def score_on_promotion() -> None:
                     "no promotion has started this run: trigger the DAG with the parameter version, such as 3"
                 )
             version = promotion["version"]
-        [month] = months_before(context["dag_run"].run_after, 1)
+        [month] = months_before(context["dag_run"].run_after.astimezone(ZoneInfo(TIME_ZONE)), 1)
         return {
             "model": f"models:/{MODEL}/{version}",
             "dataset": {"paths": recent_files([month])},  # With data of your own: ["s3://warehouse/flights/..."]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
@@ -24,7 +25,11 @@ from shoal.airflow.results import training_results
 POOL = "{{ var.value.get('shoal_networks_pool', 'local://networks?max_nodes=4') }}"
 NODES = 2
 
-MONTHLY = CronTriggerTimetable("@monthly", timezone="UTC", run_immediately=timedelta(hours=1))
+TIME_ZONE = "UTC"
+"""Time zone of the schedule, in which the days and months of a run are counted. Airflow's dates are in UTC: at 03:00
+in Tokyo, `logical_date` and `{{ ds }}` are still on the day before."""
+
+MONTHLY = CronTriggerTimetable("@monthly", timezone=TIME_ZONE, run_immediately=timedelta(hours=1))
 """Schedule at the beginning of each month. The DAG has no start date, because with a start date in the past, unpausing
 the DAG would start the last scheduled run at once."""
 
@@ -67,7 +72,8 @@ def train_networks() -> None:
         if month:
             return training_spec(month).document()
         # A run that was triggered by hand may have no logical date.
-        return scheduled_spec(run.logical_date or run.run_after).document()
+        moment = run.logical_date or run.run_after
+        return scheduled_spec(moment.astimezone(ZoneInfo(TIME_ZONE))).document()
 
     @task(trigger_rule="all_done", retries=0)
     def report(digits: dict[str, Any] | None, delays: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -130,6 +130,12 @@ class PoolElsewhereError(PoolDownError):
         self.host = host
 
 
+class LeaseEndedError(ShoalError):
+    """The run has no lease on the pool any more: the lease has expired, was released, or was ended by its limits."""
+
+    permanent = True
+
+
 class PoolInUseError(ShoalError):
     """The pool is up, is leased or has unfinished jobs, so it cannot be deleted."""
 

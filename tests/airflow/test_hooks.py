@@ -114,6 +114,8 @@ def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, fr
 def test_a_check_of_a_connection_writes_no_token(connect, fresh_home):
     hook = connect(with_token("secret"))
     assert spec_of(hook.get_connection("a_pool"), keep=False).token_file is None
+    works, message = hook.test_connection()
+    assert works and message.endswith("the first run that leases nodes creates it and contacts the cluster")
     assert not list(fresh_home.glob("tokens*"))
 
 

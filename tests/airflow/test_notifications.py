@@ -239,6 +239,10 @@ def test_a_stale_model_and_a_waiting_job_fail_the_check_and_are_told(store, sent
     assert CheckModelsOperator(task_id="all", promoted_within=timedelta(days=40)).execute(context) is None
     with pytest.raises(InvalidArgumentError, match="has nothing to check"):
         CheckModelsOperator(task_id="none")
+    with pytest.raises(InvalidArgumentError, match="task t: started_within=3600 must be a positive timedelta"):
+        CheckModelsOperator(task_id="t", started_within=3600)
+    with pytest.raises(InvalidArgumentError, match=r'\["delays"\]'):
+        CheckModelsOperator(task_id="t", started_within=timedelta(hours=1), models="delays")
 
 
 WAITING = result_of(

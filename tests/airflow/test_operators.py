@@ -7,7 +7,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +48,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import commands
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Pool, PoolState
@@ -664,9 +666,45 @@ def test_a_training_without_its_pool_names_the_task_that_starts_it(fresh_home, s
     with Store().transaction() as session:
         commands.begin_life(session, PoolSpec(name="gone"), owner=None, now=0.0)
         session.get_one(Pool, "gone").state = PoolState.DOWN
-    said = f'pool "gone" is down: .* the task {pool.setup.task_id} starts the pool: .*`shoal train-again a_dag a_run`'
+    said = f'pool "gone" is down: .* the task {pool.setup.task_id} leases the nodes: .*`shoal train-again a_dag a_run`'
     with pytest.raises(PoolDownError, match=said):
         operator.execute(context)
+
+
+def test_a_task_that_is_tested_alone_leaves_no_lease_and_says_where_its_nodes_are(up, spec, context):
+    """`airflow tasks test` makes a run of its own for each call."""
+    context["dag_run"].run_id = "__airflow_temporary_run_2026-01-01T00:00:00+00:00__"
+    with DAG("a_dag", schedule=None), pool_for_run(size=2, pool_name="tiny") as pool:
+        operator = DistributedTrainOperator(task_id="train", pool_name="tiny", spec=spec)
+    assert pool.setup.execute(context) == "tiny"
+    assert (up.describe().leases, up.describe().target) == ((), 1)
+    up.down()
+    with pytest.raises(PoolDownError, match=r"does not run the task lease_pool, .* `airflow dags test a_dag`"):
+        operator.execute(context)
+
+
+def test_a_training_whose_lease_has_ended_is_refused_unless_it_has_a_job(on_fake_head, spec, context):
+    """The DAG was paused after its setup task, and the pool is up for other runs."""
+    operator = train(spec, lease="lease_pool", wait_for_completion=False)
+
+    @contextmanager
+    def leased() -> Iterator[None]:
+        with Store().transaction() as session:
+            options = LeaseOptions()
+            commands.lease(session, POOL, 1, exclusive=False, holder=RUN, ttl=9.0, options=options, now=time.time())
+        yield
+        with Store().transaction() as session:
+            commands.release(session, POOL, RUN, time.time())
+
+    with leased():
+        pass
+    with pytest.raises(AirflowFailException, match=r"has expired or was released.* `shoal train-again a_dag a_run`"):
+        operator.execute(context)
+    assert on_fake_head.submissions == 0
+    with leased():
+        job = operator.execute(context)
+    assert operator.execute(context) == job
+    assert on_fake_head.submissions == 1
 
 
 def test_a_spec_that_a_template_makes_wrong_is_refused_by_name(on_fake_head, spec, context):

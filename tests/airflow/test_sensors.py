@@ -21,8 +21,8 @@ def mine(tiny):
     return ComputePool("local://tiny?max_nodes=4", holder=RUN).up()
 
 
-def sensor(expected: int = 2) -> NodesSensor:
-    return NodesSensor(task_id="wait", expected_nodes=expected, pool_name="tiny")
+def sensor(expected: int = 2, **given) -> NodesSensor:
+    return NodesSensor(task_id="wait", expected_nodes=expected, pool_name="tiny", **given)
 
 
 def test_it_waits_until_they_are_ready(mine, context):
@@ -59,8 +59,10 @@ def test_it_fails_at_once_when_what_it_waits_for_was_rolled_back(mine, context, 
 
 def test_it_fails_at_once_when_the_pool_is_down(mine, context):
     mine.down()
-    with pytest.raises(AirflowFailException, match="the pool is down"):
+    with pytest.raises(AirflowFailException, match=r"the pool is down$"):
         sensor().poke(context)
+    with pytest.raises(AirflowFailException, match=r"the task lease_pool leases .* `shoal train-again a_dag a_run`"):
+        sensor(lease="lease_pool").poke(context)
 
 
 def test_a_pool_that_is_not_there(tiny, context):

@@ -451,6 +451,19 @@ def test_a_lease_waits_for_its_nodes_in_the_triggerer(up, context, shown, option
     assert any("nodes active" in line for line in shown)
 
 
+def test_a_lease_that_has_ended_before_its_task_goes_on_is_requested_again(up, context):
+    """A paused DAG leaves a deferred task where it is."""
+    lease = LeasePoolOperator(task_id="lease", size=1, pool_name="tiny", deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        lease.execute(context)
+    reconcile(Store(), "tiny")
+    up.release()
+    with pytest.raises(TaskDeferred) as again:
+        lease.execute_complete(context, {"timed_out": False}, **deferred.value.kwargs)
+    assert again.value.kwargs != deferred.value.kwargs
+    assert len(up.describe().leases) == 1
+
+
 def test_a_request_that_is_rolled_back_fails_the_task_with_its_reason(up, context, shown, tiny):
     (tiny / FAIL_FILE).write_text("quota")
     scale = ScaleClusterOperator(

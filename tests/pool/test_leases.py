@@ -307,7 +307,10 @@ def test_a_lease_that_does_not_fit_waits_for_its_turn_and_takes_over_the_nodes(u
 
 def test_a_lease_whose_turn_does_not_come_is_removed_at_its_deadline(up):
     up.lease(3, exclusive=True)
-    late = "the lease was still waiting as the next in the queue, 3 of 4 nodes are taken; the lease was removed"
+    late = (
+        "the lease was still waiting as the next in the queue, 3 of 4 nodes are taken: raise "
+        "rollback_after_seconds=0.5, or let fewer runs wait at a time; the lease was removed"
+    )
     with pytest.raises(ScaleError, match=late):
         other().lease(2, exclusive=True, options={"rollback_after_seconds": 0.5})
     assert [(lease.holder, lease.size) for lease in up.describe().leases] == [("test:a", 3)]

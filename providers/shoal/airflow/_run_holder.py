@@ -52,6 +52,14 @@ def holder_of(context: Context, lease: str | None = None) -> str:
     return old if is_in_use(old) else new
 
 
+def is_single_task_test(context: Context) -> bool:
+    """Return whether the DAG run exists only while ``airflow tasks test`` runs one of its tasks.
+
+    :param context: Airflow's context of a task of the DAG run.
+    """
+    return str(context["dag_run"].run_id).startswith("__airflow_temporary_run_")
+
+
 def holder_name(run: DagRunHolder, lease: str | None = None) -> str:
     """Build the name of the holder of one lease of a DAG run.
 

@@ -108,10 +108,17 @@ class ComputePoolHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the connection is valid, and a message with the pool's state."""
+        from shoal.pool.api import ComputePool
+
+        spec = None
         try:
-            status = self.pool().describe()
+            # A test must not write the token: a pool in use reads the file, and the token may be wrong.
+            connection = self._defining_connection
+            spec = self.spec if connection is None else spec_of(connection, keep=False)
+            status = ComputePool(spec or self.pool_name).describe()
         except ShoalError as error:
-            if isinstance(error, PoolNotFoundError) and self.spec is not None:
-                return True, f"{self.spec.uri} does not exist yet: the first run that leases nodes creates it"
+            if isinstance(error, PoolNotFoundError) and spec is not None:
+                untried = " and contacts the cluster" if spec.backend == "ray" else ""
+                return True, f"{spec.uri} does not exist yet: the first run that leases nodes creates it{untried}"
             return False, str(error)
         return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"

@@ -104,7 +104,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """Renew the DAG run's lease, and return whether the nodes are ready."""
         pool = self.hook.pool(self.holder_in(context))
-        pool.renew()
+        has_lease = pool.renew()
         expected = node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()
         self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
@@ -113,4 +113,5 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
         try:
             return pool.has_nodes(expected)
         except ScaleError as error:
-            raise AirflowFailException(str(error)) from error
+            advice = f". {self.setup_advice(context)}" if self.lease is not None and not has_lease else ""
+            raise AirflowFailException(f"{error}{advice}") from error

@@ -23,6 +23,7 @@ class Call:
 
     Attributes:
         library: Library with which this process loads the trained model; None if it loads none.
+        needs_lease: Whether the holder must still have its lease on the pool, if it has had one.
     """
 
     store: Store
@@ -32,6 +33,7 @@ class Call:
     job_id: str
     orphan_after: float | None
     library: str | None
+    needs_lease: bool
     connection_url: Callable[[str], str | None] | None
     secret_of: Callable[[str], str | None] | None
     environment: Mapping[str, str]

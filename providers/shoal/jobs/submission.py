@@ -14,6 +14,7 @@ from shoal.errors import (
     DataError,
     InvalidArgumentError,
     JobNotFoundError,
+    LeaseEndedError,
     ShoalError,
     StoreError,
     shown,
@@ -41,6 +42,7 @@ from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
+from shoal.pool.journal import lease_limits
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import which_pool
 from shoal.redaction import redact
@@ -66,6 +68,7 @@ def submit(
     returns_model: bool = False,
     job_id: str | None = None,
     detached: bool = False,
+    needs_lease: bool = False,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
@@ -104,10 +107,12 @@ def submit(
             instead. The stored spec does not change, so that submissions with and without `detached` are the same job.
             On a ``ray://`` pool, a detached call returns only when the job's driver has the credentials, which only
             this process can send.
+        needs_lease: Whether a new attempt is refused if the holder has had a lease on the pool that has ended.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
+        LeaseEndedError: `needs_lease` is set, and the holder's lease has ended.
         InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
             ``run_config.job_id`` differ; or a path in `code` does not exist. For a new attempt only: a database
             connection or a secret variable is not known, the pool runs another version of Python or shoal, or its nodes
@@ -136,6 +141,7 @@ def submit(
         spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key),
         None if is_detached else config.orphan_after,
         spec.framework if returns_model else None,
+        needs_lease,
         connection_url,
         secret_of,
         environment or {},
@@ -241,7 +247,10 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
         refuse_without_ray(spec, call.pool)
         reachability.check_nodes(call.store, call.pool)
         attempts.check_budget(call.store, call.job_id, spec.run_config.budget_node_hours, call.clock())
-    except (InvalidArgumentError, BudgetError) as error:
+        if call.needs_lease:
+            with call.store.reading(snapshot=False) as session:
+                lease_limits.check_lease(session, call.pool.name, call.holder)
+    except (InvalidArgumentError, BudgetError, LeaseEndedError) as error:
         return error
     return None
 

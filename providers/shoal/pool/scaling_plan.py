@@ -113,7 +113,8 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         reason = f"{operation.failures} nodes failed to start"
     elif lease and lease.waiting:
         note = quota_note(snapshot, lease) or queue_note(queue(snapshot).index(lease), leased(snapshot), pool.max_nodes)
-        reason = f"at the deadline the lease was still {note}"
+        waited = f"rollback_after_seconds={operation.deadline - operation.created_at:g}"
+        reason = f"at the deadline the lease was still {note}: raise {waited}, or let fewer runs wait at a time"
     else:
         reason = f"{ready} of {operation.size} nodes were ready at the deadline"
     if operation.block_until_min_cluster_size is not None and ready >= operation.block_until_min_cluster_size:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException
 
-from shoal.airflow._run_holder import holder_of
+from shoal.airflow._run_holder import holder_of, is_single_task_test
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import Arguments, check_pool, check_waits
 from shoal.airflow.hooks import ComputePoolHook
@@ -77,6 +77,23 @@ class PoolOperator(CheckedOperator):
         :param context: Airflow's context of the task.
         """
         return holder_of(context, self.lease)
+
+    def setup_advice(self, context: Context) -> str:
+        """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.
+        If only this task is cleared, that task does not run again.
+
+        :param context: Airflow's context of the task.
+        """
+        run = context["dag_run"]
+        if is_single_task_test(context):
+            return (
+                f"`airflow tasks test` does not run the task {self.lease}, which leases the nodes: first start the "
+                f"pool with `shoal pool up`, or run the whole DAG with `airflow dags test {run.dag_id}`"
+            )
+        return (
+            f"In this run, the task {self.lease} leases the nodes: clear it, too. `shoal train-again {run.dag_id} "
+            f"{run.run_id}` clears all that is needed to train again what failed"
+        )
 
     def pre_execute(self, context: Context) -> None:
         """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow

@@ -26,7 +26,7 @@ from shoal.airflow.links import LINKS, links_of, page_links, show_links
 from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.errors import PoolDownError, PoolElsewhereError, ShoalError
+from shoal.errors import LeaseEndedError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
                 connection_url=database_url,
                 secret_of=secret_variable,
                 environment=environment_of(self.credential_conn_ids),
+                needs_lease=self.lease is not None,
             )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         if handle.was_collected:
@@ -181,18 +182,13 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
     @contextmanager
     def _naming_the_setup(self, context: Context) -> Iterator[None]:
-        """Add to the error about a pool that is down which task starts the pool: if only this task is cleared, that
-        task does not run again."""
+        """Add to the error about a pool that is down, or a lease that has ended, which task leases the nodes."""
         try:
             yield
-        except PoolDownError as error:
+        except (PoolDownError, LeaseEndedError) as error:
             if self.lease is None or isinstance(error, PoolElsewhereError):
                 raise
-            run = context["dag_run"]
-            raise PoolDownError(
-                f"{error}. In this run, the task {self.lease} starts the pool: clear it, too. `shoal train-again "
-                f"{run.dag_id} {run.run_id}` clears all that is needed to train again what failed"
-            ) from error
+            raise type(error)(f"{error}. {self.setup_advice(context)}") from error
 
     def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
         """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from shoal.airflow.base.checked import CheckedOperator
+from shoal.airflow.checks import Arguments, is_known
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -38,7 +39,7 @@ class ModelAlertError(AirflowFailException):
         return Message(self.alerts[0] if count == 1 else f"{count} alerts about models", "\n".join(self.alerts))
 
 
-class CheckModelsOperator(BaseOperator):
+class CheckModelsOperator(CheckedOperator):
     """Operator that fails if a model's last promotion is too long ago, or if a job has waited too long in a queue.
 
     The error has one sentence for each model and job that fails the check. To get the error as a message, set
@@ -66,6 +67,21 @@ class CheckModelsOperator(BaseOperator):
         self.promoted_within = promoted_within
         self.started_within = started_within
         self.models = models
+        self.check(self.task_id, vars(self))
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check that the two times are positive durations, and that the models are not a text."""
+        for name in ("promoted_within", "started_within"):
+            bound = arguments[name]
+            if bound is None or not is_known(bound):
+                continue
+            if not isinstance(bound, timedelta) or bound <= timedelta(0):
+                raise InvalidArgumentError(
+                    f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)"
+                )
+        if isinstance(models := arguments["models"], str):
+            raise InvalidArgumentError(f'models="{models}" is a text, but must be a list of names: ["{models}"]')
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> None:

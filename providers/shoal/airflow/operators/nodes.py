@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
 
-from shoal.airflow._run_holder import ENGINE, team_of
+from shoal.airflow._run_holder import ENGINE, is_single_task_test, team_of
 from shoal.airflow.base.pool import PoolOperator, WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.deployment import deployment_of_task, other_addresses
@@ -197,6 +197,9 @@ class LeasePoolOperator(_NodesOperator):
         task is killed while it waits for the nodes, the lease is released.
         """
         check_block(self, context)
+        return self._lease(context)
+
+    def _lease(self, context: Context) -> str:
         hook = self.hook
         pool = hook.pool(self.holder_in(context), owner=team_of(self.owner))
         pool.lease(
@@ -209,6 +212,12 @@ class LeasePoolOperator(_NodesOperator):
         )
         if self.deferrable and self.wait_for_completion:
             self._defer_to_nodes(pool)
+        return self._leased(pool, context)
+
+    def _leased(self, pool: ComputePool, context: Context) -> str:
+        if is_single_task_test(context):
+            self.log.info("`airflow tasks test` runs no teardown task: the lease is released now")
+            pool.release()
         return pool.name
 
     @no_retry_of_permanent_errors()
@@ -216,7 +225,8 @@ class LeasePoolOperator(_NodesOperator):
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
         pool = self.hook.pool(self.holder_in(context))
         self._finish_request(pool, event, request, partial(self.log_progress, holder=pool.holder))
-        return pool.name
+        # While a DAG is paused, its deferred tasks do not continue, and nothing renews their leases.
+        return self._leased(pool, context) if pool.renew() else self._lease(context)
 
 
 _ENDED = ("success", "failed")

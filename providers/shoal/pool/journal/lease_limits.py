@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 
-from shoal.errors import BudgetError
+from shoal.errors import BudgetError, LeaseEndedError
 from shoal.pool.holder import ends_with, job_of, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import USAGE_DAYS
@@ -115,6 +115,19 @@ def check_request(session: Session, pool: str, holder: str, options: LeaseOption
     used = usage.of_run(session, pool, holder, lease, now) / 3600
     if used >= budget:
         raise BudgetError(f"{_spent(holder, pool, used, budget)}: {SPENT_ADVICE}")
+
+
+def check_lease(session: Session, pool: str, holder: str) -> None:
+    """Raise an error if a run has had a lease on a pool, and has none any more.
+
+    Raises:
+        LeaseEndedError: The lease has ended.
+    """
+    if session.scalars(select(Lease.id).where(Lease.pool == pool, Lease.holder == holder)).first() is not None:
+        return
+    leases = select(Usage).where(Usage.pool == pool, Usage.holder == run_of(holder), Usage.lease_id.is_not(None))
+    if (last := session.scalars(leases.order_by(Usage.id.desc()).limit(1)).first()) is not None:
+        raise LeaseEndedError(last.end_reason or f'the lease of {holder} on pool "{pool}" has expired or was released')
 
 
 def end_reason(session: Session, lease_id: str) -> str | None:
