@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
@@ -69,8 +70,9 @@ def test_two_months_at_once_each_get_their_own_model(retrain, restored, real_poo
     assert first["mlflow_run_id"] != second["mlflow_run_id"]
     assert first["metrics"] != second["metrics"]
     with get_client(sync_client=True) as client:
-        tables = [artifact for artifact in client.read_artifacts() if artifact.key == "shoal-training"]
-    assert {first["job_id"], second["job_id"]} == {table.description.split("`")[1] for table in tables}
+        key = ArtifactFilterKey(like_="shoal-model-%")
+        reports = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+    assert {first["job_id"], second["job_id"]} <= {report.description.rpartition(" ")[2] for report in reports}
 
 
 @pytest.mark.long

@@ -30,9 +30,8 @@ SILENCE = 15
 
 _JANITOR = f"""
 from datetime import timedelta
-from prefect.flows import load_flow_from_entrypoint
-janitor = load_flow_from_entrypoint("flows/pool_janitor_flow.py:pool_janitor")
-janitor.fn.__globals__["main"](timedelta(seconds={SILENCE}))
+from flows.pool_janitor_flow import serve_janitor
+serve_janitor(timedelta(seconds={SILENCE}))
 """
 
 MODEL = "recent-flight-delays"

@@ -11,7 +11,8 @@ import cloudpickle
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 from prefect.runtime import flow_run
 
 from shoal.data import DataConnector
@@ -229,7 +230,7 @@ class Reporting:
 
     job_id, attempt, was_collected = "reporting", 1, False
 
-    def wait(self, *, on_log, on_progress):
+    def wait(self, *, on_progress, **_):
         on_progress(Progress(3, None, "steps", {"loss": 0.5}))  # no bar: the end is not known
         on_progress(Progress(1, 4, "rounds", {"eval-rmse": 2.5}))
         on_progress(Progress(3, 4, "rounds", {"eval-rmse": 1.5}))
@@ -256,7 +257,7 @@ def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_asyn
     with get_client(sync_client=True) as client:
         by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
         found = {each.key: each for each in client.read_artifacts(artifact_filter=by_run)}
-    page, artifact = found.pop("shoal-job"), found.pop("shoal-progress")
+    page, artifact = found.pop("shoal-job"), found.pop(None)
     assert found == {}
     assert page.data == "[Job reporting](https://shoal.example/jobs/reporting)"
     assert (artifact.type, float(artifact.data)) == ("progress", 75.0)
@@ -269,7 +270,7 @@ class Skipped:
 
     job_id, attempt, was_collected = "skipped", 1, False
 
-    def wait(self, *, on_log, on_progress):
+    def wait(self, *, on_progress, **_):
         metrics = {"auc": math.nan, "loss": -math.inf}
         return result_of(model_version="3", skipped="skipped: no new rows since version 3", metrics=metrics)
 
@@ -303,6 +304,12 @@ def test_a_training_without_new_rows_is_a_skipped_task_run(up, monkeypatch, is_a
     assert (result["skipped"], result["model_version"]) == (state.message, "3")
     assert result["metrics"] == {"auc": "NaN", "loss": "-Infinity"}
     assert [spec.register_as.skip_if_unchanged for spec in asked[:2]] == [True, False]
+    with get_client(sync_client=True) as client:
+        by_key = ArtifactFilter(key=ArtifactFilterKey(any_=["shoal-model-m"]))
+        report = client.read_artifacts(artifact_filter=by_key, sort=ArtifactSort.CREATED_DESC)[0]
+        run = client.read_task_run(report.task_run_id)
+    assert (report.type, report.data.partition("\n")[0]) == ("markdown", "# m version 3: skipped")
+    assert run.name == "train m"
 
 
 def test_a_wrong_spec_is_refused_before_anything_starts(up):

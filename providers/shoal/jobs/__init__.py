@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.retention import DeletedVersion as DeletedVersion
     from shoal.jobs.mlflow.retention import ModelPruning as ModelPruning
     from shoal.jobs.mlflow.retention import prune_models as prune_models
+    from shoal.jobs.mlflow.withdrawal import withdraw_promotion as withdraw_promotion
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult

@@ -138,6 +138,7 @@ class JobHandle:
         on_progress: OnProgress | None = None,
         stop: Event | None = None,
         log_position: int = 0,
+        collect: bool = True,
     ) -> JobResult:
         """Wait until the job has ended, and return its result.
 
@@ -150,6 +151,8 @@ class JobHandle:
             on_progress: Function that is called with the training's progress each time the progress has changed.
             stop: Event with which another thread ends the wait; the job goes on.
             log_position: Position in the log at which `on_log` begins, from :attr:`LogFollower.position`.
+            collect: Whether the result counts as returned. False: a new submission of the same job still gets the
+                result, until :meth:`collect` is called.
 
         Raises:
             JobFailedError: The job failed; the message ends with the cause.
@@ -165,7 +168,11 @@ class JobHandle:
             if self._supplies.end_on_interrupt:
                 self.cancel("the process that waited for the job was interrupted")
             raise
-        return self._outcome()
+        return self._outcome(collect)
+
+    def collect(self) -> None:
+        """Record that the result was returned to a caller. The next submission then creates a new attempt."""
+        attempts.collect(self._store, self._key, self.target.clock())
 
     def __await__(self) -> Generator[Any, None, JobResult]:
         return self._awaited().__await__()
@@ -312,7 +319,7 @@ class JobHandle:
                 )
             yield pause
 
-    def _outcome(self) -> JobResult:
+    def _outcome(self, collect: bool = True) -> JobResult:
         job = attempts.load(self._store, self._key)
         about = f" for {job.label}" if job.label else ""
         what = f'job "{self.job_id}"{about} (attempt {self.attempt})'
@@ -327,7 +334,8 @@ class JobHandle:
         result = JobResult.model_validate(job.result)
         # The result is marked as returned to a caller only in this last step. If this process is killed before this
         # step, a new submission of the same job still gets the result.
-        attempts.collect(self._store, self._key, self.target.clock())
+        if collect:
+            self.collect()
         return result
 
     def _await_clean_up(self, job: Job) -> None:

@@ -1,8 +1,10 @@
 """Show the progress of a Prefect task. `NodeLog` shows the number of a pool's nodes, `TrainingProgress` the progress of
-a training."""
+a training, and `RunLog` its log."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -17,8 +19,15 @@ if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
     from shoal.training.progress import Progress
 
-PROGRESS_KEY = "shoal-progress"
 PAGE_KEY = "shoal-job"
+
+PROGRESS_PERIOD_S = 5.0
+"""Shortest time between two writes of a progress artifact. Each is a request, of which Prefect Cloud allows 250 to
+2,000 a minute for all runs together."""
+
+LINES_PER_MINUTE = 100
+"""Most lines of a job's log that are copied to Prefect in a minute. Prefect Cloud allows 500 to 10,000 for all runs
+together, and refuses the lines of all runs that are over."""
 
 # `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
 # `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
@@ -76,23 +85,69 @@ class TrainingProgress:
     """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
 
     A training whose number of steps is not known, such as a user's own function, gets no artifact.
+
+    Args:
+        clock: Function that returns the present time in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = get_run_logger()
+        self._clock = clock
         self._artifact: UUID | None = None
-        self._failed = False
+        self._next = clock()
+        self._held_back: Progress | None = None
+        self._has_failed = False
 
     def __call__(self, progress: Progress) -> None:
-        """Create or update the progress artifact. After an error, log a warning and stop updating the artifact."""
-        if progress.total is None or self._failed:
+        """Create or update the progress artifact, unless it was written less than five seconds ago."""
+        self._held_back = progress
+        if self._clock() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the last progress that was held back. After an error, log a warning; the next call tries again."""
+        progress, self._held_back = self._held_back, None
+        if progress is None or progress.total is None:
             return
+        self._next = self._clock() + PROGRESS_PERIOD_S
         percent, text = 100.0 * progress.done / progress.total, str(progress)
         try:
             if self._artifact is None:
-                self._artifact = _create(percent, PROGRESS_KEY, text, _sync=True)
+                self._artifact = _create(percent, None, text, _sync=True)
             else:
                 _update(self._artifact, percent, text, _sync=True)
         except Exception as error:  # A problem with the progress display must not make the training fail.
-            self._failed = True
-            self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)
+            if not self._has_failed:
+                self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)
+            self._has_failed = True
+
+
+class RunLog:
+    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute.
+
+    Args:
+        job_id: Id of the job.
+        clock: Function that returns the present time in seconds.
+    """
+
+    def __init__(self, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = get_run_logger()
+        self._clock = clock
+        self._all_lines = job_page(job_id) or f"`shoal jobs logs {job_id}`"
+        self._minute_ends = clock()
+        self._lines = 0
+
+    def __call__(self, line: str) -> None:
+        """Log a line. Instead of the first line over the limit, log where all lines are."""
+        now = self._clock()
+        if now >= self._minute_ends:
+            self._minute_ends, self._lines = now + 60.0, 0
+        self._lines += 1
+        if self._lines <= LINES_PER_MINUTE:
+            self._logger.info(line)
+        elif self._lines == LINES_PER_MINUTE + 1:
+            self._logger.info(
+                "the job logs more than %d lines a minute, so lines are left out here. All lines: %s",
+                LINES_PER_MINUTE,
+                self._all_lines,
+            )

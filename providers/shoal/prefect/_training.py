@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from prefect import State, Task
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
-from shoal.prefect._progress import TrainingProgress, show_page
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit, withdraw_promotion
+from shoal.prefect._names import training_name
+from shoal.prefect._progress import RunLog, TrainingProgress, show_page
+from shoal.prefect._report import store_report
 from shoal.prefect._run_holder import (
     Interrupt,
     ancestors,
@@ -24,15 +26,15 @@ from shoal.prefect._run_holder import (
     interrupt_of_task,
     on_interrupt,
 )
+from shoal.prefect._transactions import Enclosing
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.retries import job_task
 from shoal.prefect.scope import current_flow_task
 
-ARTIFACT_KEY = "shoal-training"
-_CANCELLED = "its Prefect run was cancelled"
+if TYPE_CHECKING:
+    from shoal.jobs.metrics.series import MetricPoint
 
-# `store_artifact` is called in a thread in async tasks, too: see `_create` in `_progress`.
-_table: Any = create_table_artifact
+_CANCELLED = "its Prefect run was cancelled"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,6 +55,7 @@ class Training:
             spec = spec.on_pool(pool_of(pool_name).name)
         self._spec = spec
         self._task = current_flow_task(str(current_holder()), ancestors(), digest)
+        self._transactions = Enclosing()
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
@@ -83,15 +86,63 @@ class Training:
         try:
             if self._cancelled.is_set():
                 self._handle.cancel(_CANCELLED, unless_resubmitted=True)
-            on_log = None if self.is_repeated else self.logger.info
-            return self._handle.wait(on_log=on_log, on_progress=self._progress)
+            on_log = None if self.is_repeated else RunLog(self._handle.job_id)
+            result = self._handle.wait(
+                on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
+            )
+        # After an error, such as a lost store, the job goes on, and a retry can attach to the job.
         except Exception:
-            raise  # After an error, such as a lost store, the job goes on, and a retry can attach to the job.
+            self._progress.flush()
+            raise
         # Ctrl-C, and a cancellation or timeout of the task by Prefect, raise exceptions that are not subclasses of
         # Exception. They cancel the job.
         except BaseException:
             self.cancel()
             raise
+        self._progress.flush()
+        if self._transactions.is_open and not result.promoted:
+            self._handle.collect()
+        return result
+
+    def finish(self, result: JobResult, emit: Callable[[], None]) -> None:
+        """Send the event about a result. If the job has promoted a model inside a transaction, send the event when the
+        transaction commits, and withdraw the promotion when it rolls back."""
+        handle = self._handle
+        assert handle is not None
+        if self.is_repeated:
+            return
+        if not result.promoted or not self._transactions.is_open:
+            emit()
+            if result.promoted and self._transactions.is_rolled_back:
+                self.logger.warning(
+                    "Prefect has rolled back the transaction around this task before this try, so the promotion stays. "
+                    "In a transaction, retry the flow instead of its tasks"
+                )
+            return
+
+        def commit() -> None:
+            handle.collect()
+            emit()
+
+        def roll_back() -> None:
+            tracking = self._spec.tracking
+            uri = tracking.uri if tracking else None
+            said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri)
+            self.logger.warning("the transaction around the training was rolled back: %s", said)
+            decision = result.decision and result.decision.model_copy(update={"sentence": said})
+            self.report(result.model_copy(update={"promoted": False, "decision": decision}))
+
+        self._transactions.finish(commit, roll_back)
+
+    def report(self, result: JobResult) -> None:
+        """Store the report on a training as a Prefect artifact."""
+        assert self._handle is not None
+        points: Sequence[MetricPoint] = ()
+        tracking = self._spec.tracking
+        with suppress(Exception):  # The report is stored even if the curves and links cannot be read.
+            tracking = self._handle.spec.tracking
+            points = self._handle.metrics()
+        store_report(self._spec, result, points, tracking.uri if tracking else None)
 
     @property
     def is_repeated(self) -> bool:
@@ -120,7 +171,7 @@ class TrainingTask(Task[..., Any]):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
         """Create a Prefect task from a function that runs a training."""
-        return cls._from(job_task(function))
+        return cls._from(job_task(function, run_name=training_name))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
@@ -161,7 +212,7 @@ def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
     call.__doc__ = f"{summary} This task is the async version of `{function.__name__}`."
-    made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else job_task(call)
+    made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else job_task(call, run_name=sync.task_run_name)
     return cast(Task[P, Coroutine[Any, Any, T]], made)
 
 
@@ -189,28 +240,3 @@ def task_value(result: JobResult) -> dict[str, Any]:
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
     # The type is cast to a dict, because callers of the task get the dict in `data` instead of the state.
     return cast(dict[str, Any], state)
-
-
-def store_artifact(result: JobResult) -> None:
-    """Show a job's result as a table in Prefect's UI."""
-    undecided = "waits for a decision" if result.decision else "-"
-    rows = [
-        *([name, f"{value:.6g}"] for name, value in sorted(result.metrics.items())),
-        ["model", result.model_uri],
-        ["version", result.model_version or "not registered"],
-        ["promoted", {True: "yes", False: "no", None: undecided}[result.promoted]],
-        ["decision", result.skipped or ("-" if result.decision is None else result.decision.sentence)],
-        ["rows", "-" if result.rows is None else f"{result.rows:,}"],
-        ["workers", str(result.num_workers)],
-        ["seconds", f"{result.seconds:.1f}" if result.times is None else f"{result.seconds:.1f} ({result.times})"],
-        ["MLflow run", result.mlflow_run_id or "-"],
-    ]
-    try:
-        _table(
-            [{"what": what, "value": value} for what, value in rows],
-            ARTIFACT_KEY,
-            f"Job `{result.job_id}`, attempt {result.attempt}",
-            _sync=True,
-        )
-    except Exception as error:  # The training has ended. A missing table in the UI must not make the task fail.
-        get_run_logger().warning("the Prefect artifact could not be created: %s", error)

@@ -60,9 +60,14 @@ def retry_unless_permanent(task: Task[..., Any], task_run: TaskRun, state: State
     return False
 
 
-def job_task(function: Callable[P, T]) -> Task[P, T]:
-    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error."""
-    return task(cache_policy=NO_CACHE, retry_condition_fn=retry_unless_permanent)(function)
+def job_task(function: Callable[P, T], *, run_name: str | Callable[..., str] | None = None) -> Task[P, T]:
+    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error.
+
+    Args:
+        function: The task's function.
+        run_name: Function that returns the name of a task run from its arguments. None: Prefect makes the names.
+    """
+    return task(cache_policy=NO_CACHE, retry_condition_fn=retry_unless_permanent, task_run_name=run_name)(function)
 
 
 def is_retried(error: Exception) -> bool:

@@ -6,6 +6,7 @@ Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prefect.logging import get_run_logger
@@ -14,9 +15,10 @@ from shoal import jobs
 from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
+from shoal.prefect._names import prediction_name
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder, lease_holder
-from shoal.prefect._training import Training, TrainingTask, store_artifact, task_value, twin
+from shoal.prefect._training import Training, TrainingTask, task_value, twin
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 from shoal.prefect.events import emit_outcome, failure_event
 from shoal.prefect.retries import job_task
@@ -141,7 +143,11 @@ def distributed_train(
 
     At the end, the task sends a Prefect event about the model, with the resource ``shoal.model.NAME``. The event's name
     is ``shoal.model.`` and the outcome: promoted, kept, waiting, trained, failed or skipped. With `retries`, only the
-    last failure is sent. A repeated task that takes an earlier result sends no event again.
+    last failure is sent. A repeated task that takes an earlier result sends no event again. If a Prefect transaction
+    around the task rolls back, the promotion of the model is withdrawn, and ``shoal.model.promoted`` is sent only on
+    commit.
+
+    The task also stores a report on the model as a markdown artifact, with the key ``shoal-model-NAME``.
 
     Args:
         spec: A `JobSpec`, a `FunctionJobSpec`, or the fields of one of them as a dict. With `train_func`, `spec` is a
@@ -174,9 +180,8 @@ def distributed_train(
         digest = code_of(job, train_func, args, kwargs)
         training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    if not training.is_repeated:
-        emit_outcome(job, result)
-    store_artifact(result)
+    training.report(result)
+    training.finish(result, lambda: emit_outcome(job, result))
     return task_value(result)
 
 
@@ -237,7 +242,7 @@ def promote_model(
 apromote_model = twin(promote_model)
 
 
-@job_task
+@partial(job_task, run_name=prediction_name)
 def batch_predict(
     model: str,
     dataset: Any,

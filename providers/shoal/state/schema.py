@@ -96,8 +96,8 @@ class PromotionState(StrEnum):
     CONFIRMED = "confirmed"
     """The alias in the model registry was set."""
     WITHDRAWN = "withdrawn"
-    """The process that made the promotion crashed, and the next process with the lock found that the alias was not
-    set."""
+    """The promotion does not count: the process that made it crashed before it set the alias, or the promotion was
+    withdrawn later (`shoal.jobs.withdraw_promotion`)."""
 
 
 class ActionKind(StrEnum):
@@ -124,7 +124,7 @@ class ActionKind(StrEnum):
     SWEPT = "swept"
     """A host was swept: nodes that no pool needs were ended, and the end of lost jobs was recorded."""
     PROMOTED = "promoted"
-    """A version of a model became champion."""
+    """A version of a model became champion, or its promotion was withdrawn."""
 
 
 def _state(enum: type[StrEnum]) -> Enum:
@@ -341,7 +341,7 @@ class Job(Base):
     """Digest of the function and the arguments of the task that submitted the job (`shoal.jobs.journal.tasks`)."""
     task_run: Mapped[str | None] = mapped_column(_LongText)
     """Try of the flow run, and task run, that has submitted the job or attached to it last. None if the job does not
-    belong to a task of Prefect."""
+    belong to a task of Prefect, or if its promotion was withdrawn: then no later try takes the job over."""
     log_shown: Mapped[int | None] = mapped_column(BigInteger)
     """Position in the job's log up to which the deferred try `task_try` has shown the log. Another process that
     continues this try begins at this position."""

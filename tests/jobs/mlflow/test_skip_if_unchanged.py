@@ -25,6 +25,7 @@ from shoal.jobs import (
     load_training,
     parse_spec,
     skipping_if_unchanged,
+    withdraw_promotion,
 )
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting
@@ -235,6 +236,14 @@ def test_a_model_that_has_lost_the_alias_is_trained(nights):
         Run(client, nights.uri, "0", "run", "link"), nights.store, Key("x", 1), "h", nights.spec.register_as,
         Fingerprints("", "", "", ""),
     ) is None  # fmt: skip
+
+
+def test_a_model_whose_promotion_was_withdrawn_is_trained(nights, capsys):
+    nights.run()
+    withdraw_promotion("night-1", tracking_uri=nights.uri)
+    again = nights.run()
+    assert (again.skipped, again.promoted) == (None, True)
+    assert "version 1 was promoted, but its promotion was withdrawn" in capsys.readouterr().out
 
 
 def test_rows_and_times_of_a_query_stand_on_the_version(nights, tmp_path):

@@ -479,6 +479,13 @@ def collect(store: Store, key: Key, now: float) -> None:
         job.collected_at = job.collected_at or now
 
 
+def give_up(store: Store, key: Key, now: float) -> None:
+    """Record that no later submission, and no later try of the task, gets the result of an attempt."""
+    with transaction(store, JobStep.COLLECT) as session:
+        job = get(session, key)
+        job.collected_at, job.task_run = job.collected_at or now, None
+
+
 def submissions(job: Job) -> int:
     """Return how often an attempt was submitted: once by the process that created it, and once by each process that
     attached to it.

@@ -50,9 +50,11 @@ class JobStep(StrEnum):
     SETTLE = "settle"
     """Transaction, while the lock of an alias is held: complete the record of a promotion whose process was killed."""
     INTEND = "intend"
-    """Transaction, while the lock of an alias is held: record a promotion before the model's alias is moved."""
+    """Transaction, while the lock of an alias is held: record a promotion, or its withdrawal, before the model's alias
+    is moved."""
     PROMOTE = "promote"
-    """Action, while the lock of an alias is held: move the alias in MLflow to the version that won the comparison."""
+    """Action, while the lock of an alias is held: move the alias in MLflow to the version that won the comparison, or
+    back to the version that had it before."""
     CONFIRM = "confirm"
     """Transaction, while the lock of an alias is held: record that the alias was moved."""
     UNLOCK = "unlock"
@@ -64,7 +66,7 @@ class JobStep(StrEnum):
     TIDY = "tidy"
     """Action: remove files that are not needed any more, such as staged data and credentials."""
     COLLECT = "collect"
-    """Transaction: record that the result was returned to a caller."""
+    """Transaction: record that the result was returned to a caller, or that no later caller gets it."""
 
 
 class RetentionStep(StrEnum):

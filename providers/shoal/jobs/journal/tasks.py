@@ -143,9 +143,10 @@ class FlowTask(EngineTask):
             raise JobTakenError(f'job "{job.id}" belongs to another task run: {run}')
 
     def takes_over(self, job: Job) -> bool:
-        """Return whether the job has the same function, and is not to be trained anew."""
+        """Return whether the job has the same function, is not to be trained anew, and its promotion was not
+        withdrawn."""
         is_mine = job.task_run == self._run
-        return not self.differs_from(job) and (is_mine or not self.anew)
+        return not self.differs_from(job) and job.task_run is not None and (is_mine or not self.anew)
 
     def differs_from(self, job: Job) -> bool:
         """Return whether the digests differ."""

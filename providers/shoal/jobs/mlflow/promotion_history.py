@@ -98,6 +98,29 @@ class Ledger:
                     newest.state = PromotionState.WITHDRAWN
             return True
 
+    def reopen(self, lock: HeldLock, promotion_id: int) -> bool:
+        """Mark the row of a confirmed promotion as intended, right before the alias is given back. If this process
+        dies before `withdraw`, `settle` finds out from the alias whether the promotion still counts.
+
+        Returns:
+            False if the lock was lost, in which case nothing was written and the caller must not set the alias.
+        """
+        with transaction(self.store, JobStep.INTEND) as session:
+            if not lock.renew(session):
+                return False
+            session.get_one(Promotion, promotion_id).state = PromotionState.INTENDED
+            return True
+
+    def withdraw(self, lock: HeldLock, promotion_id: int) -> bool:
+        """Mark the row of a promotion in the store as withdrawn, right after the alias was given back."""
+        with transaction(self.store, JobStep.CONFIRM) as session:
+            if not lock.renew(session):
+                return False
+            promotion = session.get_one(Promotion, promotion_id)
+            promotion.state = PromotionState.WITHDRAWN
+            _record(session, promotion, withdrawn(promotion, promotion.previous), time.time())
+            return True
+
     def confirmed(self, since: int = 0) -> list[str]:
         """Return the versions to which confirmed promotions gave the model's alias, the newest promotion first."""
         return [each.version for each in self.history() if each.id >= since]
@@ -145,9 +168,23 @@ def chosen_versions(session: Session, registry: str, model: str) -> set[str]:
 def _confirm(session: Session, promotion: Promotion, actor: str | None = None) -> None:
     now = time.time()
     promotion.state, promotion.confirmed_at = PromotionState.CONFIRMED, now
-    job = session.get(Job, (promotion.job_id, promotion.attempt))
     instead = "" if promotion.previous is None else f" instead of {promotion.previous}"
     value = "" if promotion.value is None else f", {promotion.metric}={promotion.value:.6g}"
+    _record(session, promotion, f"version {promotion.version} became {promotion.alias}{instead}{value}", now, actor)
+
+
+def withdrawn(promotion: Promotion, version: str | None) -> str:
+    """Describe the withdrawal of a promotion, after which the alias points to the given version."""
+    return f"{holding(promotion, version)}: the promotion of version {promotion.version} was withdrawn"
+
+
+def holding(promotion: Promotion, version: str | None) -> str:
+    """Describe which version has the alias of a promotion now."""
+    return f"{'no version' if version is None else f'version {version}'} is {promotion.alias}"
+
+
+def _record(session: Session, promotion: Promotion, detail: str, now: float, actor: str | None = None) -> None:
+    job = session.get(Job, (promotion.job_id, promotion.attempt))
     history.record(
         session,
         ActionKind.PROMOTED,
@@ -155,5 +192,5 @@ def _confirm(session: Session, promotion: Promotion, actor: str | None = None) -
         holder=actor or (job.holder if job else job_holder(promotion.job_id)),
         at=now,
         pool=job.pool if job else None,
-        detail=f"version {promotion.version} became {promotion.alias}{instead}{value}, job {promotion.job_id}",
+        detail=f"{detail}, job {promotion.job_id}",
     )

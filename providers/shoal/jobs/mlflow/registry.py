@@ -32,6 +32,9 @@ ALIAS_TAG = "shoal.alias"
 REASON_TAG = "shoal.reason"
 DECISION_TAG = "shoal.decision"
 
+WITHDRAWN = "withdrawn"
+"""Value of the tag with the rule (`REASON_TAG`) after the promotion of the version was withdrawn."""
+
 _HOLDOUT = "holdout."
 _DIGEST = ".digest"
 

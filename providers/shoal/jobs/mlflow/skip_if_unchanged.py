@@ -14,7 +14,15 @@ from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, REASON_TAG, digest_tag, newest_versions
+from shoal.jobs.mlflow.registry import (
+    ATTEMPT_TAG,
+    HOLDER_TAG,
+    JOB_TAG,
+    REASON_TAG,
+    WITHDRAWN,
+    digest_tag,
+    newest_versions,
+)
 from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
@@ -138,8 +146,10 @@ def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
 
 
 def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> str | None:
-    """Return a reason to train again although nothing has changed: the alias was removed, or points to a newer version.
-    Return None if there is no such reason."""
+    """Return a reason to train again although nothing has changed: the promotion was withdrawn, or the alias was
+    removed or points to a newer version. Return None if there is no such reason."""
+    if version.tags.get(REASON_TAG) == WITHDRAWN:
+        return "its promotion was withdrawn"
     alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
     if alias is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
