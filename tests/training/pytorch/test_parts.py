@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -505,6 +506,28 @@ def test_a_returned_ddp_model_can_be_read_without_a_process_group(tmp_path: Path
         torch.distributed.destroy_process_group()
     assert isinstance(content, bytes)
     assert type(cloudpickle.loads(content)) is torch.nn.Linear
+
+
+def test_a_model_that_ends_after_its_process_group_does_not_stop_its_rank(tmp_path: Path) -> None:
+    """Plain PyTorch hangs within a few of these calls."""
+    code = f"""if True:
+        import torch, torch._dynamo
+        from torch import distributed
+        from shoal.training.pytorch.worker import keep_groups
+
+        def train(number):
+            distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/{{number}}", rank=0, world_size=1)
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model(torch.ones(8, 4)).sum().backward()
+            optimizer.step()
+            distributed.destroy_process_group()
+
+        keep_groups()
+        for number in range(200):
+            train(number)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_large_data_in_a_closure_is_refused_with_advice() -> None:

@@ -6,6 +6,7 @@ The driver calls the functions `meet`, `call` and `upload` one after the other, 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import shutil
@@ -105,6 +106,8 @@ class Outcome:
 # process serves only one run.
 _store: TCPStore | None = None
 _folder: Path | None = None
+_kept_groups: list[Any] = []
+"""Process groups that were destroyed (see `keep_groups`)."""
 
 
 def meet(node: str) -> Machine:
@@ -152,6 +155,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     torch.set_num_threads(assignment.threads)
+    keep_groups()
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
     _remove_folders_of_dead_workers()
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
@@ -191,6 +195,28 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         interpreter_end.write_open_files()
     adopt_model(gang.log)
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
+
+
+def keep_groups() -> None:
+    """Keep the process groups that are destroyed until this process ends.
+
+    If a function destroys its group and then returns, its DDP model is the last owner of the group. The model's end
+    then holds the GIL and waits for a thread of the group, which may wait for the GIL: the rank hangs (PyTorch 2.13;
+    plain PyTorch hangs after some tens of such calls).
+    """
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    groups = distributed.distributed_c10d
+    destroy = groups.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        _kept_groups.extend(groups._world.pg_map)
+        destroy(*args, **kwargs)
+
+    groups.destroy_process_group = distributed.destroy_process_group = destroy_process_group
 
 
 def _pickled(value: Any) -> bytes | MissingValue:
