@@ -248,6 +248,8 @@ def test_submitted_task_runs_keep_the_lease_until_they_end(home, leaving, logged
             submits.submit(leaving)
             numbers = after.map(unmapped(leaving), [1, 13, 2])
         assert state() == ("down", 0, ())
+        for future in numbers:
+            future.wait(timeout=0)  # otherwise `state` is that on the server, which records it a little later
         assert all(future.state.is_final() for future in numbers)
         return [future.result(raise_on_failure=False) for future in numbers]
 
