@@ -156,8 +156,9 @@ def may_call_ray(program: bytes) -> bool:
     if _RAY.search(program):
         return True
     names = (argument for _, argument, _ in pickletools.genops(program) if isinstance(argument, str))
-    files = {str(getattr(sys.modules[name], "__file__", None)) for name in names if _is_users(name)}
-    return any(_RAY.search(Path(file).read_bytes()) for file in files if file.endswith(".py"))
+    files = {Path(str(getattr(sys.modules[name], "__file__", None))) for name in names if _is_users(name)}
+    # A module may have no file, such as one in a zip archive, or its file may have been removed.
+    return any(_RAY.search(file.read_bytes()) for file in files if file.suffix == ".py" and file.is_file())
 
 
 def _is_users(name: str) -> bool:
