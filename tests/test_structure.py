@@ -91,3 +91,8 @@ def test_every_program_that_code_and_guides_start_exists():
     assert len(programs) > 10
     missing = {program: path for program, path in programs if find_spec(program) is None}
     assert not missing
+
+
+def test_the_paths_of_tests_in_the_makefile_exist():
+    paths = re.findall(r"(?<![\w/.-])tests/[\w/.]*\w", (ROOT / "Makefile").read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
