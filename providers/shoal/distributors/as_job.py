@@ -70,10 +70,9 @@ class JobCall(Generic[T]):
         """
         from shoal.jobs import submit
 
-        # The model's library is imported while the pool and the job start, because the import takes 1.6 s of CPU time.
-        library = Thread(target=self._import_library)
         if self.returns_model:
-            library.start()
+            # The model's library is imported while the pool and the job start: the import takes 1.6 s of CPU time.
+            Thread(target=self._import_library).start()
         with self.pool(None) as pool_name:
             call = SubmittedCall(submit(self.spec(pool_name), returns_model=self.returns_model), self.read)
             try:
