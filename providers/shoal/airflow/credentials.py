@@ -5,9 +5,7 @@ They are read here and not rendered as templates, because Airflow stores and sho
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook, Variable
@@ -49,25 +47,6 @@ def environment_of(conn_ids: Iterable[str]) -> dict[str, str]:
         extra = extra_of(connection, example='{"region_name": "eu-west-1"}')
         found |= {name: str(value or "") for name, value in variables(connection, extra).items()}
     return found
-
-
-@contextmanager
-def in_environment(conn_ids: Iterable[str]) -> Iterator[None]:
-    """Set the variables of `environment_of` in this process until the end of the block.
-
-    :param conn_ids: Ids of connections.
-    """
-    variables = environment_of(conn_ids)
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _of_aws(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:

@@ -11,10 +11,11 @@ from shoal.airflow._run_holder import holder_of
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.labelled import LabelledOperator
 from shoal.airflow.checks import UNKNOWN, Arguments
-from shoal.airflow.credentials import in_environment
+from shoal.airflow.credentials import environment_of
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.operators.outcomes import record_failure, record_promotion
 from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.environment_variables import variables_set
 from shoal.errors import InvalidArgumentError, ShoalError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class PromoteModelOperator(LabelledOperator):
         from shoal.jobs import promote_model
 
         try:
-            with in_environment(self.credential_conn_ids):
+            with variables_set(environment_of(self.credential_conn_ids)):
                 result = promote_model(
                     self.model,
                     self.version,

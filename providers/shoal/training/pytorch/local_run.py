@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.data.connector import DataConnector
+from shoal.environment_variables import variables_set
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine, environments
 
@@ -37,7 +36,7 @@ def run_local(
     # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its key-value server (the store) is already running. In a local
     # run no server is running, so the variable is removed, and PyTorch starts the server itself.
     del environment["TORCHELASTIC_USE_AGENT_STORE"]
-    with _environment(environment):
+    with variables_set(environment):
         set_context(Context(dataset_map, hyper_params))
         try:
             return function(*args, **kwargs)
@@ -58,17 +57,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
