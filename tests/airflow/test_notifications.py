@@ -19,7 +19,7 @@ from shoal.airflow.operators.outcomes import record_failure, record_success
 from shoal.airflow.results import instances_of
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import JobSpec, PromotionResult
-from tests.support.job_results import result_of
+from tests.support.job_results import decided, result_of
 
 SPEC = {
     "dataset": {"paths": ["/data"]},
@@ -251,21 +251,6 @@ WAITING = result_of(
     metrics={"holdout-rmse": 17.5},
     decision={"reason": "waiting", "sentence": "delays version 7 (rmse=17.5) waits for a decision"},
 )
-
-
-def decided(promoted: bool) -> PromotionResult:
-    return PromotionResult(
-        model_name="delays",
-        model_version="7",
-        model_uri="models:/delays/7",
-        alias="champion",
-        promoted=promoted,
-        decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
-        champion={"version": "6", "value": 18.0},
-        metric="rmse",
-        metrics={"holdout-rmse": 17.5},
-        job_id="job",
-    )
 
 
 @pytest.mark.parametrize("promoted", [True, False])

@@ -13,7 +13,7 @@ from prefect.logging import get_run_logger
 
 from shoal import jobs
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
-from shoal.jobs import PromotionResult, StaleModel, WaitingJob
+from shoal.jobs import StaleModel, WaitingJob
 from shoal.prefect import (
     adistributed_train,
     apromote_model,
@@ -24,7 +24,7 @@ from shoal.prefect import (
     retries,
     retry_unless_permanent,
 )
-from tests.support.job_results import result_of
+from tests.support.job_results import decided, result_of
 
 pytestmark = pytest.mark.server
 
@@ -214,21 +214,10 @@ async def aask(training):
 def test_a_version_that_waits_and_its_promotion_are_events(sent, ends, monkeypatch, promoted):
     ends(WAITING)
     assert train() == "Completed"
-    decided = PromotionResult(
-        model_name="delays",
-        model_version="7",
-        model_uri="models:/delays/7",
-        alias="champion",
-        promoted=promoted,
-        decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
-        metric="rmse",
-        metrics={"holdout-rmse": 17.5},
-        job_id="job",
-    )
     asked = []
-    monkeypatch.setattr(jobs, "promote_model", lambda *given, **options: asked.append(options) or decided)
+    monkeypatch.setattr(jobs, "promote_model", lambda *given, **options: asked.append(options) or decided(promoted))
 
-    assert ask(WAITING.to_dict()) == decided.to_dict() == asyncio.run(aask("job"))
+    assert ask(WAITING.to_dict()) == decided(promoted).to_dict() == asyncio.run(aask("job"))
 
     outcome = "promoted" if promoted else "kept"
     assert [event.event for event in sent] == ["shoal.model.waiting", *[f"shoal.model.{outcome}"] * 2]

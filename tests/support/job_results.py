@@ -1,10 +1,10 @@
-"""A job's result, to be changed where a test needs it."""
+"""Results of a job and of a promotion, to be changed where a test needs it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shoal.jobs import JobResult
+from shoal.jobs import JobResult, PromotionResult
 
 
 def result_of(**changes: Any) -> JobResult:
@@ -28,3 +28,19 @@ def result_of(**changes: Any) -> JobResult:
         "champion": None,
     }
     return JobResult(**{**plain, **changes})
+
+
+def decided(promoted: bool) -> PromotionResult:
+    """The result of a promotion of version 7 of the model "delays", which had waited for a decision."""
+    return PromotionResult(
+        model_name="delays",
+        model_version="7",
+        model_uri="models:/delays/7",
+        alias="champion",
+        promoted=promoted,
+        decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
+        champion={"version": "6", "value": 18.0},
+        metric="rmse",
+        metrics={"holdout-rmse": 17.5},
+        job_id="job",
+    )
