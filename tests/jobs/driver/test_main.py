@@ -172,6 +172,8 @@ def spec(tmp_path: Path, mlflow_uri: str) -> JobSpec:
 def environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal handlers and variables are the test process's own: put back what a driver changes."""
     monkeypatch.setattr(driver, "connect", lambda gcs, runtime_env: None)
+    # A driver that does not end in this time after SIGTERM ends itself, which here would end pytest without a word.
+    monkeypatch.setattr(heartbeats, "SIGTERM_GRACE_S", 60.0)
     monkeypatch.setattr("shoal.training.boosting.engine.train", plain_xgboost)
     monkeypatch.setattr(sys, "argv", ["driver", KEY.job_id, str(KEY.attempt)])
     before = signal.getsignal(signal.SIGTERM)
