@@ -256,7 +256,7 @@ def test_the_pages_work_below_a_prefix(store):
 class AnyoneMayLook:
     """A rule by which everybody may look and end what belongs to the DAG "mine", and do nothing else."""
 
-    def may_end(self, holder: str) -> bool:
+    def may_end(self, holder: str, team: str | None) -> bool:
         return ":mine/" in holder
 
     def viewer(self, request: Request) -> Viewer:
