@@ -79,6 +79,7 @@ def policies(teams: Sequence[str], *, reconciler: str = "shoal_reconciler") -> s
         "-- Run this as the owner of shoal's tables, and again after each upgrade of shoal.",
         "-- It sets no passwords: set them with \\password in psql, or let pg_hba.conf identify the roles.",
         "BEGIN;",
+        "SET LOCAL client_min_messages = warning;",
         *(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;" for table in _MAY_WRITE),
         *_role(reconciler),
         *(line for table in _MAY_WRITE for line in _policy(table, reconciler, "all", "ALL", _EVERY_ROW)),

@@ -26,6 +26,7 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
+from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
@@ -98,7 +99,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     """
     while True:
         newest = find_latest(store, order.job_id)
-        if newest is not None and newest.holder != order.holder:
+        if newest is not None and (newest.holder != order.holder or ids.is_interactive(order.holder)):
             teams.require(newest.team, order.team, f'job "{order.job_id}"')
         if newest is not None and order.task is not None:
             order.task.check(newest)
