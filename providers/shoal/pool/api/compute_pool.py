@@ -348,7 +348,7 @@ class ComputePool:
         Returns:
             False if there was no such lease.
         """
-        with transaction(self._store, JournalStep.REQUEST) as session:
+        with self._requests.changing() as session:
             released = commands.release(session, self.name, self.holder, self._clock(), team=self._requests.team)
             for holder in released:
                 self._requests.record(session, ActionKind.RELEASED, subject=holder)
