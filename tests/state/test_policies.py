@@ -121,10 +121,10 @@ def test_a_pool_of_no_team_is_shared_by_the_roles(acting):
         acting("ads", "ads")
         ads = ComputePool("shared", holder="test:ads")
         ads.lease(2, exclusive=True, is_async=True)
-        assert [lease.waiting for lease in ads.describe().leases if lease.team == "ads"] == [True]
+        assert {lease.team: lease.position for lease in ads.describe().leases} == {"fraud": None, "ads": 1}
         acting("fraud", "fraud")
     # The process of team fraud grants the lease of the other team.
-    assert [(lease.team, lease.waiting) for lease in fraud.describe().leases] == [("ads", False)]
+    assert [(lease.team, lease.position) for lease in fraud.describe().leases] == [("ads", None)]
     acting("ads", "ads")
     ads = ComputePool("shared", holder="test:ads")
     assert len(ads.wait_for_nodes(2)) == 2
