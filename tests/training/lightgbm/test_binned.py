@@ -9,6 +9,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector
@@ -88,6 +89,33 @@ def test_several_scores_per_row(rows: Path) -> None:
     binned.start_from(model, 1)
     values = connector.to_pandas()[COLUMNS]
     np.testing.assert_array_equal(binned.dataset.get_init_score(), model.predict(values, raw_score=True))
+
+
+def test_a_table_in_memory_gives_the_same_dataset_without_decoding_the_rows_again(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    features = {
+        "wide": pa.array(random.normal(size=ROWS).astype(np.float32), mask=random.random(ROWS) < 0.1),
+        "double": pa.array(np.where(random.random(ROWS) < 0.1, np.nan, random.normal(size=ROWS))),
+        "mostly_zero": pa.array(np.where(random.random(ROWS) < 0.9, 0.0, 1e300)),
+        "whole": pa.array(random.integers(-5, 2**60, ROWS), mask=random.random(ROWS) < 0.1),
+        "small": pa.array(random.integers(0, 9, ROWS).astype(np.uint8)),
+        "flag": pa.array(random.random(ROWS) < 0.5, mask=random.random(ROWS) < 0.1),
+    }
+    notes = {name: pa.array(random.integers(0, 2, ROWS).astype(np.float32)) for name in ("y", "w", "m")}
+    pq.write_table(pa.table(features | notes), tmp_path / "rows.parquet", row_group_size=ROWS // 3)
+    connector = DataConnector.from_parquet(tmp_path / "rows.parquet")
+    columns = Columns(tuple(features), "y", weight="w", base_margin=("m",))
+    shard = ShardRows(Part(connector, connector.plan(1, 0)[0]), columns, 0, keep_types=True)
+    params = {**PARAMS, "categorical_feature": ["small"]}
+    table = sample(shard, shares([ROWS])[0], params, 0)
+    made = find_bins(table, list(features), params, threads=1).reference({})
+    passes = shard.passes
+    for name, given in (("table", table), ("rows", None)):
+        binned = Binned(shard, made, table=given)
+        assert shard.passes == passes + (given is None)
+        binned.start_from(None, 1)
+        binned.dataset.save_binary(tmp_path / name)
+    assert (tmp_path / "table").read_bytes() == (tmp_path / "rows").read_bytes()
 
 
 def test_categories_stay_categories(rows: Path) -> None:

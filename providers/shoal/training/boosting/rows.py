@@ -207,6 +207,13 @@ class ShardRows:
                 return
             yield batch
 
+    def without_features(self) -> Iterable[Batch]:
+        """Iterate over the labels, weights, margins and groups once, without decoding the features."""
+        if self._complete and self._kept is not None:
+            return iter(self._kept)
+        columns = replace(self.columns, features=(), categories={})
+        return ShardRows(self.part, columns, 0, keep_types=True)
+
     def forget(self) -> None:
         """Free the rows in memory. After this call, the object must not be iterated over."""
         self._kept = None

@@ -4,7 +4,8 @@ fit in memory."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,21 +62,32 @@ class Binned:
         rows: Rows of the dataset.
         reference: Dataset whose bins are used for these rows.
         keep: Whether to keep the decoded rows in memory, for trainings that often continue from a model.
+        table: Features of all rows, if they are in memory anyway. LightGBM converts them to bins column by column, in a
+            fifth of the time that it needs for rows: it then looks for bins in one feature at a time, and not in all
+            in turn (25,000 rows of 1,000 features: 2.3 instead of 12 s of CPU time).
     """
 
-    def __init__(self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True) -> None:
+    def __init__(
+        self, rows: ShardRows, reference: lightgbm.Dataset, *, keep: bool = True, table: pa.Table | None = None
+    ) -> None:
         self._rows = rows
         count, columns = rows.part.shard.rows, rows.columns
-        # _noted() fills these arrays while LightGBM reads the rows. The arrays are complete in time, because LightGBM
-        # reads the labels and weights only after the last row.
+        # _noted() fills these arrays before LightGBM reads a table, or while it reads the rows. The arrays are complete
+        # in time, because LightGBM reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
         outputs = columns.base_margin
         self._margin = np.empty(count if len(outputs) == 1 else (count, len(outputs))) if outputs else None
         self._group = None if columns.group is None else np.empty(count, np.int64)
-        batches = self._noted()
+        data: pa.Table | list[_RowRange]
+        if table is not None and _is_readable(table):
+            data = table
+            deque(self._noted(rows.without_features()), maxlen=0)
+        else:
+            batches = self._noted(rows)
+            data = [_RowRange(part.rows, len(columns.features), batches) for part in rows.part.shard.ranges]
         self.dataset = lightgbm.Dataset(
-            [_RowRange(part.rows, len(columns.features), batches) for part in rows.part.shard.ranges],
+            data,
             label=self._label,
             weight=self._weight,
             reference=reference,
@@ -102,10 +114,10 @@ class Binned:
         if score is not None:
             self.dataset.set_init_score(score)
 
-    def _noted(self) -> Iterator[Batch]:
+    def _noted(self, rows: Iterable[Batch]) -> Iterator[Batch]:
         start = 0
-        for batch in self._rows:
-            stop = start + len(batch.data)
+        for batch in rows:
+            stop = start + len(batch.label)
             columns: tuple[tuple[np.ndarray | None, np.ndarray | None], ...] = (
                 (self._label, batch.label),
                 (self._weight, batch.weight),
@@ -117,6 +129,17 @@ class Binned:
                     kept[start:stop] = values
             yield batch
             start = stop
+
+
+def _is_readable(table: pa.Table) -> bool:
+    """Return whether LightGBM can read a table: there are rows, and all columns are numbers or booleans."""
+    import pyarrow as pa
+
+    types = pa.types
+    return len(table) > 0 and all(
+        types.is_integer(each) or types.is_float32(each) or types.is_float64(each) or types.is_boolean(each)
+        for each in table.schema.types
+    )
 
 
 class _RowRange(lightgbm.Sequence):  # type: ignore[misc]

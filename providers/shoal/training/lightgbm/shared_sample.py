@@ -54,6 +54,11 @@ def share(table: pa.Table) -> Any:
     return _InMemory(os.getpid(), descriptor)
 
 
+def own() -> pa.Table | None:
+    """Return the table that this process has shared; None if it is in Ray's object store."""
+    return _InMemory(os.getpid(), _files[-1]).read() if _files else None
+
+
 def forget() -> None:
     """Free the memory of the tables of this process. Those in Ray's object store are freed with their references."""
     while _files:

@@ -96,7 +96,15 @@ class _Session:
         columns = task.columns
         reference = bins.reference(columns.categories)
         keep = begins_anew_with(task)
-        train = Binned(self._rows, reference, keep=keep)
+        # If the worker's part of the sample is its whole shard, the rows are not decoded again. More memory was in use
+        # when the bins were found.
+        table = shared_sample.own()
+        if table is not None and len(table) < task.train.shard.rows:
+            table = None
+            shared_sample.forget()
+        train = Binned(self._rows, reference, keep=keep, table=table)
+        del table
+        shared_sample.forget()
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
         self._trainer = Trainer(task, self._context, train, binned)
@@ -171,7 +179,6 @@ def prepare(bins: Bins, machines: tuple[str, ...]) -> Prepared:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
-    shared_sample.forget()
     with _own_errors():
         return _session.prepare(bins, machines)
 
