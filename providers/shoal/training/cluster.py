@@ -104,9 +104,10 @@ def node_names() -> dict[str, str]:
     return {node["NodeID"]: node["NodeName"] for node in _alive()}
 
 
-def total_resources() -> list[dict[str, float]]:
-    """Return all resources (name -> amount) of each node that is alive, including the resources that are in use."""
-    return [dict(node["Resources"]) for node in _alive()]
+def total_resources() -> dict[str, dict[str, float]]:
+    """Return all resources (name -> amount) of each node that is alive, including the resources that are in use, by
+    Ray's node id."""
+    return {node["NodeID"]: dict(node["Resources"]) for node in _alive()}
 
 
 @dataclass(frozen=True, slots=True)
