@@ -69,8 +69,8 @@ class PoolFields(BaseModel):
 
     ray: bool = Field(
         default=True,
-        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-        "and starts in a second. The workers of its jobs are plain processes.",
+        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has no GPUs, starts in a second "
+        "or two, and takes less memory. The workers of its jobs are plain processes.",
     )
 
     ray_dashboard: bool = Field(
@@ -211,11 +211,6 @@ class PoolSpec(PoolFields, Settings):
         """Raise an error if the spec has options that a pool without Ray cannot have."""
         if self.backend == "ray":
             raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-        if self.max_nodes > 1:
-            raise ValueError(
-                f"max_nodes={self.max_nodes} is not allowed with ray=false, because several nodes need Ray: set "
-                "max_nodes=1, or remove ray=false"
-            )
         if self.gpus_per_node:
             raise ValueError(
                 f"gpus_per_node={self.gpus_per_node} is not allowed with ray=false, because only Ray divides GPUs "
