@@ -163,7 +163,6 @@ soak: install  ## Run the long tests, 2,000 odd arguments for each public functi
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
 	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay"
-	@$(MAKE) --no-print-directory test-kuberay
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
 
 lint: install  ## Run ruff, mypy and import-linter

@@ -15,17 +15,20 @@ from typing import Any
 
 import httpx
 
-from tests.kuberay import build
+from tests.kuberay import build, light_ray
 from tests.kuberay.agent.limits import remove_groups
 from tests.kuberay.agent.settings import AgentSettings
 from tests.kuberay.credentials import Credentials, make_credentials
-from tests.kuberay.processes import Service, free_port, python_module
+from tests.kuberay.processes import Service, agent_command, free_port
 from tests.support import ROOT
 from tests.support.network_hosts import Switch, refusal, switch
 from tests.support.waiting import wait_until
 
 RAY_IMAGE = "shoal.test/ray:2.60.0"
 """The name of the image that stands for this environment."""
+
+LIGHT_IMAGE = "shoal.test/light-ray:2.60.0"
+"""The name of the image in which a stand-in for Ray starts fast (`light_ray.py`)."""
 
 LOST_AFTER_S = 20
 """After how many seconds without a heartbeat a node is lost. A cluster has 50: too long for tests."""
@@ -59,7 +62,6 @@ class ControlPlane:
             httpx.HTTPStatusError: it was refused.
         """
         if self._client is None:
-            # The API server makes the certificate when it starts.
             context = ssl.create_default_context(cafile=str(self.credentials.server_certificate))
             self._client = httpx.Client(base_url=self.server, verify=context, trust_env=False, timeout=30)
         headers = {"Authorization": f"Bearer {self.credentials.tokens['admin']}", "Content-Type": kind}
@@ -143,9 +145,25 @@ class ControlPlane:
             "visible": [str(path) for path in visible],
             "variables": variables,
         }
+        self._write_images()
+
+    def _write_images(self) -> None:
         unfinished = self.folder / "images.unfinished"
         unfinished.write_text(json.dumps(self._images))
         unfinished.rename(self.folder / "images.json")
+
+    def add_light_image(self) -> None:
+        """Let the stand-in for Ray be an image, again if it was removed."""
+        command = self.folder / "light-ray" / "bin" / "ray"
+        command.parent.mkdir(parents=True, exist_ok=True)
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {Path(light_ray.__file__)} "$@"\n')
+        command.chmod(0o755)
+        self.add_image(LIGHT_IMAGE, command.parent.parent, [ROOT])
+
+    def remove_image(self, name: str) -> None:
+        """Let an image be in no registry: containers that start from now on cannot pull it."""
+        del self._images[name]
+        self._write_images()
 
     def add_node(
         self,
@@ -179,8 +197,7 @@ class ControlPlane:
         )
         file = self.folder / f"{name}.json"
         settings.write(file)
-        alone = ["unshare", "--mount", "--propagation", "slave"]
-        agent = Service(name, alone + python_module("tests.kuberay.agent", str(file)), self.folder / f"{name}.log")
+        agent = Service(name, agent_command(file), self.folder / f"{name}.log")
         self.nodes[name] = agent
         agent.start()
         agent.wait_for(lambda: self._schedulable(name))
@@ -216,7 +233,8 @@ class ControlPlane:
             f"--bind-address={self.address}",
             f"--advertise-address={self.address}",
             "--secure-port=443",
-            f"--cert-dir={keys.folder}",
+            f"--tls-cert-file={keys.server_certificate}",
+            f"--tls-private-key-file={keys.server_key}",
             "--service-cluster-ip-range=198.19.0.0/24",
             f"--token-auth-file={keys.token_file}",
             "--authorization-mode=RBAC",
@@ -255,14 +273,19 @@ class ControlPlane:
         return False
 
 
-def missing() -> str | None:
-    """Why there can be no control plane here; None where there can."""
+def lacking() -> str | None:
+    """What nodes lack here; None if they can run."""
     if os.geteuid():
         return "nodes need root: they make network namespaces and mounts"
     for command in ("setpriv", "unshare", "nsenter", "pivot_root"):
         if shutil.which(command) is None:
             return f"there is no `{command}` command (util-linux)"
-    return refusal() or build.missing()
+    return refusal()
+
+
+def missing() -> str | None:
+    """Why there can be no control plane here; None where there can."""
+    return lacking() or build.missing()
 
 
 @contextmanager
@@ -275,7 +298,7 @@ def control_plane(nodes: int = 2) -> Iterator[ControlPlane]:
     folder = Path(tempfile.mkdtemp(prefix="shoal-kuberay-"))
     try:
         with switch() as bridge:
-            plane = ControlPlane(folder, bridge, make_credentials(folder / "credentials"))
+            plane = ControlPlane(folder, bridge, make_credentials(folder / "credentials", f"{bridge.network}.1"))
             try:
                 plane.add_image(
                     RAY_IMAGE,
@@ -284,6 +307,7 @@ def control_plane(nodes: int = 2) -> Iterator[ControlPlane]:
                     RAY_USAGE_STATS_ENABLED="0",
                     PYTHONUNBUFFERED="1",
                 )
+                plane.add_light_image()
                 plane.start()
                 for number in range(nodes):
                     plane.add_node(f"node-{number}")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 
 USERS = {
     "admin": ("admin", "system:masters"),
@@ -43,13 +47,13 @@ class Credentials:
 
     @property
     def server_certificate(self) -> Path:
-        """The certificate of the API server, which makes it itself, and of its authority."""
-        return self.folder / "apiserver.crt"
+        """The certificate of the API server and of the nodes' logs, which has no other authority."""
+        return self.folder / "server.crt"
 
     @property
     def server_key(self) -> Path:
         """The key of this certificate."""
-        return self.folder / "apiserver.key"
+        return self.folder / "server.key"
 
     def kubeconfig(self, user: str, server: str) -> Path:
         """Write the kubeconfig of a user."""
@@ -67,21 +71,47 @@ class Credentials:
         return path
 
 
-def make_credentials(folder: Path) -> Credentials:
-    """Make a key and tokens in a folder."""
+def make_credentials(folder: Path, address: str) -> Credentials:
+    """Make keys, a certificate for an address, and tokens in a folder."""
     folder.mkdir(mode=0o700)
-    tokens = {name: secrets.token_hex(16) for name in USERS}
-    made = Credentials(folder, tokens)
+    made = Credentials(folder, {name: secrets.token_hex(16) for name in USERS})
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write(made.account_key, private.decode())
+    _write(made.account_key, _private(key))
     _write(made.account_public_key, public.decode())
-    lines = [f'{tokens[name]},{user},{name},"{group}"' for name, (user, group) in USERS.items()]
+    lines = [f'{made.tokens[name]},{user},{name},"{group}"' for name, (user, group) in USERS.items()]
     _write(made.token_file, "\n".join(lines) + "\n")
+    server_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    _write(made.server_key, _private(server_key))
+    _write(made.server_certificate, _certificate(server_key, address))
     return made
+
+
+def _certificate(key: rsa.RSAPrivateKey, address: str) -> str:
+    """A certificate that is signed with its own key, for the names under which pods know the API server."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal-tests")])
+    service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+    subjects = [x509.IPAddress(ip_address(address)), *(x509.DNSName(each) for each in service)]
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName(subjects), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
+
+
+def _private(key: rsa.RSAPrivateKey) -> str:
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
 def _write(path: Path, text: str) -> None:

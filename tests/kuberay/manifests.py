@@ -47,4 +47,4 @@ def _template(name: str, image: str) -> dict[str, Any]:
     # The requests are what is scheduled, so that two nodes have room; a limit of CPU would only say how many Ray sees.
     resources = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
     container = {"name": name, "image": image, "resources": resources}
-    return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5}}
+    return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 2}}

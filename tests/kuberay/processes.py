@@ -108,6 +108,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this Python."""
-    return [sys.executable, "-m", module, *arguments]
+def agent_command(settings: Path) -> list[str]:
+    """The command of a node agent, whose mounts are gone when its last process is."""
+    alone = ["unshare", "--mount", "--propagation", "slave"]
+    return [*alone, sys.executable, "-m", "tests.kuberay.agent", str(settings)]

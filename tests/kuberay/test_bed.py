@@ -77,7 +77,8 @@ def test_a_container_that_fails_is_restarted_with_its_log_kept(core: Any, cluste
     )
 
     assert found.status.container_statuses[0].last_state.terminated.exit_code == 3
-    assert "the cause" in core.read_namespaced_pod_log("crash", namespace)
+    for previous in (False, True):
+        assert "the cause" in core.read_namespaced_pod_log("crash", namespace, previous=previous)
 
 
 def test_a_pod_gets_secrets_fields_names_and_a_token_of_its_account(core: Any, cluster: Cluster, namespace: str):

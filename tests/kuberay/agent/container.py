@@ -43,7 +43,7 @@ class Container:
         self.killed_for: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._failures = 0
-        self._restart_wanted = False
+        self._ended = -1  # the number of the last run before a restart
 
     @property
     def folder(self) -> Path:
@@ -51,8 +51,8 @@ class Container:
         return self.pod.folder / "containers" / self.name
 
     def log(self, previous: bool = False) -> Path:
-        """The log of this run, or of the run before."""
-        return self.pod.logs / self.name / f"{self.restarts - previous}.log"
+        """The log of the run that the status shows, or of the last run that has ended before a restart."""
+        return self.pod.logs / self.name / f"{self._ended if previous else self.restarts}.log"
 
     def status(self) -> dict[str, Any]:
         """What the API shows of it."""
@@ -78,7 +78,7 @@ class Container:
                 return self.code
             self._failures += 1
             delay = min(FIRST_BACKOFF_S * 2 ** (self._failures - 1), MOST_BACKOFF_S)
-            self.last_state = self.state
+            self.last_state, self._ended = self.state, self.restarts
             about = self.pod.manifest["metadata"]
             name = f"container={self.name} pod={about['name']}_{about['namespace']}({self.pod.uid})"
             message = f"back-off {delay:.0f}s restarting failed {name}"

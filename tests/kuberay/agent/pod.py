@@ -100,8 +100,8 @@ class Pod:
             body = {"metadata": {"uid": self.uid}, "status": self._status()}
             if body == self._published:
                 return
-            self._published = body
             await self.node.api.send_until_answered("PATCH", path, body, MERGE)
+            self._published = body
 
     async def _run(self) -> None:
         self.host = self.node.new_host()
