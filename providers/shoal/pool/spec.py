@@ -69,8 +69,8 @@ class PoolFields(BaseModel):
 
     ray: bool = Field(
         default=True,
-        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-        "and starts in a second. The workers of its jobs are plain processes.",
+        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has no GPUs, starts in a second "
+        "or two, and takes less memory. The workers of its jobs are plain processes.",
     )
 
     ray_dashboard: bool = Field(
@@ -91,6 +91,14 @@ class PoolFields(BaseModel):
         description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
         "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
         "shoal there. Default: the interpreter of the process that starts the pool.",
+    )
+
+    only_team: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="Team to which the pool belongs. Other teams, and processes without a team, can neither use nor "
+        "change the pool. Default: the pool belongs to no team, and all may use it.",
     )
 
     address: str | None = Field(
@@ -169,6 +177,8 @@ class PoolSpec(PoolFields, Settings):
             self._check_without_ray()
         if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
+        if self.only_team == "*":
+            raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
         if self.python is not None and not self.python.startswith("/"):
             raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
         if self.backend == "ray":
@@ -211,11 +221,6 @@ class PoolSpec(PoolFields, Settings):
         """Raise an error if the spec has options that a pool without Ray cannot have."""
         if self.backend == "ray":
             raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-        if self.max_nodes > 1:
-            raise ValueError(
-                f"max_nodes={self.max_nodes} is not allowed with ray=false, because several nodes need Ray: set "
-                "max_nodes=1, or remove ray=false"
-            )
         if self.gpus_per_node:
             raise ValueError(
                 f"gpus_per_node={self.gpus_per_node} is not allowed with ray=false, because only Ray divides GPUs "

@@ -20,6 +20,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal import telemetry
@@ -51,16 +52,17 @@ from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
+from shoal.node_register import NodeRegister
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
+from shoal.pool.teams import TEAM_VARIABLE
 from shoal.redaction import hiding
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.cluster import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
@@ -244,8 +246,8 @@ class Driver:
             # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return
-        [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
-        cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
+        cluster.use_register(NodeRegister(NodeRegister.path_in(Path(os.environ["TMPDIR"]))))
+        self._leaving.start()
 
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
@@ -503,6 +505,8 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
         print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
         return 0
     os.environ.update(secrets.variables())
+    if job.team is not None:
+        os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
     telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
     spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
     if package.has_frames(spec):
