@@ -93,6 +93,14 @@ class PoolFields(BaseModel):
         "shoal there. Default: the interpreter of the process that starts the pool.",
     )
 
+    only_team: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="Team to which the pool belongs. Other teams, and processes without a team, can neither use nor "
+        "change the pool. Default: the pool belongs to no team, and all may use it.",
+    )
+
     address: str | None = Field(
         default=None,
         description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
@@ -169,6 +177,8 @@ class PoolSpec(PoolFields, Settings):
             self._check_without_ray()
         if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
+        if self.only_team == "*":
+            raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
         if self.python is not None and not self.python.startswith("/"):
             raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
         if self.backend == "ray":
