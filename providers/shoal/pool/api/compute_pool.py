@@ -92,9 +92,8 @@ class ComputePool:
         self._spec = PoolSpec.parse(source) if isinstance(source, PoolSpec) or (source and is_uri(source)) else None
         self._store = store or Store()
         self._clock = clock
-        self.name = (
-            self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
-        )
+        name = source if isinstance(source, str) else None
+        self.name = self._spec.name if self._spec else which_pool(self._store, name, team=team)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
         team = teams.asking(team)
