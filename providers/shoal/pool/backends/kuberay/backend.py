@@ -54,7 +54,7 @@ class KubeRayBackend:
             problem = reasons.cluster_problem(spec, cluster, {}, time.time())
         if problem:
             raise InvalidArgumentError(f'pool "{spec.name}" cannot have {size} nodes: {problem}')
-        client.pods()
+        client.check_rights()
 
     def prepare(self, spec: PoolSpec) -> None:
         """Do nothing, because the RayCluster and its token exist already."""

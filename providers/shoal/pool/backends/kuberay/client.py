@@ -52,7 +52,12 @@ class KubeClient:
         )
         return None if found is None else RayCluster.of(found)
 
-    def patch(self, patch: Patch) -> RayCluster:
+    def check_rights(self) -> None:
+        """Check that the pods of the RayCluster may be listed, and the RayCluster be changed. Nothing is changed."""
+        self.pods()
+        self.patch([{"op": "test", "path": "/metadata/name", "value": self._spec.ray_cluster}], dry_run="All")
+
+    def patch(self, patch: Patch, **options: Any) -> RayCluster:
         """Change the RayCluster, and return it.
 
         Raises:
@@ -67,7 +72,9 @@ class KubeClient:
                 self._spec.ray_cluster,
                 patch,
                 field_manager="shoal",
+                _content_type="application/json-patch+json",
                 _request_timeout=CLUSTER_PATIENCE,
+                **options,
             ),
         )
         return RayCluster.of(found)
