@@ -20,33 +20,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.support.json_patch import Object, Refused, apply
+
 USER_TOKEN = "kube-user"
 RAY_TOKEN = "ray-token"
 NAMESPACE = "ml"
-
-Object = dict[str, Any]
 
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<ns>[^/]+)/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+)(?P<sub>/.*)?)?"
 )
 _PROXY = re.compile(r"(?:http:)?(?P<service>[^:]+):8265")
-
-
-class Refused(Exception):
-    """An answer with an error, as the API writes it."""
-
-    def __init__(self, status: int, reason: str, message: str, name: str | None = None) -> None:
-        super().__init__(message)
-        details = {"details": {"name": name}} if name else {}
-        self.status = status
-        self.body = {
-            "kind": "Status",
-            "status": "Failure",
-            "reason": reason,
-            "message": message,
-            "code": status,
-        } | details
 
 
 def ray_cluster(name: str, *, replicas: int = 0, max_replicas: int = 3, low: int = 0, **spec: Any) -> Object:
@@ -67,6 +51,7 @@ class FakeKubernetes:
     Attributes:
         folder: Folder for the kubeconfig file.
         refused: Verbs and resources that the user may not use, such as ``patch rayclusters``.
+        allowed: The only verbs and resources that the user may use; None: all that are not refused.
         operates: Whether the operator runs.
         has_crd: Whether the API knows RayClusters.
         pod_quota: Largest number of pods.
@@ -78,6 +63,7 @@ class FakeKubernetes:
 
     folder: Path
     refused: set[str] = field(default_factory=set)
+    allowed: set[str] | None = None
     operates: bool = True
     has_crd: bool = True
     answers: bool = True
@@ -207,7 +193,8 @@ class FakeKubernetes:
             )
             resource = kind + ("/" + sub.split("/")[1] if sub else "")
             self.requests.append(f"{verb} {resource}")
-            if f"{verb} {resource}" in self.refused:
+            use = f"{verb} {resource}"
+            if use in self.refused or (self.allowed is not None and use not in self.allowed):
                 said = f'{resource} is forbidden: User "u" cannot {verb} resource "{resource}"'
                 raise Refused(403, "Forbidden", said, name)
             if kind == "rayclusters" and not self.has_crd:
@@ -240,7 +227,7 @@ class FakeKubernetes:
             self.before_patch()
             if headers.get("content-type") != "application/json-patch+json":
                 raise Refused(415, "UnsupportedMediaType", "only JSON patches are known here")
-            return 200, self._store(kind, name, lambda made: _apply(made, json.loads(body)))
+            return 200, self._store(kind, name, lambda made: apply(made, json.loads(body)))
         return 200, self.objects[kind, name]
 
     def _store(self, kind: str, name: str, change: Callable[[Object], None], *, is_status: bool = False) -> Object:
@@ -271,6 +258,8 @@ class FakeKubernetes:
         pods = [pod for pod in self._pods() if pod["status"].get("ray") and _labels(pod)["ray.io/cluster"] == cluster]
         if not any(_labels(pod)["ray.io/node-type"] == "head" for pod in pods):
             return 503, "no endpoints available for service"
+        if path.startswith("/api/jobs/") or path.startswith("/api/packages/"):
+            return 200, {"stopped": True}
         if path.startswith("/api/v0/nodes"):
             return 200, {"data": {"result": {"result": [self._ray_node(pod) for pod in pods]}}}
         return 200, {"data": {"pythonVersion": "3.11.9"}}
@@ -344,7 +333,7 @@ class FakeKubernetes:
                     self._delete_pod(pod)
             # A terminating pod that is not named counts as a replica.
             running = [pod for pod in pods if pod["metadata"]["name"] not in named]
-            wanted = min(max(group["replicas"], group["minReplicas"]), group["maxReplicas"])
+            wanted = min(max(group.get("replicas", 0), group.get("minReplicas", 0)), group.get("maxReplicas", 1))
             for _ in range(wanted - len(running)):
                 if failed := self._create_pod(name, group["groupName"]):
                     return failed
@@ -398,23 +387,3 @@ class FakeKubernetes:
 
 def _labels(made: Object) -> dict[str, str]:
     return made["metadata"].get("labels") or {}
-
-
-def _apply(made: Object, patch: list[Object]) -> None:
-    """Apply a JSON patch (RFC 6902) with the operations test, add, replace and remove."""
-    for operation in patch:
-        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-        place: Any = made
-        for part in path:
-            place = place[int(part)] if isinstance(place, list) else place.get(part)
-            if place is None:
-                raise Refused(422, "Invalid", f"the path {operation['path']} does not exist")
-        key: Any = int(last) if isinstance(place, list) else last
-        kind = operation["op"]
-        if kind == "test":
-            if place.get(key) != operation["value"]:
-                raise Refused(422, "Invalid", f"testing path {operation['path']} value failed")
-        elif kind == "remove":
-            del place[key]
-        else:
-            place[key] = operation["value"]
