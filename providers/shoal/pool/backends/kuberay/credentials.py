@@ -83,7 +83,7 @@ def _client(configuration: Any) -> ApiClient:
 
 
 def _modules() -> tuple[Any, Any]:
-    """Return the modules `config` and `client` of the official client, which are imported only for `kuberay://` pools."""
+    """Return the modules `config` and `client` of the official client. Only `kuberay://` pools import them."""
     try:
         from kubernetes import client, config
     except ImportError as error:
