@@ -1,8 +1,10 @@
-"""Scaling a local pool from one node to more, against `ray.cluster_utils.Cluster` adding as many.
+"""Scaling a local pool, with and without Ray, from one node to more, against `ray.cluster_utils.Cluster` adding as
+many.
 
-Every figure is wall time from the request to the last node that is up; both heads run all the while, each in a process
-of its own, and the two take turns, so that a busy machine slows both. Ray's own test cluster starts its nodes one after
+Every time is wall time from the request to the last node that is up; all heads run all the while, each in a process of
+its own, and they take turns, so that a busy machine slows all. Ray's own test cluster starts its nodes one after
 another in one process that has imported Ray already; a pool's nodes get a supervisor each, that outlives the caller.
+The memory is that of all nodes when they are up, with each page counted once.
 
 Run it with ``python -m tests.benchmarks.pool_scaling``.
 """
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.benchmarks.process_tree import tree_bytes
 from tests.benchmarks.report import table
 from tests.benchmarks.side import Side
 
@@ -30,8 +33,8 @@ _OBJECT_STORE_MB = 128
 _MOST_NODES = 16
 
 
-Grow = Callable[[int], float]
-"""To so many nodes, the head among them, and back; returns the seconds of growing."""
+Grow = Callable[[int], tuple[float, int]]
+"""To so many nodes, the head among them, and back; returns the seconds of growing, and the bytes of all nodes."""
 
 
 @contextmanager
@@ -45,13 +48,13 @@ def cluster_utils(folder: Path) -> Iterator[Grow]:
     common = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_MB * 2**20, "temp_dir": str(folder)}
     cluster = Cluster(initialize_head=True, head_node_args=common)
 
-    def grow(size: int) -> float:
+    def grow(size: int) -> tuple[float, int]:
         began = time.perf_counter()
         nodes = [cluster.add_node(**common) for _ in range(size - 1)]
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, tree_bytes(os.getpid())
         for node in nodes:
             cluster.remove_node(node)
-        return seconds
+        return seconds, used
 
     try:
         yield grow
@@ -60,21 +63,25 @@ def cluster_utils(folder: Path) -> Iterator[Grow]:
 
 
 @contextmanager
-def shoal(folder: Path) -> Iterator[Grow]:
-    """A pool."""
+def shoal(folder: Path, ray: bool) -> Iterator[Grow]:
+    """A pool, with or without Ray."""
     os.environ["SHOAL_HOME"] = str(folder)
     os.environ["TMPDIR"] = str(folder.parent)  # with turns of its own, beside other pools' of this machine
     tempfile.tempdir = None
     from shoal import ComputePool
+    from tests.support.pool_processes import node_rows
 
-    pool = ComputePool(f"local://bench?max_nodes={_MOST_NODES}&object_store_mb={_OBJECT_STORE_MB}").up()
+    options = f"max_nodes={_MOST_NODES}&object_store_mb={_OBJECT_STORE_MB}&ray={str(ray).lower()}"
+    pool = ComputePool(f"local://bench?{options}").up()
 
-    def grow(size: int) -> float:
+    def grow(size: int) -> tuple[float, int]:
         began = time.perf_counter()
         pool.scale(size)
         seconds = time.perf_counter() - began
+        # Ray's agents have no variables to be found by, but descend from their node's supervisor.
+        used = sum(tree_bytes(node.supervisor["pid"]) for node in node_rows() if node.supervisor)
         pool.scale(1)
-        return seconds
+        return seconds, used
 
     try:
         yield grow
@@ -82,12 +89,12 @@ def shoal(folder: Path) -> Iterator[Grow]:
         pool.down()
 
 
-def measure(nodes: int, repeat: int) -> list[list[float]]:
-    """Seconds of Ray's test cluster, and of a pool, for each turn."""
+def measure(nodes: int, repeat: int) -> list[list[tuple[float, int]]]:
+    """Seconds and bytes of Ray's test cluster, of a pool, and of one without Ray, for each turn."""
     # Short, because Ray puts sockets (108 bytes at most) below it.
     folder = Path(tempfile.mkdtemp(prefix=""))
     try:
-        sides = [Side(opened, folder / opened.__name__[0]) for opened in (cluster_utils, shoal)]
+        sides = [Side(cluster_utils, folder / "c"), Side(shoal, folder / "s", True), Side(shoal, folder / "n", False)]
         try:
             turns = [[side.ask(nodes) for side in sides] for _ in range(repeat)]
         finally:
@@ -105,12 +112,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rows = []
     for nodes in args.nodes:
-        ray, pool = measure(nodes, args.repeat)
-        for name, seconds in (("ray.cluster_utils.Cluster", ray), ("shoal, a pool", pool)):
+        base = 0.0
+        names = ("ray.cluster_utils.Cluster", "shoal, a pool", "shoal, without Ray")
+        for name, turns in zip(names, measure(nodes, args.repeat), strict=True):
+            seconds, used = zip(*turns, strict=True)
             figures = [statistics.median(seconds), min(seconds), max(seconds)]
-            ratio = figures[0] / statistics.median(ray)
-            rows.append([f"1 -> {nodes}, {name}", *(f"{figure:.2f}" for figure in figures), f"{ratio:.2f}"])
-    print(table(["nodes", "median s", "min", "max", "x Ray"], rows))
+            base = base or figures[0]
+            memory = f"{statistics.median(used) / 2**20:.0f}"
+            row = [*(f"{figure:.2f}" for figure in figures), f"{figures[0] / base:.2f}", memory]
+            rows.append([f"1 -> {nodes}, {name}", *row])
+    print(table(["nodes", "median s", "min", "max", "x Ray", "MiB"], rows))
 
 
 if __name__ == "__main__":

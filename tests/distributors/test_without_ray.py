@@ -1,4 +1,4 @@
-"""Calls without a pool train on an embedded pool without Ray: the same models, and the same clean-up."""
+"""Trainings on a pool without Ray, embedded or with two nodes: the same models, and the same clean-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal import ComputePool, RunConfig
+from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.call_pool import ray_for
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
@@ -25,6 +25,7 @@ from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
 from shoal.jobs.scheduling import needs_ray
 from shoal.pool.api import list_pools
+from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import Program, may_call_ray
 from tests.support.pool_processes import node_rows, nothing_left, processes_of_home
 from tests.support.two_node_cluster import TwoNodes
@@ -34,7 +35,7 @@ SCRIPT = """
 import hashlib, os, signal, sys
 from pathlib import Path
 from xgboost.callback import TrainingCallback
-from shoal import RunConfig
+from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
@@ -50,6 +51,9 @@ class Stop(TrainingCallback):
             os.kill(os.getpid(), 9)
 
 config = RunConfig(checkpoint_every=5, max_restarts=1)
+if what == "dies":
+    pool = ComputePool("local://two?max_nodes=2&min_nodes=2&ray=false").up()
+    print("nodes", *(node["cpus"] for node in pool.get_nodes()))
 two = {"num_workers": 2, "num_cpu_per_worker": 1}
 columns = ["a", "b", "c"]
 data = DataConnector.from_parquet(rows)
@@ -61,6 +65,8 @@ lgb = LightGBMEstimator(
 ).fit(data, columns, "y")
 for model in (bytes(xgb.save_raw("ubj")), lgb.model_to_string().encode()):
     print(hashlib.sha256(model).hexdigest())
+if what == "dies":
+    pool.down()
 """
 
 FUNCTION_SCRIPT = """
@@ -107,7 +113,7 @@ def script(rows: Path, reached: Path, what: str, folder: Path, code: str = SCRIP
 
 
 @pytest.mark.ray
-def test_models_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
+def test_models_of_two_nodes_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
     driver: TwoNodes, rows: Path, fresh_home: Path, tmp_path: Path
 ) -> None:
     data, columns = DataConnector.from_parquet(str(rows)), ["a", "b", "c"]
@@ -120,6 +126,7 @@ def test_models_are_those_of_a_ray_cluster_also_after_a_worker_was_killed(
     ]
     with script(rows, tmp_path / "reached", "dies", tmp_path) as process:
         said = process.communicate()[0]
+    assert said.startswith("nodes 1 1\n")
     assert "(restart 1 of 1)" in said
     assert said.split()[-2:] == [hashlib.sha256(model).hexdigest() for model in on_ray]
     wait_until(lambda: not node_rows(), "the end of the pool")
@@ -151,9 +158,11 @@ def test_a_function_trains_on_two_ranks_as_plain_pytorch_does_also_after_a_rank_
 def test_code_that_uses_ray_on_a_pool_without_ray_is_refused_before_ray_starts() -> None:
     code = """if True:
         import ray
+        from pathlib import Path
         from shoal.errors import InvalidArgumentError
+        from shoal.node_register import NodeRegister
         from shoal.training import cluster
-        cluster.use_this_machine({"name": "here", "cpus": 1, "gpus": 0})
+        cluster.use_register(NodeRegister(Path("register")))
         try:
             ray.put(1)
         except InvalidArgumentError as error:
@@ -241,10 +250,10 @@ def test_which_functions_need_ray(given: Mapping[str, Any], expected: bool) -> N
     assert ray_for(FunctionJobSpec(train_func="a_module:train"))
 
 
-def test_a_pool_without_ray_is_small(fresh_home: Path) -> None:
-    for wrong, message in (("ray=false", "max_nodes=1"), ("ray=false&max_nodes=1&gpus_per_node=1", "is not allowed")):
-        with pytest.raises(Exception, match=message):
-            ComputePool(f"local://x?{wrong}")
+@pytest.mark.parametrize("wrong", ["gpus_per_node=1", "ray_dashboard=true"])
+def test_a_pool_without_ray_has_no_options_that_need_ray(wrong: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{wrong} is not allowed with ray=false"):
+        PoolSpec.parse(f"local://x?ray=false&{wrong}")
 
 
 class DiesAndFails:

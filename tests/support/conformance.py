@@ -22,10 +22,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.training import cluster
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.gang.reused_workers import end_gangs
+from tests.support.without_ray import nodes_without_ray
 
 ROWS, EVAL_ROWS, ROUNDS = 3_000, 800, 25
 FEATURES = ("a", "b", "c", "d", "e")
@@ -525,12 +525,9 @@ def compared(case: Case, shape: Shape, workers: int, folder: Path) -> Difference
 @contextmanager
 def this_machine(cpus: int) -> Iterator[None]:
     """Let this process start its workers as child processes, without Ray."""
-    cluster.use_this_machine({"name": "here", "cpus": cpus, "gpus": 0})
-    try:
+    with nodes_without_ray(cpus):
         yield
-    finally:
         end_gangs()
-        cluster._this_machine = None
 
 
 def main(pattern: str = "") -> int:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.training import cluster
-from shoal.training.cluster import Node
 from shoal.training.gang.reused_workers import end_gangs
 from tests.support.two_node_cluster import TwoNodes, connected
+from tests.support.without_ray import nodes_without_ray
 
 
 @pytest.fixture(scope="package")
@@ -22,8 +21,7 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
 @pytest.fixture(scope="module")
 def without_ray() -> Iterator[None]:
     """This process as a driver that starts its workers itself; for a module, whose tests share the workers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "_this_machine", Node(name="here", cpus=2, gpus=0))
+    with nodes_without_ray(2):
         yield
         end_gangs()
 

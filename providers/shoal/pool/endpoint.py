@@ -18,6 +18,9 @@ from shoal.pool.spec import is_loopback
 NO_GCS = ""
 """Value of `Endpoint.gcs` (the address of Ray's control service) for a head that runs without Ray."""
 
+REGISTER = "register"
+"""Key in the endpoint of a node without Ray: the folder of the register of the pool's nodes."""
+
 LIBRARIES = "libraries"
 """Key in the metadata of a submitted job: the names of the libraries that its driver imports, separated by spaces."""
 

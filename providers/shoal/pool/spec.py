@@ -138,11 +138,6 @@ class PoolSpec(PoolFields, Settings):
         """Raise an error if the spec has options that a pool without Ray cannot have."""
         if self.backend != "local":
             raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-        if self.max_nodes > 1:
-            raise ValueError(
-                f"max_nodes={self.max_nodes} is not allowed with ray=false, because several nodes need Ray: set "
-                "max_nodes=1, or remove ray=false"
-            )
         if self.gpus_per_node:
             raise ValueError(
                 f"gpus_per_node={self.gpus_per_node} is not allowed with ray=false, because only Ray divides GPUs "

@@ -59,8 +59,8 @@ class PoolFields(BaseModel):
 
     ray: bool = Field(
         default=True,
-        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has one node and no GPUs, "
-        "and starts in a second. The workers of its jobs are plain processes.",
+        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has no GPUs, starts in a second "
+        "or two, and takes less memory. The workers of its jobs are plain processes.",
     )
 
     ray_dashboard: bool = Field(

@@ -23,6 +23,7 @@ from shoal.pool.backends import versions
 from shoal.pool.backends.local import bytecode, gpus, node_start, processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.node_start import Load, Member, load_node
+from shoal.pool.endpoint import REGISTER
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.reconcile.background_process import ensure_running
 from shoal.pool.spec import PoolSpec
@@ -120,7 +121,8 @@ class Supervisor:
                 return None
             node.supervisor = self._me.to_json()
             node.state = NodeState.STARTING
-            gcs = head.endpoint["gcs"] if head and head.endpoint else None
+            addresses = head.endpoint if head else None
+            gcs = addresses.get(REGISTER) or addresses["gcs"] if addresses else None
             return node, PoolSpec.model_validate(pool.spec), gcs, pool.owner is not None
 
     def _watch(self, member: Member) -> None:

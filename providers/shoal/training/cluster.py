@@ -1,4 +1,5 @@
-"""List the nodes and resources on which this process can start workers: those of a Ray cluster, or only this machine.
+"""List the nodes and resources on which this process can start workers: those of a Ray cluster, or of a pool without
+Ray.
 
 Without a Ray cluster, the driver starts the workers as its own child processes.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, NotRequired, TypedDict
 
 from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.node_register import NodeRegister
 
+_CPU = "CPU"
 _HEAD_RESOURCE = "node:__internal_head__"
 GPU_TYPE = "accelerator_type:"
 """Prefix of the names of Ray's resources for GPU types, such as ``accelerator_type:H100``. Each node with GPUs of a
@@ -27,14 +30,14 @@ _PATIENCE_S = 2.0
 """Maximum time in seconds to wait for an answer of the head node."""
 
 
-_this_machine: Node | None = None
+_register: NodeRegister | None = None
 
 
-def use_this_machine(node: Node) -> None:
-    """Make this process start its workers as child processes on this machine, without Ray. User code in this process
-    and in the workers can then not start a Ray of its own, whose processes would remain."""
-    global _this_machine
-    _this_machine = node
+def use_register(register: NodeRegister) -> None:
+    """Make this process a driver or worker of a pool without Ray: a driver starts its workers as child processes on the
+    nodes of the register. User code can then not start a Ray of its own, whose processes would remain."""
+    global _register
+    _register = register
     os.environ["RAY_RUNTIME_ENV_HOOK"] = f"{__name__}.{refuse_ray.__name__}"
 
 
@@ -50,22 +53,22 @@ def refuse_ray(_runtime_env: object) -> NoReturn:
     )
 
 
-def this_machine() -> Node | None:
-    """Return the node on which this process starts its workers without Ray; None if Ray starts the workers."""
-    return _this_machine
+def register() -> NodeRegister | None:
+    """Return the register of the nodes if this process belongs to a pool without Ray; else None."""
+    return _register
 
 
 def is_connected() -> bool:
-    """Return whether this process can start workers, on a Ray cluster or on this machine.
+    """Return whether this process can start workers, on a Ray cluster or on a pool without Ray.
 
     This function does not import Ray.
     """
-    return _this_machine is not None or ray_if_connected() is not None
+    return _register is not None or ray_if_connected() is not None
 
 
 def ray_if_connected() -> Any:
     """Return the module of Ray if this process starts its workers on a Ray cluster, else None."""
-    if _this_machine is not None:
+    if _register is not None:
         return None
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
@@ -79,8 +82,8 @@ def own_address() -> str:
 
 def active_nodes() -> list[Node]:
     """Return the nodes that are alive: first the head node, then the others, sorted by name."""
-    if _this_machine is not None:
-        return [_this_machine]
+    if _register is not None:
+        return [Node(name=node.name, cpus=node.cpus, gpus=0) for node in _register.nodes()]
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 
@@ -92,26 +95,40 @@ def _node(name: str, resources: dict[str, float]) -> Node:
 
 
 def node_order() -> dict[str, int]:
-    """Return the index of each node that is alive, as a dict with Ray's node ids as keys.
+    """Return the index of each node that is alive, as a dict with the ids of the nodes as keys.
 
     The head node has index 0. The other nodes follow, sorted by name.
     """
-    return {node["NodeID"]: place for place, node in enumerate(_alive())}
+    return {node_id: place for place, node_id in enumerate(node_names())}
 
 
 def node_names() -> dict[str, str]:
-    """Return the name of each node that is alive, as a dict with Ray's node ids as keys."""
+    """Return the name of each node that is alive, as a dict with the ids of the nodes as keys."""
+    if _register is not None:
+        return {node.id: node.name for node in _register.nodes()}
     return {node["NodeID"]: node["NodeName"] for node in _alive()}
 
 
 def total_resources() -> list[dict[str, float]]:
     """Return all resources (name -> amount) of each node that is alive, including the resources that are in use."""
+    if _register is not None:
+        return [{_CPU: float(node.cpus)} for node in _register.nodes()]
     return [dict(node["Resources"]) for node in _alive()]
+
+
+def free_and_all_cpus() -> tuple[float, float]:
+    """Return the number of CPUs that no work uses, and the number of all CPUs."""
+    if _register is not None:
+        nodes = _register.nodes()
+        return sum(map(_register.free_cpus, nodes)), sum(node.cpus for node in nodes)
+    import ray
+
+    return ray.available_resources().get(_CPU, 0.0), ray.cluster_resources().get(_CPU, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """Free resources of a node, and whether the node will shut down soon, as reported by Ray.
+    """Free resources of a node, and whether the node will shut down soon, as reported by Ray or by the register.
 
     Args:
         leaving: Whether the node will shut down soon. Ray calls such a node draining, and places no new work on it.
@@ -125,10 +142,15 @@ class NodeRoom:
 
 
 def rooms() -> dict[str, NodeRoom]:
-    """Return the `NodeRoom` of each node that is alive, as a dict with Ray's node ids as keys.
+    """Return the `NodeRoom` of each node that is alive, as a dict with the ids of the nodes as keys.
 
-    The dict is empty if the head node does not answer, or if this process starts its workers without Ray.
+    The dict is empty if the head node does not answer.
     """
+    if _register is not None:
+        return {
+            node.id: NodeRoom(_register.is_leaving(node.id), {_CPU: float(_register.free_cpus(node))})
+            for node in _register.nodes()
+        }
     ray = ray_if_connected()
     if ray is None:
         return {}
@@ -155,7 +177,7 @@ def _gcs(address: str) -> Any:
 
 
 def leaving_nodes() -> set[str]:
-    """Return Ray's ids of the nodes that will shut down soon (Ray calls them draining nodes)."""
+    """Return the ids of the nodes that will shut down soon (Ray calls them draining nodes)."""
     return {node_id for node_id, room in rooms().items() if room.leaving}
 
 
@@ -163,7 +185,7 @@ class LeavingNodes:
     """Callable that returns which of the given nodes will shut down soon.
 
     Args:
-        node_ids: Ray's ids of the nodes.
+        node_ids: Ids of the nodes.
     """
 
     def __init__(self, node_ids: Collection[str]) -> None:
@@ -172,7 +194,7 @@ class LeavingNodes:
         self._look_at = 0.0
 
     def __call__(self) -> frozenset[str]:
-        """Return the ids of the nodes that will shut down soon; ask Ray at most once a second."""
+        """Return the ids of the nodes that will shut down soon; look at most once a second."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S

@@ -26,8 +26,6 @@ from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
-from shoal.training import cluster
-from shoal.training.cluster import Node
 from shoal.training.context import gang_context
 from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
@@ -40,22 +38,23 @@ from shoal.training.host.memory import OomKills
 from shoal.training.xgboost.tracker import Tracker
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
+from tests.support.without_ray import nodes_without_ray
 
 TWO = GangShape(2, 1.0)
 
 
 @pytest.fixture(autouse=True, params=["new processes", "forks of a template"])
-def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+def forked(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether the workers are forked from a template."""
     end_gangs()
-    monkeypatch.setattr(cluster, "_this_machine", Node(name="here", cpus=2, gpus=0))
-    forked = request.param == "forks of a template"
-    if forked:
-        use_template(fork_template())
-        import_ahead(TWO, ["shoal.training.xgboost.worker"])
-    yield forked
-    end_gangs()
-    use_template(None)
+    with nodes_without_ray(2):
+        forked = request.param == "forks of a template"
+        if forked:
+            use_template(fork_template())
+            import_ahead(TWO, ["shoal.training.xgboost.worker"])
+        yield forked
+        end_gangs()
+        use_template(None)
 
 
 def where_am_i(*args: Any) -> tuple[Any, ...]:
@@ -469,21 +468,25 @@ def test_an_error_that_cannot_be_unpickled_keeps_its_message_and_traceback() -> 
 
 @pytest.mark.parametrize("shape", [GangShape(3, 1.0), GangShape(1, 3.0), GangShape(1, 1.0, gpus_per_worker=1)], ids=str)
 def test_what_does_not_fit_is_refused(shape: GangShape) -> None:
-    with pytest.raises(CapacityError, match="do not fit on this machine"):
+    with pytest.raises(CapacityError, match="do not fit on this pool"):
         Gang.start(shape)
 
 
-def test_a_killed_driver_leaves_no_process(forked: bool) -> None:
+def test_a_killed_driver_leaves_no_process(forked: bool, tmp_path: Path) -> None:
     script = """
 import os, signal, sys
+from pathlib import Path
+from shoal.node_register import NodeRegister
 from shoal.training import cluster
+from tests.support.without_ray import registered
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang.fork_template import fork_template
-cluster.use_this_machine({"name": "here", "cpus": 2, "gpus": 0})
+cluster.use_register(NodeRegister(Path(sys.argv[2])))
+registration = registered(cluster.register(), 0, 2)
 shape = GangShape(2, 1.0)
 if sys.argv[1] == "True":
     child_processes.use_template(fork_template())
@@ -493,7 +496,7 @@ import psutil
 print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    command = [sys.executable, "-c", script, str(forked)]
+    command = [sys.executable, "-c", script, str(forked), str(tmp_path / "nodes")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]

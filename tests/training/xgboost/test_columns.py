@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import xgboost
 
-from shoal.training import cluster
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.cluster import Node
+from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.xgboost.engine import XGBoost
 from tests.support.two_node_cluster import assert_ended
+from tests.support.without_ray import nodes_without_ray
 from tests.training.boosting.test_checkpoints import Losses
 
 pytestmark = pytest.mark.usefixtures("without_ray")
@@ -122,10 +122,12 @@ def test_the_trees_are_those_of_one_process(
         assert result.best_iteration == expected.best_iteration
 
 
-def test_three_workers_and_one_train_the_same_bytes(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_this_machine", Node(name="here", cpus=3, gpus=0))
+def test_three_workers_on_two_nodes_and_one_train_the_same_bytes(files: tuple[str, str]) -> None:
     sampled = {"subsample": 0.6, "colsample_bylevel": 0.5}
-    three, one = (train(request(files, sampled, workers)) for workers in (3, 1))
+    with nodes_without_ray(2, 1):
+        three, one = (train(request(files, sampled, workers)) for workers in (3, 1))
+        end_gangs()
+    assert {worker.node for worker in three.workers} == {"here", "here-1"}
     assert_divided(three)
     assert three.model == one.model
 

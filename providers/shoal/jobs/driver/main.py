@@ -20,6 +20,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal import telemetry
@@ -51,6 +52,7 @@ from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
+from shoal.node_register import NodeRegister
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
@@ -60,7 +62,6 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.cluster import Node
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
@@ -244,8 +245,8 @@ class Driver:
             # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
             signal.signal(signal.SIGTERM, self._on_sigterm)
             return
-        [node] = ComputePool(self._job.pool, store=self._store).get_nodes()
-        cluster.use_this_machine(Node(name=node["name"], cpus=node["cpus"], gpus=node["gpus"]))
+        cluster.use_register(NodeRegister(NodeRegister.path_in(Path(os.environ["TMPDIR"]))))
+        self._leaving.start()
 
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and

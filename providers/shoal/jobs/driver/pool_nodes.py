@@ -13,7 +13,7 @@ from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node
-from shoal.training.gang.local_node import LocalNode
+from shoal.training.gang.local_node import NodeWithRay
 
 _FOLDER = "TMPDIR"
 
@@ -21,7 +21,7 @@ _OF_A_NODE = (NODE_TAG, _FOLDER, *SELECTORS)
 """Environment variables that differ between the nodes of a pool. The driver has those of the head."""
 
 
-def find(store: Store, pool: str, gcs: str) -> dict[str, LocalNode]:
+def find(store: Store, pool: str, gcs: str) -> dict[str, NodeWithRay]:
     """Return the nodes of a pool whose raylets are children of supervisors on this machine, by name.
 
     Args:
@@ -38,7 +38,7 @@ def find(store: Store, pool: str, gcs: str) -> dict[str, LocalNode]:
 
     running = ((name, _raylet_of(supervisor)) for name, supervisor in patiently(store, read) if supervisor.alive())
     return {
-        name: LocalNode(environment[_FOLDER], pid, {**environment, "RAY_ADDRESS": gcs})
+        name: NodeWithRay(environment[_FOLDER], pid, {**environment, "RAY_ADDRESS": gcs})
         for name, (pid, environment) in running
         if pid
     }

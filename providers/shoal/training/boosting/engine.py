@@ -184,7 +184,7 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
 def _library(framework: str) -> Library:
     module = importlib.import_module(f"shoal.training.{framework}.engine")
     library: Library = getattr(module, _LIBRARIES[framework])()
-    for package in ["ray", framework] if cluster.this_machine() is None else [framework]:
+    for package in ["ray", framework] if cluster.register() is None else [framework]:
         try:
             importlib.import_module(package)
         except ImportError as exc:

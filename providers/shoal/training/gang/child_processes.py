@@ -1,4 +1,4 @@
-"""Run the workers of a gang as processes that the driver starts on its own machine."""
+"""Run the workers of a gang as processes that the driver starts on its own machine (see `node_processes`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from functools import partial
 from io import BufferedReader
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from shoal.errors import CapacityError, WorkerLostError
+from shoal.errors import WorkerLostError
 from shoal.exit_status import how_ended
 from shoal.redaction import hide_known
-from shoal.training.cluster import Node, listed, workers_on
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
 from shoal.training.gang.fork_template import serve_worker
@@ -45,33 +44,16 @@ class ChildProcesses:
     Args:
         shape: Number and size of the workers.
         seats: Placement of each worker, by rank.
-        nodes: The nodes of the seats in a local pool with Ray, by name; empty without Ray.
+        nodes: The nodes of the seats, by name.
     """
 
     host = listen_host = _LOOPBACK
 
-    def __init__(self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode] | None = None) -> None:
+    def __init__(self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode]) -> None:
         self.seats = seats
         self._shape = shape
-        self._nodes = nodes or {}
+        self._nodes = nodes
         self._children: list[_Child] = []
-
-    @classmethod
-    def without_ray(cls, shape: GangShape, node: Node) -> Self:
-        """Return the workers of a pool without Ray, whose only node is this machine.
-
-        Raises:
-            CapacityError: The workers do not fit on this machine.
-        """
-        # The pool's queue starts a job only if the CPUs of its workers are free, so this code does not wait for free
-        # CPUs.
-        room = workers_on(node, int(shape.cpus_per_worker), shape.gpus_per_worker)
-        if shape.num_workers > room:
-            raise CapacityError(
-                f"{shape} do not fit on this machine, which has room for {room} of them ({listed([node])}): request "
-                "fewer or smaller workers"
-            )
-        return cls(shape, [Seat(0, node["name"], node["name"], shape.num_workers)] * shape.num_workers)
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
@@ -88,7 +70,7 @@ class ChildProcesses:
             self._children.append(child)
             if self._shape.trim_memory:
                 child.call("trim_memory")
-            joins.append(child.call("join_as_child", place, env, self._nodes.get(seat.node)))
+            joins.append(child.call("join_as_child", place, env, self._nodes[seat.node]))
         for rank, (seat, join) in enumerate(zip(self.seats, joins, strict=True)):
             who = f"rank {rank} (node {seat.node})"
             try:

@@ -32,7 +32,7 @@ class DriverConnection:
         token: Token of the gang.
         rank: Rank of this worker.
         hide: Function that removes secrets from a text.
-        node: Watch of the worker's node, if the worker belongs to a node but is no child process of its raylet.
+        node: Watch of the worker's node, if the worker belongs to a node of a local pool but Ray has not started it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DriverConnection:
         selector = selectors.DefaultSelector()
         selector.register(self._sock, selectors.EVENT_READ)
         if self._node:
-            selector.register(self._node.raylet, selectors.EVENT_READ)
+            selector.register(self._node.process, selectors.EVENT_READ)
         while True:
             ready = [key.fileobj for key, _ in selector.select(timeout=WORKER_HEARTBEAT_S)]
             # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
@@ -115,7 +115,8 @@ class DriverConnection:
                 _leave()
             is_orphan = os.getppid() != self._parent
             if ready or (is_orphan and self._is_under_raylet):
-                self._leave_because("the raylet of its node ended, so the node is lost")
+                kind = self._node.kind if self._node else "raylet"
+                self._leave_because(f"the {kind} of its node ended, so the node is lost")
             if is_orphan:
                 self._leave_because("the process that started it ended")
             if self._node and self._node.must_free_memory():

@@ -26,9 +26,8 @@ from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang import nodes_in_use, placement
 from shoal.training.gang.backend import Workers
-from shoal.training.gang.child_processes import ChildProcesses
 from shoal.training.gang.heartbeats import EventKind, WorkerConnections
-from shoal.training.gang.node_processes import NodeProcesses, finder
+from shoal.training.gang.node_processes import NodeProcesses, ProcessesWithoutRay, finder
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
 from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
@@ -447,11 +446,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _reserved(shape: GangShape, deadline: float) -> Workers:
-    """Reserve the resources of a gang's workers in the Ray cluster. Without Ray, only check that the workers fit on
-    this machine.
-    """
-    if (node := cluster.this_machine()) is not None:
-        return ChildProcesses.without_ray(shape, node)
+    """Reserve the resources of a gang's workers in the Ray cluster, or on the nodes of a pool without Ray."""
+    if (register := cluster.register()) is not None:
+        return ProcessesWithoutRay(shape, deadline, register)
     if (find_nodes := finder(shape)) is not None:
         return NodeProcesses(shape, deadline, find_nodes)
     return RayActors(shape, deadline)

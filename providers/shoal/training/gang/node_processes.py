@@ -1,8 +1,8 @@
-"""Run the workers of a gang as processes that the driver starts on the nodes of a local pool with Ray.
+"""Run the workers of a gang as processes that the driver starts on the nodes of a local pool.
 
 All nodes of such a pool are on the driver's machine. Ray reserves the CPUs of the workers and chooses their nodes, so
 that neither Ray's tasks nor other trainings use these CPUs, but does not start the workers: the driver forks them from
-a template, which has imported the library.
+a template, which has imported the library. On a pool without Ray, the driver reserves the CPUs in the pool's register.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shoal.errors import WorkerLostError
+from shoal.node_register import NodeRegister
 from shoal.training.gang import placement
 from shoal.training.gang.child_processes import ChildProcesses, has_template
-from shoal.training.gang.local_node import LocalNode
+from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape
+from shoal.training.gang.register_placement import reserve
 
 FindNodes = Callable[[], Mapping[str, LocalNode]]
 """Type of a function that finds the running nodes of the pool, by name."""
@@ -65,3 +67,26 @@ class NodeProcesses(ChildProcesses):
         """Kill the processes, wait until they have ended, and free their CPUs."""
         super().kill()
         placement.release(self._group)
+
+
+class ProcessesWithoutRay(ChildProcesses):
+    """Workers that are child processes of this process, on the nodes of a pool without Ray.
+
+    Args:
+        shape: Number and size of the workers.
+        deadline: Time until which to wait for CPUs that are in use, from `time.monotonic`.
+        register: Register of the pool's nodes.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room in time.
+    """
+
+    def __init__(self, shape: GangShape, deadline: float, register: NodeRegister) -> None:
+        self._reservation = reserve(shape, register, deadline)
+        nodes = {node.name: NodeWithoutRay(register.folder, node) for node in self._reservation.nodes}
+        super().__init__(shape, self._reservation.seats, nodes)
+
+    def kill(self) -> None:
+        """Kill the processes, wait until they have ended, and free their CPUs."""
+        super().kill()
+        self._reservation.release()

@@ -1,4 +1,5 @@
-"""Place the workers of a gang on the nodes: reserve the resources of all workers together, and number the ranks."""
+"""Place the workers of a gang on the nodes of a Ray cluster: reserve the resources of all workers together, and number
+the ranks. `wait_for_room` serves pools without Ray, too."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,8 @@ class GangShape:
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray; may be a fraction.
+        cpus_per_worker: CPUs that each worker reserves; may be a fraction, of which a pool without Ray drops the part
+            after the point.
         gpus_per_worker: GPUs that each worker reserves.
         gpu_type: Required type of GPU; None accepts any type.
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
@@ -65,8 +67,8 @@ class Seat:
     """Placement of one worker: its bundle in the placement group, and the node on which it runs.
 
     Args:
-        bundle: Index of the placement group's bundle.
-        node_id: Ray's id of the node.
+        bundle: Index of the placement group's bundle; without Ray, of the group of workers that share a node.
+        node_id: Id of the node: Ray's, or without Ray that of the node's row.
         node: Name of the node.
         local_world_size: Number of workers on the node.
     """
@@ -92,7 +94,7 @@ def reserve(shape: GangShape, deadline: float) -> Any:
     refuse_if_impossible(shape)
     group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
     try:
-        _wait(shape, group, deadline)
+        wait_for_room(shape, lambda seconds: bool(group.wait(timeout_seconds=seconds)), deadline)
     except BaseException:
         with contextlib.suppress(Exception):
             # release() fails if Ray is shut down already. The error is ignored, because the reservation has ended too.
@@ -101,17 +103,26 @@ def reserve(shape: GangShape, deadline: float) -> Any:
     return group
 
 
-def _wait(shape: GangShape, group: Any, deadline: float) -> None:
-    import ray
+def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline: float) -> None:
+    """Wait until the resources of a gang are reserved.
 
+    Args:
+        shape: Number and size of the workers.
+        reserved: Function that waits for the reservation, for the given number of seconds at most, and returns whether
+            it was made.
+        deadline: Time until which to wait, from `time.monotonic`.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang.
+        CapacityTimeoutError: The nodes had no free room before the deadline.
+    """
     began = said = time.monotonic()
     pause = FIRST_WAIT_MESSAGE_S
-    while not group.wait(timeout_seconds=max(0.0, min(pause, deadline - time.monotonic()))):
+    while not reserved(max(0.0, min(pause, deadline - time.monotonic()))):
         # Nodes may leave the pool during the wait, so check again whether the gang fits on the remaining nodes.
         refuse_if_impossible(shape)
         now = time.monotonic()
-        free = ray.available_resources()
-        state = f"{free.get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} CPUs are free"
+        state = "{:g} of {:g} CPUs are free".format(*cluster.free_and_all_cpus())
         if now >= deadline:
             raise CapacityTimeoutError(
                 f"{shape} did not get the resources within {now - began:.0f} s ({state}): "

@@ -42,7 +42,7 @@ class WorkerInfo:
         rank: Rank in the gang.
         node: Name of the worker's node.
         pid: Process id of the worker on its node.
-        node_id: Ray's id of the node.
+        node_id: Id of the node: Ray's, or without Ray that of the node's row.
     """
 
     rank: int
@@ -150,16 +150,16 @@ class Worker:
             hide_output(secrets)
         return self._join(place, env)
 
-    def join_as_child(self, place: Place, env: Mapping[str, str], node: LocalNode | None) -> Joined:
+    def join_as_child(self, place: Place, env: Mapping[str, str], node: LocalNode) -> Joined:
         """Connect this process, which the driver has started, to the driver as :meth:`join` does.
 
         Args:
             place: Position of this worker, and address of the driver.
             env: Environment variables for this worker.
-            node: Node on which Ray has reserved the CPUs of this worker; None on a pool without Ray.
+            node: Node on which the CPUs of this worker are reserved.
         """
         set_title(f"{WORKER} {place.rank} of {place.world_size}")
-        return self._join(place, env, node.enter() if node else None)
+        return self._join(place, env, node.enter())
 
     def _join(self, place: Place, env: Mapping[str, str], node: NodeWatch | None = None) -> Joined:
         # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would

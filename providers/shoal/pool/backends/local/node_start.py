@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import CapacityError
+from shoal.node_register import NodeRegister, RegisteredNode
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.backends.local.job_server import JobServer
-from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS
+from shoal.pool.backends.local.processes import NODE_TAG
+from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import GPU_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state.home import open_locked
@@ -58,7 +60,7 @@ class Member(Protocol):
 
 Start = Callable[[Node, PoolSpec, str | None, Path], Member]
 """Function that starts a node. Its arguments are the node's row, the pool's spec, the address of the head (None if the
-node is the head), and the node's folder."""
+node is the head; the folder of the register of nodes if the pool runs without Ray), and the node's folder."""
 
 Load = Callable[[PoolSpec], Start]
 """Function that imports all modules needed to start a node of a pool, and returns the function that starts the node.
@@ -76,7 +78,14 @@ def load_node(spec: PoolSpec) -> Start:
         return JobServer(folder, token_path(spec.name).read_text().strip(), libraries)
 
     if not spec.ray:
-        return lambda node, spec, gcs, folder: HeadWithoutRay(job_server(spec, folder))
+
+        def start_without_ray(node: Node, spec: PoolSpec, register: str | None, folder: Path) -> Member:
+            if register is not None:
+                return NodeWithoutRay(node, NodeRegister(Path(register)), folder)
+            head = NodeWithoutRay(node, NodeRegister(NodeRegister.path_in(folder)), folder)
+            return HeadWithoutRay(head, job_server(spec, folder))
+
+        return start_without_ray
     from shoal.pool.backends.local.raylet import Raylet
 
     def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
@@ -174,27 +183,60 @@ class RayHead:
         self._raylet.stop()
 
 
-class HeadWithoutRay:
-    """The only node of a pool without Ray. The drivers of jobs start their workers as plain processes.
+class NodeWithoutRay:
+    """A node of a pool without Ray, which is a part of its supervisor process. The drivers of jobs start their workers
+    as plain processes, and reserve the CPUs in the pool's register of nodes.
 
     Args:
-        jobs: Server that runs the drivers of jobs.
+        row: The node's row.
+        register: Register of the pool's nodes.
+        folder: The node's folder.
     """
 
-    def __init__(self, jobs: JobServer) -> None:
-        self._jobs = jobs
-        self.busy = jobs.busy
-        self.stop = jobs.close
+    def __init__(self, row: Node, register: NodeRegister, folder: Path) -> None:
+        environment = {NODE_TAG: row.id, "TMPDIR": str(folder)}
+        entry = RegisteredNode(row.id, row.name, row.is_head, row.cpus, str(folder), os.getpid(), environment)
+        self._register = register
+        self._registration = register.add(entry)
+        self.busy = self._registration.is_in_use
+        self.stop = self._registration.remove
 
     @property
     def endpoint(self) -> dict[str, str]:
-        """Return the URL of the Job API (``api``). The entries for Ray's address and Ray's node id are empty, because
-        the pool runs without Ray."""
-        return {"api": self._jobs.url, "gcs": NO_GCS, "ray_node_id": ""}
+        """Return the folder of the register. The entries for Ray's address and Ray's node id are empty, because the
+        pool runs without Ray."""
+        return {REGISTER: str(self._register.folder), "gcs": NO_GCS, "ray_node_id": ""}
 
     def dead(self) -> str | None:
         """Return None. This node is a part of its supervisor process, so it cannot die while the supervisor runs."""
         return None
 
     def drain(self, seconds: float, reason: str) -> None:
-        """Do nothing, because a pool never drains its only node."""
+        """Let drivers place no new workers on the node, and tell those of running jobs that it will shut down."""
+        self._registration.leave_soon()
+
+
+class HeadWithoutRay:
+    """The head of a pool without Ray.
+
+    Args:
+        node: The head as a node.
+        jobs: Server that runs the drivers of jobs.
+    """
+
+    def __init__(self, node: NodeWithoutRay, jobs: JobServer) -> None:
+        self._node = node
+        self._jobs = jobs
+        self.dead = node.dead
+        self.busy = jobs.busy
+        self.drain = node.drain
+
+    @property
+    def endpoint(self) -> dict[str, str]:
+        """Return the node's addresses, including the URL of the Job API (``api``)."""
+        return {**self._node.endpoint, "api": self._jobs.url}
+
+    def stop(self) -> None:
+        """End the drivers of jobs, and remove the node from the register."""
+        self._jobs.close()
+        self._node.stop()
