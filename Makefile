@@ -51,7 +51,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu soak lint format bench clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu test-kuberay soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -154,11 +154,15 @@ test-versions: install  ## Install the built wheel with the oldest and the newes
 test-gpu: install  ## Run the tests that need a GPU; skipped with the reason where there is none
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 
+test-kuberay: install  ## Run the tests on Kubernetes: build etcd, Kubernetes and the KubeRay operator (needs Go), start them, train on them
+	@test -n "$$SHOAL_TEST_KUBECONFIG" || $(BIN)/python -m tests.kuberay.build
+	@$(BIN)/python -m pytest -m kuberay tests/kuberay
+
 ROUNDS ?= 50
 soak: install  ## Run the long tests, 2,000 odd arguments for each public function, and random SIGKILLs on real Ray; SEED=n repeats a run, ROUNDS=n (about 20 s each)
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
-	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m long
+	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay"
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
 
 lint: install  ## Run ruff, mypy and import-linter

@@ -73,7 +73,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def session_home() -> Iterator[Path]:
     """`$SHOAL_HOME` of the session: nothing touches the developer's own."""
     with pytest.MonkeyPatch.context() as patch, new_home() as folder:
-        for name in ("SHOAL_POOL", "SHOAL_STATE_URL", "RAY_ADDRESS"):
+        for name in ("SHOAL_POOL", "SHOAL_STATE_URL", "SHOAL_TEAM", "RAY_ADDRESS"):
             patch.delenv(name, raising=False)
         # Started with `&` by a script, the session ignores SIGINT, and so would every process that a test interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -56,7 +56,9 @@ ray.init(log_to_driver=False)
 """
 DISCONNECT = "import ray; ray.shutdown()"
 
-ON_TINY_NODES = [f"pools.md:{name}" for name in ("scaling", "notebook-name", "leases", "exclusive-leases", "history")]
+ON_TINY_NODES = [
+    f"pools.md:{name}" for name in ("scaling", "notebook-name", "leases", "exclusive-leases", "only-team", "history")
+]
 """Examples of sizes and leases, which need no Ray: they run on tiny nodes, in the process of the tests."""
 
 MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir())

@@ -169,6 +169,12 @@ class BudgetError(ShoalError):
     permanent = True
 
 
+class TeamError(ShoalError):
+    """A pool, lease or job belongs to another team than the one for which the process acts. Nothing was changed."""
+
+    permanent = True
+
+
 class CapacityError(ShoalError, RuntimeError):
     """The training requests more nodes, CPUs or GPUs than the pool has, or than became free in time."""
 

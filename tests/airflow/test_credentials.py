@@ -85,10 +85,13 @@ def test_the_job_gets_them_and_no_field_of_the_task_has_them(monkeypatch, contex
 
     monkeypatch.setattr("shoal.jobs.submit", submit)
     monkeypatch.setattr(operators, "show_links", lambda links, ti: None)
-    task = DistributedTrainOperator(task_id="train", pool_name=POOL, spec=spec, credential_conn_ids=["storage"])
+    task = DistributedTrainOperator(
+        task_id="train", pool_name=POOL, spec=spec, credential_conn_ids=["storage"], owner="flights"
+    )
     with pytest.raises(InvalidArgumentError, match="enough"):
         task.submit_job(spec, context)
 
+    assert given["team"] == "flights"
     assert given["environment"]["MLFLOW_TRACKING_TOKEN"] == "t0ken"
     assert credentials.secrets_of(["HF_TOKEN"], {}, given["secret_of"]) == {"HF_TOKEN": "hf-s3cret"}
     with pytest.raises(InvalidArgumentError, match="secret_env names NOT_THERE"):

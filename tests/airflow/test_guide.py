@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pendulum
 import pytest
 from airflow.sdk import Asset
 
+from shoal.data import DataConnector
+from shoal.data.checks import validate_columns
+from shoal.jobs import JobSpec
 from tests.support import reference
 
 GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
@@ -65,6 +69,28 @@ def test_the_guides_promotion_comes_after_the_approval_and_the_nodes_are_release
     assert dag.get_task("approve").upstream_task_ids == {"train"}
     assert dag.get_task("promote").upstream_task_ids == {"approve", "train"}
     assert dag.get_task("train").spec["register"]["promote"] is False
+
+
+def test_the_guides_own_table_becomes_a_spec_whose_inputs_can_be_trained_on(tmp_path):
+    dag = dag_of_the_guide("airflow-own-table", "retrain_rentals")
+    assert dag.get_task("lease_pool").upstream_task_ids == {"prepare"}
+    hours = pd.date_range("2026-11-01", "2026-11-20", freq="h")
+    humidity = [None, *[50] * (len(hours) - 1)]
+    columns = {"temp": 9.5, "humidity": humidity, "weather": "rain", "station": "Nord", "rentals": 7}
+    pd.DataFrame({"started": hours, **columns}).to_csv(tmp_path / "rentals.csv")
+    prepare = dag.get_task("prepare").python_callable
+    prepare.__globals__["DATA"] = tmp_path
+
+    spec = JobSpec.parse(prepare(SimpleNamespace(logical_date=pendulum.datetime(2026, 11, 19))))
+
+    sets = [DataConnector.from_spec(each) for each in (spec.dataset, spec.register_as.holdout)]
+    for rows in sets:
+        validate_columns(rows.source, spec.input_cols, spec.label_col, categorical_cols=spec.categorical_cols)
+    started = [rows.to_pandas()["started"] for rows in sets]
+    assert [(each.min(), each.max()) for each in started] == [
+        (pd.Timestamp("2026-11-01"), pd.Timestamp("2026-11-11T23:00")),
+        (pd.Timestamp("2026-11-12"), pd.Timestamp("2026-11-18T23:00")),
+    ]
 
 
 @pytest.mark.parametrize(("run", "month"), [((2013, 2, 1), "2013-01"), ((2014, 1, 1), "2013-12")])

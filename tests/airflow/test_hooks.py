@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -13,6 +14,7 @@ from shoal.airflow import database_urls
 from shoal.airflow.connections import spec_of
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.hooks import ComputePoolHook
+from shoal.airflow.operators.nodes import LeasePoolOperator
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.backend import RayBackend
@@ -89,6 +91,27 @@ def test_the_default_connection_is_used_if_it_exists_and_nothing_else_is_given(m
     assert ComputePoolHook(pool_name="other").spec is None
     monkeypatch.delenv("AIRFLOW_CONN_COMPUTE_POOL_DEFAULT")
     assert ComputePoolHook().spec is None
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_connection", "owner", "team"),
+    [
+        ("run", "connection", "owner", "run"),
+        (None, "connection", "owner", "connection"),
+        (None, None, "owner", "owner"),
+        (None, None, "airflow", None),
+        (None, None, "*", None),
+    ],
+)
+def test_the_team_of_a_task(fresh_home, monkeypatch, of_run, of_connection, owner, team):
+    extra = {} if of_connection is None else {"team": of_connection}
+    connection = {"conn_type": "compute_pool", "host": "retrain", "schema": "local", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_POOL", json.dumps(connection))
+    task = LeasePoolOperator(task_id="lease", size=1, compute_pool_conn_id="pool", owner=owner)
+    monkeypatch.setattr(LeasePoolOperator, "holder_in", lambda self, context: "airflow:tests:dag/run")
+    # Airflow 3.2 gives tasks a DAG run without the team.
+    run = SimpleNamespace(dag_id="dag", **({} if of_run is None else {"team_name": of_run}))
+    assert task.pool_in({"dag_run": run}).team == team
 
 
 def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):

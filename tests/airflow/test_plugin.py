@@ -17,7 +17,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
 from shoal.airflow.plugin import ShoalPlugin, lazy_app
-from shoal.airflow.plugin.access import _may_end
+from shoal.airflow.plugin.access import _is_in_team, _may_end
 from shoal.airflow.plugin.lazy_app import LazyApp
 from tests.support import ROOT
 
@@ -201,6 +201,15 @@ class Manager:
 
     def is_authorized_dag(self, *, method, user, access_entity, details):
         return (method, access_entity, details) == ("PUT", DagAccessEntity.RUN, DagDetails("mine", "ml"))
+
+    def is_authorized_team(self, *, method, user, details):
+        return (method, details.name) == ("GET", "ml")
+
+
+@pytest.mark.parametrize(("multi_team", "may"), [("True", [True, False]), ("False", [True, True])])
+def test_the_pools_of_a_team_are_changed_by_its_members(monkeypatch, multi_team, may):
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", multi_team)
+    assert [_is_in_team(Manager(), None, team) for team in ("ml", "ads")] == may
 
 
 @pytest.mark.parametrize(

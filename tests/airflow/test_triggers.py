@@ -396,7 +396,7 @@ def test_a_kill_ends_the_job_only_if_a_user_has_ended_the_task(
 def test_airflow_before_3_3_cancels_the_trigger_instead_of_calling_on_kill(
     store, at, spec, shown, task_is, monkeypatch
 ):
-    monkeypatch.delattr(BaseTrigger, "on_kill")
+    monkeypatch.delattr(BaseTrigger, "on_kill", raising=False)
     handle = submit(spec)
     runs(handle, "one")
     task_is("failed")

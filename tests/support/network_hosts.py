@@ -81,41 +81,57 @@ def refusal() -> str | None:
     return f"`ip netns add` is refused: {made.stderr.strip()}"
 
 
+@dataclass(frozen=True)
+class Switch:
+    """The bridge, in a network namespace; this machine is on it, too, with the address `NETWORK.1`."""
+
+    namespace: str
+    network: str
+
+    def plug_in(self, namespace: str, number: int, gateway: bool = False) -> Host:
+        """Make a host with this number in the network; with `gateway`, all other addresses are looked for here."""
+        host = Host(namespace, f"{self.network}.{number}", self.namespace, f"port{number}")
+        inside = ("-n", namespace)
+        _ip("netns", "add", namespace)
+        _ip(*inside, "link", "set", "lo", "up")
+        _ip(*inside, "link", "add", "eth0", "type", "veth", "peer", "name", host.port, "netns", self.namespace)
+        _ip("-n", self.namespace, "link", "set", host.port, "master", "bridge", "up")
+        _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
+        _ip(*inside, "link", "set", "eth0", "up")
+        if gateway:
+            _ip(*inside, "route", "add", "default", "via", f"{self.network}.1")
+        return host
+
+
 @contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts, which see each other and are seen from here; all of it is gone afterwards."""
+def switch() -> Iterator[Switch]:
+    """A bridge without hosts; it is gone afterwards, with all hosts whose namespaces start with the name of its own."""
     prefix = f"sh{secrets.token_hex(3)}"  # a device's name has 15 characters at most
-    network = _free_network()
-    switch, here = f"{prefix}sw", f"{prefix}up"
-    there = [Host(f"{prefix}h{i}", f"{network}.{10 + i}", switch, f"{prefix}p{i}") for i in range(count)]
-    made: list[str] = []
+    made = Switch(prefix, _free_network())
+    here = f"{prefix}up"
     try:
-        for namespace in (switch, *(host.namespace for host in there)):
-            _ip("netns", "add", namespace)
-            made.append(namespace)
-            _ip("-n", namespace, "link", "set", "lo", "up")
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
-        _ip("link", "add", here, "type", "veth", "peer", "name", here, "netns", switch)
-        _plug_in(switch, here)
-        _ip("address", "add", f"{network}.1/24", "dev", here)
+        _ip("netns", "add", prefix)
+        _ip("-n", prefix, "link", "set", "lo", "up")
+        _ip("-n", prefix, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", prefix, "link", "set", "bridge", "up")
+        _ip("link", "add", here, "type", "veth", "peer", "name", here, "netns", prefix)
+        _ip("-n", prefix, "link", "set", here, "master", "bridge", "up")
+        _ip("address", "add", f"{made.network}.1/24", "dev", here)
         _ip("link", "set", here, "up")
-        for host in there:
-            inside = ("-n", host.namespace)
-            _ip(*inside, "link", "add", "eth0", "type", "veth", "peer", "name", host.port, "netns", switch)
-            _plug_in(switch, host.port)
-            _ip(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
-            _ip(*inside, "link", "set", "eth0", "up")
-        yield there
+        yield made
     finally:
         # The kernel clears a namespace away in the background: this one end of a link would be seen for a moment.
         subprocess.run(["ip", "link", "delete", here], capture_output=True, check=False)
-        for namespace in made:
-            _ip("netns", "delete", namespace)
+        for line in _ip("netns", "list").splitlines():
+            if (namespace := line.split()[0]).startswith(prefix):
+                _ip("netns", "delete", namespace)
 
 
-def _plug_in(switch: str, port: str) -> None:
-    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """So many hosts, which see each other and are seen from here; all of it is gone afterwards."""
+    with switch() as made:
+        yield [made.plug_in(f"{made.namespace}h{i}", 10 + i) for i in range(count)]
 
 
 def _free_network() -> str:

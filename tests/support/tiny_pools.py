@@ -11,6 +11,7 @@ from shoal.distributors.call_pool import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS, NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
+from shoal.pool.teams import ALL_TEAMS
 from tests.support import ROOT, fork_server
 from tests.support.homes import STORES
 from tests.support.pool_processes import nothing_left
@@ -46,7 +47,7 @@ def tiny(fresh_home, forked_supervisors, monkeypatch):
 
     end_embedded_pools()
     for status in list_pools():
-        ComputePool(status.name).down()
+        ComputePool(status.name, team=ALL_TEAMS).down()
     nothing_left()
 
 

@@ -25,7 +25,7 @@ from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import Job, JobState, Pool
 from shoal.ui import models
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
@@ -256,7 +256,7 @@ def test_the_pages_work_below_a_prefix(store):
 class AnyoneMayLook:
     """A rule by which everybody may look and end what belongs to the DAG "mine", and do nothing else."""
 
-    def may_end(self, holder: str) -> bool:
+    def may_end(self, holder: str, team: str | None) -> bool:
         return ":mine/" in holder
 
     def viewer(self, request: Request) -> Viewer:
@@ -385,6 +385,43 @@ def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
     assert attempts.load(store, Key("mine", 1)).state is JobState.CANCELLED
     assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
+
+
+def test_the_page_asks_for_the_team_of_a_pool_and_of_a_job(client, store, monkeypatch):
+    ui_systems.busy(store)
+    with store.transaction() as session:
+        pool = session.get_one(Pool, "retrain")
+        pool.spec, pool.host = pool.spec | {"only_team": "fraud"}, ""
+        job = session.get_one(Job, ("flights-emea", 1))
+        job.team, job.queued_at, job.admitted_at = "fraud", 1.0, None  # it waits: its end needs no answer of the head
+    alter = ("alter", {"pool": "retrain", "min_nodes": 1, "max_nodes": 9})
+    cancel = ("cancel", {"job_id": "flights-emea", "attempt": 1})
+    monkeypatch.setenv("SHOAL_TEAM", "ads")
+    for action in (alter, cancel):  # `shoal ui` acts for the team of its process
+        answer = act(client, *action)
+        assert answer.status_code == 403
+        assert 'belongs to team "fraud", and this process acts for team "ads"' in answer.json()["error"]
+
+    class OfTeams:
+        """A rule that asks for the team of a pool and of a job."""
+
+        def viewer(self, request: Request) -> Viewer:
+            def is_in(team: str | None) -> bool:
+                return team == request.headers["x-team"]
+
+            return Viewer(
+                "viewer", True, "secret", may_end_some=lambda: True, may_end=lambda holder, team: is_in(team),
+                may_act_for=is_in, team="*",
+            )  # fmt: skip
+
+    other = TestClient(create_app(access=OfTeams()), base_url="http://127.0.0.1:8000", headers={"x-team": "ads"})
+    for action in (alter, cancel):
+        answer = act(other, *action)
+        assert answer.status_code == 403
+        assert 'of team "fraud"' in answer.json()["error"]
+    for action in (alter, cancel):
+        answer = act(other, *action, **{"x-team": "fraud"})
+        assert answer.status_code == 200, answer.text
 
 
 # --- the work of the store

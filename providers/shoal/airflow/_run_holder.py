@@ -1,11 +1,12 @@
 """Build the name with which a DAG run holds (owns) leases and jobs: ``airflow:<deployment>:<dag_id>/<run_id>``. Also
-find the team to which the leases belong."""
+find the team for which a task acts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from shoal.pool.holder import DagRunHolder
+from shoal.pool.teams import ALL_TEAMS
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -21,12 +22,18 @@ _DEFAULT_OWNER = "airflow"
 team."""
 
 
-def team_of(owner: str) -> str | None:
-    """Return the team to which a DAG's leases belong: the owner of its tasks. None for Airflow's default owner.
+def team_of(context: Context, connection_team: str | None, owner: str) -> str | None:
+    """Return the team for which a task acts: the team of its DAG run in an Airflow with several teams, else that of the
+    connection, else the owner of the task. None for Airflow's default owner.
 
+    :param context: Airflow's context of the task.
+    :param connection_team: Team that the connection of the pool names.
     :param owner: The task's owner.
     """
-    return None if owner == _DEFAULT_OWNER else owner
+    # Airflow before 3.3 does not tell a task the team.
+    of_run: str | None = getattr(context["dag_run"], "team_name", None)
+    # The owner is free text, and must not make a task an administrator of all teams.
+    return of_run or connection_team or (None if owner in (_DEFAULT_OWNER, ALL_TEAMS) else owner)
 
 
 def holder_of(context: Context, lease: str | None = None) -> str:

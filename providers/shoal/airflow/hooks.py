@@ -62,8 +62,8 @@ class ComputePoolHook(BaseHook):
 
     @cached_property
     def team(self) -> str | None:
-        """Return the team whose quota limits the leases: the value ``team`` in the connection's extra (``{"team":
-        "fraud"}``). None if the extra names no team."""
+        """Return the team for which tasks with this connection act: the value ``team`` in the connection's extra
+        (``{"team": "fraud"}``). None if the extra names no team."""
         connection = self._defining_connection
         return None if connection is None else connection.extra_dejson.get("team") or None
 
@@ -89,18 +89,17 @@ class ComputePoolHook(BaseHook):
                 f"pool_name={conn_id!r} if this is the name of a pool"
             ) from None
 
-    def pool(self, holder: str | None = None, *, owner: str | None = None) -> ComputePool:
+    def pool(self, holder: str | None = None, *, team: str | None = None) -> ComputePool:
         """Return a client of the pool, with methods such as ``up()``, ``lease()`` and ``scale()``.
 
         :param holder: Name of the holder that will own the leases and jobs requested through this client; see
             :func:`shoal.airflow._run_holder.holder_of`. By default, a name made from user, host and process id.
-        :param owner: Team whose quota limits the leases if the connection names no team. Operators pass the owner of
-            their task.
+        :param team: Team for which the client acts. By default, the team of the connection, else ``$SHOAL_TEAM``.
         """
         # Imported only here, because DAG files also import this module, and do not need the store.
         from shoal.pool.api import ComputePool
 
-        return ComputePool(self.spec or self.pool_name, holder=holder, team=self.team or owner)
+        return ComputePool(self.spec or self.pool_name, holder=holder, team=team or self.team)
 
     def get_conn(self) -> ComputePool:
         """Return a client of the pool. Every hook of Airflow has this method."""

@@ -90,7 +90,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
 
         if self.poke(context):
             return
-        pool = self.hook.pool(self.holder_in(context))
+        pool = self.pool_in(context)
         trigger = PoolTrigger(
             pool=pool.name,
             holder=pool.holder,
@@ -103,7 +103,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
     @no_retry_of_permanent_errors()
     def poke(self, context: Context) -> bool:
         """Renew the DAG run's lease, and return whether the nodes are ready."""
-        pool = self.hook.pool(self.holder_in(context))
+        pool = self.pool_in(context)
         has_lease = pool.renew()
         expected = node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, ending, history, init, jobs, models, pools, ui
+from shoal.cli import doctor, ending, history, init, jobs, models, pools, store, ui
 from shoal.cli.ending import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
@@ -130,6 +130,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
 app.command()(history.history)
+app.add_typer(store.app, name="store")
 app.command()(doctor.doctor)
 app.command()(init.init)
 app.command()(ui.ui)

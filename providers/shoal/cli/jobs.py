@@ -117,6 +117,7 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("error", status.error),
                 ("pool", status.pool),
                 ("submitted by", status.holder),
+                ("team", status.team),
                 ("created", when(status.created_at)),
                 ("started", when(status.started_at)),
                 ("ended", when(status.ended_at)),

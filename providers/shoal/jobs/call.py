@@ -24,6 +24,7 @@ class Call:
     Attributes:
         library: Library with which this process loads the trained model; None if it loads none.
         needs_lease: Whether the holder must still have its lease on the pool, if it has had one.
+        team: Team for which the caller acts.
     """
 
     store: Store
@@ -39,6 +40,7 @@ class Call:
     environment: Mapping[str, str]
     endpoint_of: Callable[[str], Endpoint] | None
     clock: Callable[[], float]
+    team: str | None = None
 
     def target(self, key: Key) -> Target:
         """Return an attempt as a target for rounds of reconciling."""

@@ -26,6 +26,7 @@ from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import ends_with, python_holder, run_of
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.teams import ALL_TEAMS
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.schema import JOB_ACTIVE, ActionKind, Job, JobState, Lease
@@ -90,7 +91,8 @@ def clean_up(
     cancelled = tuple(handle.job_id for handle in mine if handle.cancel(reason))
     left = [handle.left for handle in mine if handle.left]
     try:
-        pool = ComputePool(pool_name, holder=holder)
+        # The lease belongs to the run that is cleaned up, whatever the team of this process is.
+        pool = ComputePool(pool_name, holder=holder, team=ALL_TEAMS)
         released = pool.release()
         if released and not (status := pool.describe()).is_here:
             left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 from threading import Event
 from typing import Any
 
-from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError
+from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError, TeamError
+from shoal.jobs import ids
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
@@ -23,6 +24,7 @@ from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
+from shoal.pool import teams
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -127,7 +129,10 @@ class JobHandle:
         The call also polls the job (updates its `last_polled_at`), so that a job with `orphan_after` does not end
         itself.
         """
-        job = self._waiter.round()
+        try:
+            job = self._waiter.round()
+        except TeamError:  # the database lets this process only read the job
+            job = attempts.load(self._store, self._key)
         used = attempts.node_seconds(self._store, [self._key], self.target.clock())
         return JobStatus.of(job, self.place, used.get(self._key))
 
@@ -228,14 +233,21 @@ class JobHandle:
             reason: Text that is stored as the job's error.
             unless_resubmitted: Do not cancel the job, and return False, if the job was submitted again after this
                 handle was created. In that case a newer try of the same task waits for the job.
+
+        Raises:
+            TeamError: The job belongs to another team than the one for which this process acts, and this process does
+                not act for the run of a workflow engine that has submitted the job.
         """
         job = attempts.load(self._store, self._key)
+        by_user = self.target.actor not in (job.holder, *(job.ancestors or {}))
+        if by_user or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
+            teams.require(job.team, teams.asking(), f'job "{self.job_id}"')
         done = ending.cancel(
             self.target,
             job,
             reason,
             most_submissions=self.submissions if unless_resubmitted else None,
-            by_user=self.target.actor not in (job.holder, *(job.ancestors or {})),
+            by_user=by_user,
         )
         self.left = done.left
         return done.is_done

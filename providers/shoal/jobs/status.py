@@ -24,6 +24,7 @@ class JobStatus(AttemptFields):
         task_key: Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; None
             if no task has submitted it.
         label: What the job is about: the name of its model or function, and of its MLflow run.
+        team: Team to which the job belongs; None if it belongs to no team.
         state: State of the attempt, see `shoal.state.schema.JobState`.
         error: Reason why the attempt failed or was cancelled; None for any other attempt.
         result: Result of the attempt once it has succeeded.

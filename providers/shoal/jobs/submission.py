@@ -39,6 +39,7 @@ from shoal.jobs.scheduling import Gang, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
+from shoal.pool import teams
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
@@ -69,6 +70,7 @@ def submit(
     job_id: str | None = None,
     detached: bool = False,
     needs_lease: bool = False,
+    team: str | None = None,
 ) -> JobHandle:
     """Submit a job to a pool, or attach to the same job if it was submitted before.
 
@@ -108,11 +110,13 @@ def submit(
             On a ``ray://`` pool, a detached call returns only when the job's driver has the credentials, which only
             this process can send.
         needs_lease: Whether a new attempt is refused if the holder has had a lease on the pool that has ended.
+        team: Team to which the job belongs. Default: ``$SHOAL_TEAM``, else no team.
 
     Raises:
         PoolNotFoundError: There is no such pool.
         PoolDownError: The pool is not up.
         LeaseEndedError: `needs_lease` is set, and the holder's lease has ended.
+        TeamError: The pool, or a job of this id, belongs to another team.
         InvalidArgumentError: A job of this id is pending or running with another spec; `job_id` and
             ``run_config.job_id`` differ; or a path in `code` does not exist. For a new attempt only: a database
             connection or a secret variable is not known, the pool runs another version of Python or shoal, or its nodes
@@ -147,7 +151,9 @@ def submit(
         environment or {},
         endpoint_of,
         clock,
+        teams.asking(team),
     )
+    teams.require(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
     for each in earlier_tries.calls(call, spec):
         with suppress(JobTakenError):
             return _submitted(each, spec)
@@ -205,6 +211,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         Gang.of(spec).to_json(),
         call.task,
         label=spec.label,
+        team=teams.stored(call.team),
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     job = attempts.ask(call.store, order, call.clock(), refusal)

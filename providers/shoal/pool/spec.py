@@ -59,6 +59,8 @@ class PoolSpec(PoolFields, Settings):
             self._check_without_ray()
         if unknown := [name for name in self.library_names() if name not in LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(LIBRARIES)}")
+        if self.only_team == "*":
+            raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
         if self.python is not None and not self.python.startswith("/"):
             raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
         if self.backend != "local":

@@ -83,6 +83,14 @@ class PoolFields(BaseModel):
         "shoal there. Default: the interpreter of the process that starts the pool.",
     )
 
+    only_team: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="Team to which the pool belongs. Other teams, and processes without a team, can neither use nor "
+        "change the pool. Default: the pool belongs to no team, and all may use it.",
+    )
+
     address: str | None = Field(
         default=None,
         description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "

@@ -51,8 +51,10 @@ class Training:
 
     def __init__(self, spec: AnyJobSpec, pool_name: PoolSource, digest: str | None = None) -> None:
         self.logger = get_run_logger()
+        self._team: str | None = None
         if pool_name is not None:
-            spec = spec.on_pool(pool_of(pool_name).name)
+            pool = pool_of(pool_name)
+            spec, self._team = spec.on_pool(pool.name), pool.team
         self._spec = spec
         self._task = current_flow_task(str(current_holder()), ancestors(), digest)
         self._transactions = Enclosing()
@@ -71,7 +73,12 @@ class Training:
         """
         task = self._task
         self._handle = submit(
-            self._spec, holder=task.holder, task=task, connection_url=database_url, secret_of=secret_block
+            self._spec,
+            holder=task.holder,
+            task=task,
+            connection_url=database_url,
+            secret_of=secret_block,
+            team=self._team,
         )
         if self.is_repeated:
             self.logger.info(

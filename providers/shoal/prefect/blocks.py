@@ -47,7 +47,9 @@ class ComputePool(Block, PoolFields):
     _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
 
     team: str | None = Field(
-        default=None, description="Team whose quota limits the leases of this block (`shoal pool quota`)."
+        default=None,
+        description="Team for which tasks with this block act: the quota (`shoal pool quota`) of its leases, and the "
+        "owner of its jobs.",
     )
 
     token: SecretStr | None = Field(

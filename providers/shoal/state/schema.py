@@ -330,6 +330,8 @@ class Job(Base):
     """Holders whose end is also the end of the job (`shoal.pool.holder.Ancestors`). None: only the job's holder."""
     label: Mapped[str | None] = mapped_column(_LongText)
     """What the job is about, such as the name of its model. None: an older shoal has submitted the job."""
+    team: Mapped[str | None]
+    """Team to which the job belongs. None: no team."""
     spec: Mapped[dict[str, Any]]
     state: Mapped[JobState] = mapped_column(_state(JobState), index=True)
     endpoint: Mapped[dict[str, str]]

@@ -22,18 +22,24 @@ class Viewer:
 
     Attributes:
         name: Name of the user, as the record of actions shows it.
-        may_act: Whether the user may sweep and alter pools.
+        may_act: Whether the user may sweep and alter pools that belong to no team.
         may_end_some: Function that returns whether the user may cancel jobs and release leases of any run. Only pages
             with buttons ask, because the answer may cost a query.
-        may_end: Function that returns whether the user may cancel the jobs and release the leases of a holder.
+        may_end: Function that returns whether the user may cancel the jobs and release the leases of a holder and a
+            team; the team is None if they belong to no team.
         csrf_token: Secret of the user's session. Every action must send it in the header `X-Shoal-CSRF`.
+        may_act_for: Function that returns whether the user may alter the pools of a team.
+        team: Team for which the user's actions ask the store. ``"*"``: this object alone decides about teams. None:
+            ``$SHOAL_TEAM`` of the server.
     """
 
     name: str
     may_act: bool
     csrf_token: str
     may_end_some: Callable[[], bool]
-    may_end: Callable[[str], bool]
+    may_end: Callable[[str, str | None], bool]
+    may_act_for: Callable[[str], bool] = lambda team: True
+    team: str | None = None
 
 
 class Access(Protocol):
@@ -82,7 +88,7 @@ class TokenAccess:
             may_act=True,
             csrf_token=self._csrf,
             may_end_some=lambda: True,
-            may_end=lambda holder: True,
+            may_end=lambda holder, team: True,
         )
 
     def _derived(self, purpose: str) -> str:
@@ -108,12 +114,13 @@ def require_action(request: Request, viewer: Viewer) -> None:
         raise HTTPException(403, "the request was sent by a page of another site: use the buttons of shoal's page")
 
 
-def require_permission(viewer: Viewer, holder: str | None) -> None:
+def require_permission(viewer: Viewer, holder: str | None, team: str | None) -> None:
     """Check that the user may carry out an action.
 
     Args:
         viewer: The user.
         holder: Holder of the job or lease that the action ends. None: the action is about a pool.
+        team: Team to which the job, lease or pool belongs; None if it belongs to no team.
 
     Raises:
         HTTPException: The user may not (403).
@@ -124,11 +131,19 @@ def require_permission(viewer: Viewer, holder: str | None) -> None:
             "you may see this page, but you may not change pools, because only users who may edit Airflow's "
             "connections can do that: ask your administrator for this permission",
         )
-    if holder is not None and not viewer.may_end(holder):
+    if holder is None and team is not None and not viewer.may_act_for(team):
         raise HTTPException(
             403,
-            f"you may see this page, but you may not end jobs and leases of {holder}: ask your administrator for the "
-            "permission to edit the runs of its DAG, or Airflow's connections if it is no DAG of this Airflow",
+            f'you may see this page, but you may not change pools of team "{team}": ask the team to do it, or your '
+            "administrator to add you to the team",
+        )
+    if holder is not None and not viewer.may_end(holder, team):
+        of_team = "" if team is None else f' of team "{team}"'
+        raise HTTPException(
+            403,
+            f"you may see this page, but you may not end jobs and leases of {holder}{of_team}: ask your administrator "
+            "for the permission to edit the runs of its DAG or, if it is no DAG of this Airflow, Airflow's connections "
+            "and a membership in the team",
         )
 
 

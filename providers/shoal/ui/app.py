@@ -27,12 +27,15 @@ from shoal.errors import (
     PoolNotFoundError,
     ShoalError,
     StoreError,
+    TeamError,
 )
 from shoal.history import acting_as
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
+from shoal.pool.spec import PoolSpec
 from shoal.pool.status import LeaseStatus
+from shoal.pool.teams import acting_for
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.ui.access import Access, Viewer, require_action, require_permission
@@ -212,9 +215,10 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
     reader: StoreReader = request.app.state.reader
     check_arguments(name, arguments)
-    require_permission(viewer, holder_of(reader.store, name, arguments))
+    require_permission(viewer, *owners_of(reader.store, name, arguments))
     try:
-        done = _ACTIONS[name](reader.store, viewer.name, **arguments)
+        with acting_for(viewer.team):
+            done = _ACTIONS[name](reader.store, viewer.name, **arguments)
     finally:
         reader.read_again()
     return {"done": done}
@@ -261,6 +265,8 @@ async def _on_shoal_error(request: Request, error: Exception) -> Response:
     match error:
         case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
             status = 404
+        case TeamError():
+            status = 403
         case InvalidArgumentError():
             status = 422
         case StoreError():
@@ -314,18 +320,23 @@ def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 
-def holder_of(store: Store, name: str, arguments: dict[str, Any]) -> str | None:
-    """Return the holder of the job or lease that an action ends; None for an action about a pool.
+def owners_of(store: Store, name: str, arguments: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the holder and the team of the job or lease that an action ends. For an action about a pool, the holder is
+    None.
 
     Raises:
         ShoalError: There is no such job, pool or lease.
     """
     match name:
         case "cancel":
-            return attempts.load(store, Key(arguments["job_id"], arguments["attempt"])).holder
+            job = attempts.load(store, Key(arguments["job_id"], arguments["attempt"]))
+            return job.holder, job.team
         case "release":
-            return _held(store, **arguments).holder
-    return None
+            lease = _held(store, **arguments)
+            return lease.holder, lease.team
+        case "alter":
+            return None, PoolSpec.parse(ComputePool(arguments["pool"], store=store).describe().uri).only_team
+    return None, None
 
 
 def _held(store: Store, *, pool: str, lease_id: str) -> LeaseStatus:

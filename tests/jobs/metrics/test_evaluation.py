@@ -5,7 +5,8 @@ import pytest
 import sklearn.metrics as reference
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.metrics.evaluation import NAMES, best_constant, best_mode, constant, metric_value
+from shoal.jobs.metrics.baseline import best_constant, constant
+from shoal.jobs.metrics.evaluation import NAMES, best_mode, metric_value
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(0, 2, 200).astype(float)
@@ -70,17 +71,23 @@ def test_what_does_not_suit_a_metric_is_said(metric, labels, predictions, said):
         metric_value(metric, labels, predictions)
 
 
+PLAIN = [name for name in NAMES if "@" not in name]
+
+
 def test_every_metric_has_a_direction():
-    assert {best_mode(metric) for metric in NAMES if metric != "ndcg@K"} == {"min", "max"}
+    assert {best_mode(metric) for metric in PLAIN} == {"min", "max"}
     with pytest.raises(InvalidArgumentError, match="is unknown; use one of"):
         best_mode("nonsense")
     with pytest.raises(InvalidArgumentError, match='did you mean "log_loss"'):
         best_mode("neg_log_loss")
     with pytest.raises(InvalidArgumentError, match="is unknown"):
         best_mode("ndcg@0")
+    for wrong in ("quantile", "mean_pinball_loss", "mean_pinball_loss@90", "mean_pinball_loss@0.0"):
+        with pytest.raises(InvalidArgumentError, match=r'did you mean "mean_pinball_loss@0\.9"'):
+            best_mode(wrong)
 
 
-@pytest.mark.parametrize("metric", [name for name in NAMES if name != "ndcg@K"])
+@pytest.mark.parametrize("metric", [*PLAIN, "mean_pinball_loss@0.9"])
 def test_every_metric_can_be_computed_and_a_constant_is_its_baseline(metric):
     many = {"roc_auc_ovr", "roc_auc_ovo"}
     labels = CLASSES if metric in many else BINARY + (best_constant(metric) != "majority")
@@ -120,6 +127,14 @@ def test_ndcg_is_the_mean_of_scikit_learns_over_groups_with_different_labels(met
     assert metric_value(metric, labels, scores, groups) == pytest.approx(np.mean(each))
     with pytest.raises(DataError, match="in each group all labels are equal"):
         metric_value(metric, np.ones(3), np.ones(3), np.array([0, 0, 1]))
+
+
+def test_the_loss_of_a_quantile_is_scikit_learns_and_its_baseline_is_this_quantile():
+    labels = RANDOM.exponential(size=200)
+    value = metric_value("mean_pinball_loss@0.9", labels, SCORES)
+    assert value == reference.mean_pinball_loss(labels, SCORES, alpha=0.9)
+    best = constant(best_constant("mean_pinball_loss@.9"), "mean_pinball_loss@.9", labels)
+    assert best.tolist() == [np.quantile(labels, 0.9)] * 200
 
 
 def test_constants_are_the_best_of_their_kind():

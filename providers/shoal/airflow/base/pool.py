@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException
 
-from shoal.airflow._run_holder import holder_of, is_single_task_test
+from shoal.airflow._run_holder import holder_of, is_single_task_test, team_of
 from shoal.airflow.base.checked import CheckedOperator
 from shoal.airflow.checks import Arguments, check_pool, check_waits
 from shoal.airflow.hooks import ComputePoolHook
@@ -24,6 +24,7 @@ from shoal.errors import ShoalError
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
+    from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
 
 
@@ -77,6 +78,15 @@ class PoolOperator(CheckedOperator):
         :param context: Airflow's context of the task.
         """
         return holder_of(context, self.lease)
+
+    def pool_in(self, context: Context, hook: ComputePoolHook | None = None) -> ComputePool:
+        """Return a client of the pool, for the holder and the team of this task.
+
+        :param context: Airflow's context of the task.
+        :param hook: Hook of the pool. By default, a new one, which reads the connection from Airflow.
+        """
+        hook = hook or self.hook
+        return hook.pool(self.holder_in(context), team=team_of(context, hook.team, self.owner))
 
     def setup_advice(self, context: Context) -> str:
         """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.

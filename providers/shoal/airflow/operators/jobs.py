@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from shoal.airflow._run_holder import task_key
+from shoal.airflow._run_holder import task_key, team_of
 from shoal.airflow.base.labelled import LabelledOperator
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
@@ -168,6 +168,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
                 secret_of=secret_variable,
                 environment=environment_of(self.credential_conn_ids),
                 needs_lease=self.lease is not None,
+                team=team_of(context, hook.team, self.owner),
             )
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         if handle.was_collected:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
 
-from shoal.airflow._run_holder import ENGINE, is_single_task_test, team_of
+from shoal.airflow._run_holder import ENGINE, is_single_task_test
 from shoal.airflow.base.pool import PoolOperator, WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.deployment import deployment_of_task, other_addresses
@@ -132,7 +132,7 @@ class ScaleClusterOperator(_NodesOperator):
     def execute(self, context: Context) -> bool:
         """Set the number of nodes that the pool keeps, and wait until these nodes are ready. If Airflow kills the task
         during the wait, restore the previous number."""
-        pool = self.hook.pool(self.holder_in(context))
+        pool = self.pool_in(context)
         pool.scale(
             node_count(self.expected_cluster_size, "expected_cluster_size"),
             is_async=self.deferrable or not self.wait_for_completion,
@@ -146,7 +146,7 @@ class ScaleClusterOperator(_NodesOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
-        self._finish_request(self.hook.pool(self.holder_in(context)), event, request, self.log_progress)
+        self._finish_request(self.pool_in(context), event, request, self.log_progress)
         return True
 
 
@@ -201,7 +201,7 @@ class LeasePoolOperator(_NodesOperator):
 
     def _lease(self, context: Context) -> str:
         hook = self.hook
-        pool = hook.pool(self.holder_in(context), owner=team_of(self.owner))
+        pool = self.pool_in(context, hook)
         pool.lease(
             node_count(self.size, "size"),
             exclusive=self.exclusive,
@@ -223,7 +223,7 @@ class LeasePoolOperator(_NodesOperator):
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], request: Mapping[str, Any]) -> str:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request."""
-        pool = self.hook.pool(self.holder_in(context))
+        pool = self.pool_in(context)
         self._finish_request(pool, event, request, partial(self.log_progress, holder=pool.holder))
         # While a DAG is paused, its deferred tasks do not continue, and nothing renews their leases.
         return self._leased(pool, context) if pool.renew() else self._lease(context)

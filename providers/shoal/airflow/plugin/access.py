@@ -23,6 +23,7 @@ from fastapi import HTTPException, Request
 
 from shoal.airflow.deployment import deployment_in_database
 from shoal.pool.holder import DagRunHolder
+from shoal.pool.teams import ALL_TEAMS
 from shoal.ui.access import Viewer
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class AirflowAccess:
 
     To change pools, a user needs the permission to edit connections, because a connection contains the options of a
     pool. To end the jobs and leases of a DAG run of this Airflow, a user needs the permission to edit runs of the DAG;
-    for all other jobs and leases, the permission to edit connections.
+    for all other jobs and leases, the permission to edit connections. If Airflow has several teams, a user can change
+    the pool of a team, and end other jobs and leases of a team, only as its member.
     """
 
     def viewer(self, request: Request) -> Viewer:
@@ -70,8 +72,22 @@ class AirflowAccess:
             may_act=may_act is True,
             csrf_token=token,
             may_end_some=lambda: may_act is True or _may_edit_some_runs(manager, user),
-            may_end=lambda holder: _may_end(manager, user, holder, otherwise=may_act is True),
+            may_end=lambda holder, team: _may_end(
+                manager, user, holder, otherwise=may_act is True and (team is None or _is_in_team(manager, user, team))
+            ),
+            may_act_for=lambda team: _is_in_team(manager, user, team),
+            team=ALL_TEAMS,
         )
+
+
+def _is_in_team(manager: BaseAuthManager[Any], user: BaseUser, team: str) -> bool:
+    """Return whether a user may act for a team. An Airflow without teams does not ask."""
+    if not conf.getboolean("core", "multi_team", fallback=False):
+        return True
+    from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
+
+    # With the method GET, Airflow asks whether a user belongs to a team.
+    return manager.is_authorized_team(method="GET", details=TeamDetails(name=team), user=user) is True
 
 
 def _may_edit_some_runs(manager: BaseAuthManager[Any], user: BaseUser) -> bool:

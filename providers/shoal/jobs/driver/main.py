@@ -57,6 +57,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
+from shoal.pool.teams import TEAM_VARIABLE
 from shoal.redaction import hiding
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId
@@ -504,6 +505,8 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
         print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
         return 0
     os.environ.update(secrets.variables())
+    if job.team is not None:
+        os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
     telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
     spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
     if package.has_frames(spec):

@@ -20,6 +20,7 @@ from shoal.jobs.files.sweep import discard_staged
 from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
+from shoal.pool import teams
 from shoal.pool.bound_host import is_here
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
@@ -76,7 +77,7 @@ def prune_jobs(
 
     The removed files are the log, the model and the return values, also those in the store. Files in an
     `artifact_location`, in MLflow and in folders without shoal's marker stay. The jobs of a pool on another host are
-    removed only by that host.
+    removed only by that host, and a process that acts for a team (``$SHOAL_TEAM``) leaves the jobs of other teams.
 
     The function may be called at any time, by several processes at the same time, and again after it was killed.
 
@@ -123,13 +124,19 @@ def unneeded(
 
 
 def _with_old_attempts(store: Store, before: float) -> list[str]:
-    """Return the ids of jobs with an attempt that ended before the given time. Jobs of pools on other hosts are left
-    out."""
+    """Return the ids of jobs with an attempt that ended before the given time. Jobs of pools on other hosts, and of
+    other teams, are left out."""
     ended = func.coalesce(Job.ended_at, Job.created_at)
-    query = select(Job.id, Job.pool).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
+    query = select(Job.id, Job.pool, Job.team).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
+    team = teams.asking()
     with store.reading() as session:
         elsewhere = {pool.name for pool in session.scalars(select(Pool)) if not is_here(pool)}
-        return sorted({job_id for job_id, pool in session.execute(query) if pool not in elsewhere})
+        found = {
+            job_id
+            for job_id, pool, owner in session.execute(query)
+            if pool not in elsewhere and teams.may_change(owner, team)
+        }
+        return sorted(found)
 
 
 def _rows(session: Session, job_id: str) -> list[DeletedAttempt]:

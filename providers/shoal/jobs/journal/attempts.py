@@ -26,9 +26,11 @@ from shoal.errors import (
     ShoalError,
     StoreError,
 )
+from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
+from shoal.pool import teams
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
@@ -56,6 +58,8 @@ class Order:
     """The try of a workflow engine's task that submits the job."""
     label: str | None = None
     """What the job is about, for lists of jobs."""
+    team: str | None = None
+    """The team to which the job belongs."""
     needs_credentials: bool = False
     """Whether the driver waits until a process has written encrypted credentials into the row."""
 
@@ -90,10 +94,13 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
 
     Raises:
         JobBusyError: The newest attempt is pending or running, and has another fingerprint; or `refusal`.
+        TeamError: The job belongs to another team.
         JobError: The newest attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     while True:
         newest = find_latest(store, order.job_id)
+        if newest is not None and (newest.holder != order.holder or ids.is_interactive(order.holder)):
+            teams.require(newest.team, order.team, f'job "{order.job_id}"')
         if newest is not None and order.task is not None:
             order.task.check(newest)
         same = newest is not None and order.is_for(newest)
@@ -515,9 +522,12 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """Return the row of an attempt, inside the caller's transaction.
 
     Raises:
+        TeamError: The database does not let this process change the row.
         JobError: There is no such attempt.
     """
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
+    if job is None and lock and session.get(Job, (key.job_id, key.attempt)) is not None:
+        raise teams.refused_by_database(f'job "{key.job_id}"')
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job

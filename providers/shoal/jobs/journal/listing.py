@@ -42,6 +42,7 @@ class AttemptFields:
     holder: str
     task_key: str | None
     label: str | None
+    team: str | None
     state: JobState
     error: str | None
     mlflow_run_id: str | None

@@ -104,12 +104,13 @@ _METRICS: dict[str, Metric] = {
 }
 
 _NDCG_AT = re.compile(r"ndcg@([1-9]\d{0,5})")
+_PINBALL_AT = re.compile(r"mean_pinball_loss@(0?\.\d{1,6})")
 
 _MOST_CLASSES = 100_000
 """Largest number of classes. A column of ids as the label would fill the memory with a column per id."""
 
-NAMES = tuple(sorted((*_METRICS, "ndcg@K")))
-"""Legal values of `register.metric`, with K for a number of ranks."""
+NAMES = tuple(sorted((*_METRICS, "ndcg@K", "mean_pinball_loss@Q")))
+"""Legal values of `register.metric`, with K for a number of ranks, and Q for a quantile between 0 and 1."""
 
 
 def metric_named(name: str) -> Metric:
@@ -120,11 +121,21 @@ def metric_named(name: str) -> Metric:
     """
     if at := _NDCG_AT.fullmatch(name):
         return Metric("max", Takes.RANKS, "ndcg_score", {"k": int(at[1])})
+    if (quantile := quantile_of(name)) is not None:
+        return Metric("min", Takes.VALUES, "mean_pinball_loss", {"alpha": quantile})
     if name not in _METRICS:
         near = difflib.get_close_matches(name.removeprefix("neg_"), _METRICS, n=1)
+        if "quantile" in name or "pinball" in name:
+            near = ["mean_pinball_loss@0.9"]
         hint = f'did you mean "{near[0]}"? All metrics' if near else "use one of"
         raise InvalidArgumentError(f'register.metric "{name}" is unknown; {hint}: {", ".join(NAMES)}')
     return _METRICS[name]
+
+
+def quantile_of(metric: str) -> float | None:
+    """Return the quantile of a pinball loss, which is 0.9 for "mean_pinball_loss@0.9"; None for any other metric."""
+    at = _PINBALL_AT.fullmatch(metric)
+    return float(at[1]) if at and 0 < float(at[1]) < 1 else None
 
 
 def best_mode(metric: str) -> Mode:
@@ -355,36 +366,3 @@ def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Code
             "the labels, or choose another metric"
         )
     return numbers
-
-
-BaselineKind = Literal["mean", "median", "majority"]
-
-_ABSOLUTE = frozenset({"mae", "mean_absolute_error", "median_absolute_error", "d2_absolute_error_score"})
-"""Metrics for which the median of the labels is the best constant prediction."""
-
-
-def best_constant(metric: str) -> BaselineKind:
-    """Return the kind of constant prediction (mean, median or majority) that is expected to reach the best value of a
-    metric.
-    """
-    if metric_named(metric).takes in (Takes.CLASSES, Takes.SCORES, Takes.PROBABILITIES):
-        return "majority"
-    return "median" if metric in _ABSOLUTE else "mean"
-
-
-def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
-    """Return the same prediction for every row, as a baseline that a useful model must beat."""
-    import numpy as np
-
-    if kind != "majority":
-        return np.full(len(labels), float(np.mean(labels) if kind == "mean" else np.median(labels)))
-    if best_constant(metric) != "majority":
-        values, counts = np.unique(labels, return_counts=True)
-        return np.full(len(labels), float(values[counts.argmax()]))
-    if metric_named(metric).takes is Takes.SCORES:
-        # Labels above 0.5 are class 1, as in `metric_value`, because the labels of two classes may also be -1 and 1.
-        return np.full(len(labels), float((labels > 0.5).mean()))
-    frequencies = np.bincount(class_numbers(metric, labels, None), minlength=2) / len(labels)
-    if len(frequencies) == 2:
-        return np.full(len(labels), float(frequencies[1]))
-    return np.broadcast_to(frequencies, (len(labels), len(frequencies)))

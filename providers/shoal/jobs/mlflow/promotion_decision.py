@@ -367,7 +367,7 @@ _ROUNDING = 4 * sys.float_info.epsilon
 _STRENGTH: tuple[Rule, ...] = ("keep", "compare", "baseline")
 """The rules, in the order in which :func:`strongest` prefers them."""
 
-_CONSTANTS = {"mean": "the mean", "median": "the median", "majority": "the most frequent class"}
+_CONSTANTS = {kind: f"the {kind}" for kind in ("mean", "median", "quantile")} | {"majority": "the most frequent class"}
 
 
 def figure(value: object) -> str:

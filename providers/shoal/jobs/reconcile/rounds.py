@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sqlalchemy import select
 
-from shoal.errors import ShoalError, StoreError
+from shoal.errors import ShoalError, StoreError, TeamError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
@@ -116,7 +116,7 @@ class Waiter:
             for key in overdue:
                 if key != target.key:
                     start_if_room(replace(target, key=key))
-        except StoreError as error:
+        except (StoreError, TeamError) as error:
             # The error is only logged, because the next round tries again to start the attempt.
             log.warning("the queue of pool %s could not be changed: %s", target.pool, error)
         return job

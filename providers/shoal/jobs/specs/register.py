@@ -33,7 +33,7 @@ class Register(Settings):
     )
     metric: str = Field(
         description="Metric that decides whether the challenger replaces the champion: rmse, mae, logloss, error, auc, "
-        "accuracy, ndcg@10, or another metric of scikit-learn by its name, such as f1_macro."
+        "accuracy, ndcg@10, mean_pinball_loss@0.9, or another metric of scikit-learn by its name, such as f1_macro."
     )
     mode: Mode | None = Field(
         default=None,

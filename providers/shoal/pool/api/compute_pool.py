@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
+from shoal.pool import teams
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -56,8 +56,9 @@ class ComputePool:
             pool that `shoal.pool.selection.which_pool` selects.
         holder: Name under which this object requests nodes. Default: a name made from user, host and process id.
         ancestors: Holders whose end is also the end of this object's leases. Default: none.
-        team: Team to whose quota this object's leases count; see :meth:`set_quota`. Default: ``$SHOAL_TEAM``, else no
-            team.
+        team: Team for which this object acts. Its leases count to the quota of this team (see :meth:`set_quota`), and
+            it may use pools with ``only_team`` of this team. ``"*"``: an administrator, who acts for all teams.
+            Default: ``$SHOAL_TEAM``, else no team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass a simulated clock.
 
@@ -96,8 +97,9 @@ class ComputePool:
         )
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
-        self.team = storable(team or os.environ.get("SHOAL_TEAM") or "") or None
-        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec)
+        team = teams.asking(team)
+        self.team = teams.stored(team)
+        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, team=team)
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -163,7 +165,7 @@ class ComputePool:
             ScaleError: A node could not be ended. The message names the remaining processes.
             InvalidArgumentError: `abandon` was given for a local pool.
         """
-        with transaction(self._store, JournalStep.REQUEST) as session:
+        with self._requests.changing() as session:
             was_down = rows.load(session, self.name).pool.state is PoolState.DOWN
             if abandon:
                 commands.abandon(session, self.name, self._clock())
@@ -190,7 +192,7 @@ class ComputePool:
                 never returns, use `abandon`.
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
-        with transaction(self._store, JournalStep.TIDY) as session:
+        with self._requests.changing(JournalStep.TIDY) as session:
             backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
@@ -346,8 +348,8 @@ class ComputePool:
         Returns:
             False if there was no such lease.
         """
-        with transaction(self._store, JournalStep.REQUEST) as session:
-            released = commands.release(session, self.name, self.holder, self._clock())
+        with self._requests.changing() as session:
+            released = commands.release(session, self.name, self.holder, self._clock(), team=self._requests.team)
             for holder in released:
                 self._requests.record(session, ActionKind.RELEASED, subject=holder)
             here = is_here(session.get_one(Pool, self.name))
@@ -374,7 +376,7 @@ class ComputePool:
             if value is not None:
                 checked_size(value, name)
         self._requests.admit(min_nodes or 1)
-        with transaction(self._store, JournalStep.REQUEST) as session:
+        with self._requests.changing() as session:
             pool = rows.load(session, self.name).pool
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
@@ -520,7 +522,7 @@ class ComputePool:
         """
         if not 0 < within_s < math.inf:
             raise InvalidArgumentError(f"within_s={shown(within_s)}: it has to be a number of seconds above 0")
-        with transaction(self._store, JournalStep.REQUEST) as session:
+        with self._requests.changing() as session:
             commands.retire(session, self.name, node, within_s, self._clock())
             self._requests.record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
         background_process.ensure_running()
@@ -548,7 +550,7 @@ class ComputePool:
             checked_size(max_nodes, "max_nodes")
         if node_hours is not None and not 0 < node_hours < math.inf:
             raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
-        with transaction(self._store, JournalStep.REQUEST) as session:
+        with self._requests.changing() as session:
             pool = rows.load(session, self.name).pool
             before = lease_limits.quota_text(pool, storable(team))
             lease_limits.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)

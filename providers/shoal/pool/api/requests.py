@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import PoolStoppingError, StoreError
+from shoal.pool import teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import commands, rows
@@ -29,7 +30,7 @@ from shoal.state.schema import ActionKind, Operation, OperationState, Pool, Pool
 @dataclass
 class Requests:
     """The requests of one holder to one pool. `spec` is None if the caller has named a pool that exists.
-    `operation_id` is the last operation that was written."""
+    `operation_id` is the last operation that was written, and `team` is the team for which the holder acts."""
 
     store: Store
     name: str
@@ -37,6 +38,7 @@ class Requests:
     clock: Clock
     spec: PoolSpec | None
     operation_id: str | None = None
+    team: str | None = None
 
     def carry_out(
         self,
@@ -55,7 +57,7 @@ class Requests:
         try:
             while not operation_id:
                 try:
-                    with transaction(self.store, JournalStep.REQUEST) as session:
+                    with self.changing() as session:
                         started = self._begin_life(session, owner) if bring_up else None
                         operation_id = request(session)
                         # `prepare` creates the token before the commit, because nodes may start right after the commit.
@@ -76,6 +78,26 @@ class Requests:
             if operation_id:
                 self.give_up(operation_id, error)
             raise
+
+    @contextmanager
+    def changing(self, step: JournalStep = JournalStep.REQUEST) -> Iterator[Session]:
+        """Open a transaction that changes the pool.
+
+        Raises:
+            TeamError: The pool belongs to another team, or would belong to another team after its start.
+        """
+        with transaction(self.store, step) as session:
+            what, query = f'pool "{self.name}"', select(Pool.spec, Pool.state).where(Pool.name == self.name)
+            locked = session.execute(query.with_for_update()).first()
+            row = locked or session.execute(query).first()
+            owners = {None if row is None else row.spec.get("only_team")}
+            if self.spec is not None and (row is None or row.state is not PoolState.UP):
+                owners.add(self.spec.only_team)
+            for owner in owners:
+                teams.require(owner, self.team, what, is_reserved=True)
+            if row is not None and locked is None:
+                raise teams.refused_by_database(what)
+            yield session
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
+from shoal.pool import teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, run_of
@@ -245,15 +246,17 @@ def renew_held(session: Session, name: str, runs: Collection[str], now: float) -
     return bool(held)
 
 
-def release(session: Session, name: str, holder: str, now: float) -> list[str]:
+def release(session: Session, name: str, holder: str, now: float, *, team: str | None = None) -> list[str]:
     """Delete a holder's leases on a pool, and the leases that end with them. Return the holders of the deleted leases.
 
     Raises:
         PoolNotFoundError: No pool has this name.
+        TeamError: A lease belongs to another team than `team`.
     """
     snapshot = rows.load(session, name)
     ending = [lease for lease in snapshot.leases if ends_with(lease.holder, lease.ancestors, holder)]
     for lease in ending:
+        teams.require(lease.team, team, f'the lease of {lease.holder} on pool "{name}"')
         session.delete(lease)
     snapshot.pool.touched_at = now
     usage.follow_leases(session, name, now)

@@ -50,7 +50,8 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
         )
         own = job_of(lease.holder)
         unfinished = select(Job).where(Job.pool == lease.pool, Job.state.not_in(JOB_ENDED))
-        for job in session.scalars(unfinished.options(defer(Job.spec))):
+        # With the policies of `shoal.state.policies`, the lock leaves out jobs that this process may not end.
+        for job in session.scalars(unfinished.options(defer(Job.spec)).with_for_update()):
             if job.id != own and not ends_with(job.holder, job.ancestors, lease.holder):
                 continue
             end_job(session, job, JobState.FAILED, now, error=reason, error_is_permanent=True)
