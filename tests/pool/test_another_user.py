@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import PoolDownError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.endpoint import NO_GCS, Endpoint
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store, home
 from tests.support.pool_processes import node_rows, nothing_left
@@ -153,3 +155,9 @@ def test_processes_of_other_users_that_proc_hides_are_passed_over():
     done = subprocess.run(look, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "False 0\n"
+
+
+def test_a_user_who_did_not_start_the_pool_is_told_so(tmp_path: Path):
+    endpoint = Endpoint("http://127.0.0.1:1", NO_GCS, tmp_path / "token")
+    with pytest.raises(PoolDownError, match=r"another user, .*has started it.* use a ray:// pool"):
+        endpoint.token()

@@ -13,7 +13,7 @@ from shoal.data.parquet.groups import find_groups
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import Shard, Split, deal_rows, plan_groups, plan_shards
 from shoal.data.shard import DataShard
-from shoal.data.spec import DatasetSpec, SplitSpec
+from shoal.data.spec import DatasetSpec, SplitSpec, TorchDefaults
 from shoal.data.syntax import check_present, columns_of, parse_filters
 from shoal.data.time_range import TimeRange, time_column
 from shoal.errors import DataError, InvalidArgumentError
@@ -38,6 +38,7 @@ class DataConnector:
         ingestor_class: Class that reads the rows in the workers.
         staging: Directory of a staged copy (Parquet files that shoal wrote for the workers); None if the files belong
             to the user. The directory is removed when no connector and no job uses the copy any longer.
+        torch_defaults: Default values of arguments of :meth:`to_torch_dataset`; by default those of the class.
 
     Example:
         >>> from shoal.data import DataConnector
@@ -45,9 +46,14 @@ class DataConnector:
     """
 
     sharded: ClassVar[bool] = False
+    TORCH_DEFAULTS: ClassVar[TorchDefaults] = TorchDefaults()
 
     def __init__(
-        self, source: ParquetSource, ingestor_class: IngesterClass = ArrowIngester, staging: str | None = None
+        self,
+        source: ParquetSource,
+        ingestor_class: IngesterClass = ArrowIngester,
+        staging: str | None = None,
+        torch_defaults: TorchDefaults | None = None,
     ) -> None:
         if ingestor_class not in INGESTERS.values():
             raise InvalidArgumentError(
@@ -56,6 +62,7 @@ class DataConnector:
         self.source = source
         self.ingestor_class = ingestor_class
         self.staging = staging
+        self.torch_defaults = torch_defaults or self.TORCH_DEFAULTS
         if staging is not None:
             source.staged = True
 
@@ -256,7 +263,7 @@ class DataConnector:
         kind = ShardedDataConnector if spec.sharded else DataConnector
         source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None)
         source.staged_copy = spec.staged_copy
-        return kind(source, INGESTERS[spec.ingester], spec.staging)
+        return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
@@ -279,6 +286,7 @@ class DataConnector:
                 SplitSpec(weights=split.weights, index=split.index, seed=split.seed) for split in self.source.splits
             ),
             filters=self.source.filters,
+            torch=self.torch_defaults,
             staging=self.staging,
         ).holding(self.source.staged_copy)
 
@@ -461,8 +469,9 @@ class DataConnector:
         self,
         batch_size: int | None = None,
         shuffle: bool = False,
-        drop_last_batch: bool = False,
+        drop_last_batch: bool | None = None,
         columns: Sequence[str] | None = None,
+        expand_dims: bool | None = None,
     ) -> TorchDataset:
         """Return a torch ``IterableDataset`` of all rows. If several workers call this method, each worker reads all
         rows.
@@ -474,8 +483,11 @@ class DataConnector:
                 and bytes). With None, an item is one row: a dict of column -> int, float, bool, str or bytes.
             shuffle: Whether each ``iter()`` is a new epoch with its own order, which depends on the gang's seed, the
                 rank and the epoch.
-            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
+            drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`. By
+                default False, unless the connector is one of `shoal.compat.snowflake`.
             columns: Columns to return, in this order; all by default.
+            expand_dims: Whether a column of numbers is a tensor ``[batch_size, 1]``, and a number of a single row a
+                tensor ``[1]``. By default False, unless the connector is one of `shoal.compat.snowflake`.
 
         Returns:
             A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
@@ -485,8 +497,10 @@ class DataConnector:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
                 the dataset has no rows.
         """
-        everything = DataShard(self.ingester(), Shard(self.source.ranges()), current_position())
-        return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns)
+        everything = DataShard(
+            self.ingester(), Shard(self.source.ranges()), current_position(), torch_defaults=self.torch_defaults
+        )
+        return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns, expand_dims=expand_dims)
 
     def to_ray_dataset(self) -> Any:
         """Return a lazy Ray Dataset with the rows of this connector, in the same order.
@@ -518,7 +532,10 @@ class DataConnector:
         Returns:
             One connector per weight. All parts share the staged copy of this connector, if there is one.
         """
-        return [type(self)(part, self.ingestor_class, self.staging) for part in self.source.split(weights, seed)]
+        return [
+            type(self)(part, self.ingestor_class, self.staging, self.torch_defaults)
+            for part in self.source.split(weights, seed)
+        ]
 
     def discard_staging(self) -> bool:
         """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.
@@ -564,4 +581,5 @@ class ShardedDataConnector(DataConnector):
         # The torch dataset of a shard saves its position in checkpoints, so this plan must not change. All methods of
         # the shard use the same plan, so that `to_arrow` returns the rows of `to_torch_dataset` in the same order.
         plan = plan_shards(self.source.row_groups(), here.world_size, here.seed)
-        return DataShard(self.ingester(), plan[here.rank], here, max(shard.rows for shard in plan))
+        largest = max(shard.rows for shard in plan)
+        return DataShard(self.ingester(), plan[here.rank], here, largest, self.torch_defaults)

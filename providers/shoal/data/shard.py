@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.gang_position import GangPosition
 from shoal.data.planning import Shard
+from shoal.data.spec import TorchDefaults
 from shoal.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -25,13 +26,22 @@ class DataShard:
         shard: Row ranges of this worker.
         position: Rank of the worker and size of its gang.
         largest: Number of rows in the largest shard of all workers; by default, the number of rows in this shard.
+        torch_defaults: Default values of arguments of :meth:`to_torch_dataset`.
     """
 
-    def __init__(self, ingester: Ingester, shard: Shard, position: GangPosition, largest: int | None = None) -> None:
+    def __init__(
+        self,
+        ingester: Ingester,
+        shard: Shard,
+        position: GangPosition,
+        largest: int | None = None,
+        torch_defaults: TorchDefaults | None = None,
+    ) -> None:
         self.ingester = ingester
         self.shard = shard
         self.position = position
         self.largest = shard.rows if largest is None else largest
+        self.torch_defaults = torch_defaults or TorchDefaults()
 
     def __repr__(self) -> str:
         return f"DataShard(rank={self.position.rank} of {self.position.world_size}, rows={self.shard.rows})"
@@ -66,9 +76,10 @@ class DataShard:
         self,
         batch_size: int | None = None,
         shuffle: bool = False,
-        drop_last_batch: bool = False,
+        drop_last_batch: bool | None = None,
         columns: Sequence[str] | None = None,
         pad: bool = True,
+        expand_dims: bool | None = None,
     ) -> TorchDataset:
         """Return a torch ``IterableDataset`` of this worker's rows.
 
@@ -80,6 +91,7 @@ class DataShard:
             from shoal.data.torch.dataset import TorchDataset
         except ImportError as exc:
             raise MissingExtraError("torch", "torch") from exc
+        defaults = self.torch_defaults
         return TorchDataset(
             self.ingester,
             self.shard.ranges,
@@ -87,6 +99,7 @@ class DataShard:
             self.position,
             batch_size=batch_size,
             shuffle=shuffle,
-            drop_last_batch=drop_last_batch,
+            drop_last_batch=defaults.drop_last_batch if drop_last_batch is None else drop_last_batch,
             columns=columns,
+            expand_dims=defaults.expand_dims if expand_dims is None else expand_dims,
         )

@@ -27,6 +27,19 @@ class SplitSpec(Settings):
     seed: int = Field(description="Seed of the random split. The same seed gives the same parts.")
 
 
+class TorchDefaults(Settings):
+    """Default values of arguments of ``to_torch_dataset()``."""
+
+    expand_dims: bool = Field(
+        default=False,
+        description="Whether a column of numbers is a tensor of rows x 1 instead of rows, and a number of a single row "
+        "a tensor of one value.",
+    )
+    drop_last_batch: bool = Field(
+        default=False, description="Whether to leave out the last batch if it has fewer rows than the others."
+    )
+
+
 class DatasetSpec(Settings):
     """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
 
@@ -77,6 +90,10 @@ class DatasetSpec(Settings):
         min_length=1,
         description="Name of the column that contains the time of each row. The job's result contains the range of "
         "these times. None: the date or timestamp column of the filters, if there is one.",
+    )
+    torch: TorchDefaults = Field(
+        default=TorchDefaults(),
+        description="Default values of arguments of the connector's `to_torch_dataset`.",
     )
     staging: str | None = Field(
         default=None,

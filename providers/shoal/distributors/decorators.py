@@ -125,7 +125,7 @@ class Site:
         return size
 
 
-class _Decorated(Generic[P, T]):
+class Decorated(Generic[P, T]):
     """Base class of functions that were decorated with `@distributed` or `@ray_launch`.
 
     A plain call runs the function in this process.
@@ -145,7 +145,7 @@ class _Decorated(Generic[P, T]):
         return self._function(*args, **kwargs)
 
 
-class DistributedFunction(_Decorated[P, T]):
+class DistributedFunction(Decorated[P, T]):
     """Function that was decorated with `@distributed`.
 
     A call of `.distributed` runs the function in every worker of a group. A plain call runs the function in this
@@ -189,7 +189,7 @@ class DistributedFunction(_Decorated[P, T]):
         return self._site.call(self._function, args, kwargs, scaling, returns=returns)
 
 
-class LaunchedFunction(_Decorated[P, T]):
+class LaunchedFunction(Decorated[P, T]):
     """Function that was decorated with `@ray_launch`.
 
     A call of `.distributed` runs the function once in a process that is connected to the pool's Ray cluster. A plain
@@ -266,8 +266,8 @@ def distributed(
         >>> double(4), double.distributed(4)
         (8, [8, 8])
     """
-    site = _site("distributed", **locals())
-    return lambda function: DistributedFunction(function, site)
+    chosen = site("distributed", **locals())
+    return lambda function: DistributedFunction(function, chosen)
 
 
 @same_arguments(distributed)
@@ -301,11 +301,16 @@ def ray_launch(**arguments: Any) -> Callable[[Callable[P, T]], LaunchedFunction[
         >>> total.distributed([1, -2, 3])
         6
     """
-    site = _site("ray_launch", **arguments)
-    return lambda function: LaunchedFunction(function, site)
+    chosen = site("ray_launch", **arguments)
+    return lambda function: LaunchedFunction(function, chosen)
 
 
-def _site(decorator: str, remote: bool, run_config: RunConfig | None, **requested: Any) -> Site:
+def site(decorator: str, remote: bool, run_config: RunConfig | None, **requested: Any) -> Site:
+    """Return the settings of a decorated function from the arguments of its decorator.
+
+    Raises:
+        InvalidArgumentError: The decorator was written without parentheses, or an argument is not legal.
+    """
     if callable(requested["gpus"]):
         raise InvalidArgumentError(f"@{decorator} needs parentheses: write @{decorator}()")
     one_per_gpu = requested["num_workers"] is None

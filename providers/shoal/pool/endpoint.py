@@ -98,7 +98,7 @@ class Endpoint:
         """Read the bearer token. Return an empty string if the head needs no token.
 
         Raises:
-            PoolDownError: The token file is gone because the pool went down.
+            PoolDownError: There is no token file, because the pool went down, or was started with another home.
         """
         if self.token_path is None:
             return ""
@@ -106,8 +106,9 @@ class Endpoint:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
             raise PoolDownError(
-                f"the token file {self.token_path} was deleted when the pool went down: start the pool with "
-                "`shoal pool up`"
+                f"there is no token file {self.token_path}: the pool went down, or another user, or a process with "
+                "another SHOAL_HOME, has started it. Only the user that started a local:// pool can use it: give each "
+                "user a pool, or use a ray:// pool. If the pool is down, start it with `shoal pool up`"
             ) from None
 
     def driver_environment(self) -> Mapping[str, str]:

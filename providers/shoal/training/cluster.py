@@ -109,11 +109,17 @@ def node_names() -> dict[str, str]:
     return {node["NodeID"]: node["NodeName"] for node in _alive()}
 
 
-def total_resources() -> list[dict[str, float]]:
-    """Return all resources (name -> amount) of each node that is alive, including the resources that are in use."""
+def total_resources() -> dict[str, dict[str, float]]:
+    """Return all resources (name -> amount) of each node that is alive, including the resources that are in use, by the
+    id of the node."""
     if _register is not None:
-        return [{_CPU: float(node.cpus)} for node in _register.nodes()]
-    return [dict(node["Resources"]) for node in _alive()]
+        return {node.id: _registered(node.cpus) for node in _register.nodes()}
+    return {node["NodeID"]: dict(node["Resources"]) for node in _alive()}
+
+
+def _registered(cpus: int) -> dict[str, float]:
+    # A worker without CPUs needs a byte of memory of its node, see `placement.GangShape`.
+    return {_CPU: float(cpus), "memory": float(_ANY_NUMBER)}
 
 
 def free_and_all_cpus() -> tuple[float, float]:
@@ -148,7 +154,7 @@ def rooms() -> dict[str, NodeRoom]:
     """
     if _register is not None:
         return {
-            node.id: NodeRoom(_register.is_leaving(node.id), {_CPU: float(_register.free_cpus(node))})
+            node.id: NodeRoom(_register.is_leaving(node.id), _registered(_register.free_cpus(node)))
             for node in _register.nodes()
         }
     ray = ray_if_connected()

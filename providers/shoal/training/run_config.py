@@ -125,8 +125,9 @@ class RunConfig(Settings):
     )
     code: tuple[str, ...] = Field(
         default=(),
-        description="Folders of Python packages, and .py files, that the workers can import, such as ./mypkg. A "
-        "relative path starts at the working directory of the process that submits the job.",
+        description="Folders of Python packages, and .py files, that the workers can import, such as ./mypkg, and "
+        "other files, such as ./settings.yaml, which lie beside the modules on the nodes. A relative path starts at "
+        "the working directory of the process that submits the job.",
     )
 
     @field_validator("env")

@@ -155,6 +155,16 @@ def test_a_row_is_plain_python(typed: DataConnector) -> None:
     assert batch["base64"] == OBJECTS["base64"].to_pylist() and batch["bytes"] == OBJECTS["bytes"].to_pylist()
 
 
+def test_numbers_get_a_dimension_of_their_own(typed: DataConnector) -> None:
+    (batch,) = typed.to_torch_dataset(batch_size=3, expand_dims=True)
+    assert {name: batch[name].shape for name in TYPES} == dict.fromkeys(TYPES, (3, 1))
+    assert batch["text"] == OBJECTS["text"].to_pylist()
+    rows = list(typed.to_torch_dataset(expand_dims=True))
+    assert torch.cat([row["f64"] for row in rows]).tolist() == [0.1, 1, 2] and rows[0]["f64"].shape == (1,)
+    (loaded,) = DataLoader(typed.to_torch_dataset(expand_dims=True, columns=["f64", "i8"]), batch_size=8)
+    assert torch.cat([loaded["f64"], loaded["i8"]], dim=1).shape == (3, 2)
+
+
 def test_batches_may_be_changed_and_kept(numbers: DataConnector) -> None:
     batches = list(numbers.to_torch_dataset(batch_size=4))
     for batch in batches:

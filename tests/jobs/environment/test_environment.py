@@ -143,16 +143,19 @@ class TestCode:
             str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()
         }
         assert files == {"mypkg/__init__.py", "mypkg/deep/model.py", "mypkg/data.txt"}
+        code.unpack(code.stored([str(package / "data.txt")]), tmp_path / "data")
+        assert (tmp_path / "data" / "data.txt").read_text() == (package / "data.txt").read_text()
         (package / "data.txt").write_text("changed")
         assert code.stored([str(package)]) != (found,)
 
     def test_code_that_cannot_be_imported_is_refused(self, fresh_home, package, tmp_path):
         (tmp_path / "my-file.py").touch()
+        (tmp_path / "my-folder").mkdir()
         (tmp_path / "mypkg.py").touch()
         for paths, says in (
             ([tmp_path / "nope"], "does not exist"),
             ([tmp_path / "my-file.py"], "cannot be imported"),
-            ([package / "data.txt"], "cannot be imported"),
+            ([tmp_path / "my-folder"], "cannot be imported"),
             ([package, tmp_path / "mypkg.py"], 'two modules called "mypkg"'),
         ):
             with pytest.raises(InvalidArgumentError, match=says):

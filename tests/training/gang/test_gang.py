@@ -231,6 +231,26 @@ def test_busy_cpus_are_waited_for_aloud_until_the_deadline(
     Gang.start(TWO).end()
 
 
+def start_two() -> str:
+    """Return the error of a gang of two that this worker wants to start beside its own."""
+    try:
+        Gang.start(TWO, timeout=60).end()
+    except CapacityError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("own", "says"), [(GangShape(1, 0), ""), (GangShape(1, 1.0), "holds 1 CPU itself")], ids=str)
+def test_a_worker_waits_for_no_cpu_that_only_its_end_would_free(driver: TwoNodes, own: GangShape, says: str) -> None:
+    end_gangs()
+    gang = Gang.start(own)
+    try:
+        (said,) = gang.run(start_two, [()])
+    finally:
+        gang.end()
+    assert says in said and bool(said) == bool(says)
+
+
 def test_two_threads_of_a_driver_have_a_gang_each(driver: TwoNodes) -> None:
     one_each = GangShape(1, 1.0)
     both = threading.Barrier(2)

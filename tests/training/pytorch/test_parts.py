@@ -37,7 +37,7 @@ from shoal.training.pytorch.context import Context, tagged_output
 from shoal.training.pytorch.engine import Metrics
 from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.program import MAX_BYTES, Program, Script
+from shoal.training.pytorch.program import MAX_BYTES, Program
 from shoal.training.pytorch.request import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out, nodes_needed
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
@@ -122,6 +122,7 @@ def test_only_nodes_whose_gpus_are_of_the_type_count() -> None:
     assert [fitting(node, each) for node in nodes] == [1, 0, 0, 1]
     with pytest.raises(CapacityError, match=r"1 CPU and 1 H100 GPU .*b: 2 CPUs and 1 A100 GPU,"):
         lay_out(SpreadScalingConfig(num_workers=3, resource_requirements_per_worker=each), nodes)
+    assert GangShape(1, 0).bundles == [{"memory": 1}]  # and no part of a CPU, which another group may need
     assert GangShape(2, 1, 1, "H100", per_node=2).bundles == [{"CPU": 2, "GPU": 2.0, "accelerator_type:H100": 0.001}]
 
 
@@ -538,38 +539,6 @@ def test_large_data_in_a_closure_is_refused_with_advice() -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"train is 64 MiB large .* dataset_map"):
         Program.of(train, [], {}).dumps()
-
-
-def test_a_script_travels_as_text_and_finds_what_lies_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("def answer():\n    return 42\n")
-    script = tmp_path / "main.py"
-    script.write_text(
-        "import sys\nfrom helper import answer\n"
-        "if __name__ == '__main__':\n    open(sys.argv[1], 'w').write(f'{answer()} {sys.argv[2:]}')\n"
-    )
-    argv, path = list(sys.argv), list(sys.path)
-    program = Program.of(script, [tmp_path / "out", 1.5], {})
-    script.unlink()
-    assert program() is None
-    assert (tmp_path / "out").read_text() == "42 ['1.5']"
-    assert (sys.argv, sys.path) == (argv, path)
-    with pytest.raises(InvalidArgumentError, match="no keyword arguments: \\['epochs'\\]"):
-        Program.of(SCRIPT, [], {"epochs": 1})
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
-        Program.of(tmp_path / "no.py", [], {})
-
-
-SCRIPT = Path(__file__).with_name("script.py")
-
-
-@pytest.mark.parametrize(("code", "fails"), [("None", False), ("0", False), ("3", True), ("'no'", True)])
-def test_a_scripts_exit_code_counts(code: str, fails: bool) -> None:
-    script = Program(Script("main.py", "/", f"raise SystemExit({code})"))
-    if fails:
-        with pytest.raises(TrainingError, match=f"main.py exited with {code}"):
-            script()
-    else:
-        script()
 
 
 def test_run_local_is_rank_0_of_1_with_a_process_group(tmp_path: Path) -> None:

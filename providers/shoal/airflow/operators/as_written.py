@@ -9,7 +9,8 @@ from airflow.sdk import DAG, BaseOperator, TaskGroup, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.checks import arguments_of, is_known
-from shoal.training.pytorch.program import Script, is_name
+from shoal.training.pytorch.program import is_name
+from shoal.training.pytorch.script import Script
 
 _ARGUMENTS = ("framework", "train_func", "op_args", "op_kwargs", "spec", "model", "dataset", "output_path")
 """Arguments of operators that say what a job does."""

@@ -78,6 +78,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         shuffle: Whether each epoch has a new order.
         drop_last_batch: Whether to leave out the last batch if it has fewer rows. Ignored without `batch_size`.
         columns: Columns to return, in this order; all by default.
+        expand_dims: Whether a column of numbers is a tensor ``[rows, 1]`` instead of ``[rows]``, and a number of a
+            single row a tensor ``[1]``.
 
     Raises:
         InvalidArgumentError: If `batch_size` is not a positive integer, or `columns` is invalid.
@@ -96,6 +98,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         shuffle: bool = False,
         drop_last_batch: bool = False,
         columns: Sequence[str] | None = None,
+        expand_dims: bool = False,
     ) -> None:
         super().__init__()
         if batch_size is not None and (
@@ -107,6 +110,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last_batch = drop_last_batch
+        self.expand_dims = expand_dims
         self._ingester = ingester
         self._ranges = tuple(ranges)
         self._rows = rows
@@ -328,7 +332,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 missing -= stop - start
                 start = stop
                 if missing == 0 and not held:
-                    yield {name: _tensor(values) for name, values in taken.items()}
+                    yield {name: self._tensor(values) for name, values in taken.items()}
                     missing = size
                     continue
                 held.append(taken)
@@ -346,30 +350,34 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         for name in self.columns:
             pieces = [taken[name] for taken in held]
             whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else np.concatenate(pieces)
-            joined[name] = _tensor(whole)
+            joined[name] = self._tensor(whole)
         return joined
+
+    def _tensor(self, values: np.ndarray | list[Any]) -> Any:
+        return values if isinstance(values, list) else torch.from_numpy(self._expanded(values))
+
+    def _expanded(self, values: np.ndarray) -> np.ndarray:
+        return values[:, np.newaxis] if self.expand_dims and values.ndim == 1 else values
 
     def _rows_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         for window in windows:
             rows = len(window[self.columns[0]])
             for start in range(skip, rows, _ROWS_AT_ONCE):
                 stop = min(start + _ROWS_AT_ONCE, rows)
-                lists = [_listed(copied(window[name], start, stop)) for name in self.columns]
+                lists = [self._listed(copied(window[name], start, stop)) for name in self.columns]
                 for values in zip(*lists, strict=True):
                     yield dict(zip(self.columns, values, strict=True))
             skip = 0
             del window
 
-
-def _tensor(values: np.ndarray | list[Any]) -> Any:
-    return values if isinstance(values, list) else torch.from_numpy(values)
-
-
-def _listed(values: np.ndarray | list[Any]) -> list[Any]:
-    if isinstance(values, np.ndarray) and values.ndim > 1:
+    def _listed(self, values: np.ndarray | list[Any]) -> list[Any]:
+        if isinstance(values, list):
+            return values
+        values = self._expanded(values)
+        if values.ndim == 1:
+            return list(values.tolist())
         # Each row gets memory of its own, so that a row that is kept does not keep the others.
         return [row.clone() for row in torch.from_numpy(values)]
-    return values if isinstance(values, list) else list(values.tolist())
 
 
 def _generator(*key: int | str) -> np.random.RandomState:

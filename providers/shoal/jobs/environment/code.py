@@ -69,13 +69,15 @@ def add_to_zip(archive: zipfile.ZipFile, name: str, content: bytes, *, mode: int
 
 
 def _module(path: Path) -> str:
-    """Return the name under which a folder or file can be imported."""
+    """Return the name under which a folder or a .py file can be imported; the file's name of other files."""
     if not path.exists():
         raise InvalidArgumentError(
             f'run_config.code: "{path}" does not exist: give the path of a package, such as ./mypkg, or of a .py file'
         )
     name = path.name if path.is_dir() else path.name.removesuffix(".py")
-    if not name.isidentifier() or (path.is_file() and path.suffix != ".py"):
+    if path.is_file() and path.suffix != ".py":
+        return path.name
+    if not name.isidentifier():
         raise InvalidArgumentError(
             f'run_config.code: "{path}" cannot be imported: give the folder of a package, such as ./mypkg, or a .py '
             "file. Its name may contain only letters, digits and _, and must not begin with a digit"

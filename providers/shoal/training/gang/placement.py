@@ -18,8 +18,10 @@ from shoal.training.context import say
 from shoal.training.timeouts import FIRST_WAIT_MESSAGE_S, WAIT_MESSAGE_PERIOD_S
 
 _POLL_SECONDS = 2.0
-# Amount that is reserved instead of 0, because Ray does not accept a placement group bundle without any resource.
-_LEAST = 0.001
+_GPU_TYPE_SHARE = 0.001
+_ONE_BYTE = {"memory": 1.0}
+"""Resources of a worker without CPUs and GPUs. Ray does not accept a placement group bundle without any resource, and a
+part of a CPU would be missing for work that needs all CPUs of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class GangShape:
         if self.gpu_type:
             # Ray defines a resource for the GPU type, and each node has exactly 1 of it, however many GPUs it has.
             # Each worker reserves a very small part, so that all workers of the node can share this resource.
-            gpus[cluster.GPU_TYPE + self.gpu_type] = _LEAST
-        bundle = {"CPU": max(self.cpus_per_worker, _LEAST) * together, **gpus}
-        return [bundle] * (self.num_workers // together)
+            gpus[cluster.GPU_TYPE + self.gpu_type] = _GPU_TYPE_SHARE
+        cpus = {"CPU": self.cpus_per_worker * together} if self.cpus_per_worker else {}
+        return [(cpus | gpus) or _ONE_BYTE] * (self.num_workers // together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def reserve(shape: GangShape, deadline: float) -> Any:
         A ready placement group with the bundles of `shape`; pass it to :func:`release` at the end.
 
     Raises:
-        CapacityError: The active nodes are too small for the gang.
+        CapacityError: The active nodes are too small for the gang, or the function that calls holds their resources.
         CapacityTimeoutError: The nodes had no free room before the deadline.
     """
     from ray.util.placement_group import placement_group
@@ -141,13 +143,51 @@ def refuse_if_impossible(shape: GangShape) -> None:
         CapacityError: The gang does not fit.
     """
     nodes = cluster.total_resources()
-    fitting = room(shape, nodes)
+    fitting = room(shape, list(nodes.values()))
     if fitting < shape.num_workers:
-        cpus = sum(node.get("CPU", 0.0) for node in nodes)
+        cpus = sum(node.get("CPU", 0.0) for node in nodes.values())
         raise CapacityError(
             f"{shape} do not fit on this pool, which has room for {fitting} of them ({len(nodes)} nodes, "
             f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
         )
+    held = _held_by_caller()
+    left = room(shape, [_without(nodes[node_id], held.get(node_id, {})) for node_id in nodes])
+    if left < shape.num_workers:
+        kept = resources(
+            sum(each.get("CPU", 0.0) for each in held.values()),
+            int(sum(each.get("GPU", 0.0) for each in held.values())),
+        )
+        raise CapacityError(
+            f"{shape} do not fit beside the function that starts them, which holds {kept} itself until it returns "
+            f"(room for {left} of them is left): reserve no CPUs for the function (num_cpus=0), add nodes with "
+            "shoal.scale_cluster, or request fewer or smaller workers"
+        )
+
+
+def _held_by_caller() -> dict[str, dict[str, float]]:
+    """Return the resources that this process holds, by Ray's node id: those of the whole gang if it is a worker of one,
+    because a gang ends as a whole. A process that is not a worker of Ray holds nothing."""
+    if (ray := cluster.ray_if_connected()) is None:
+        return {}
+    from ray.util.placement_group import get_current_placement_group, placement_group_table
+
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:
+        return {}
+    group = get_current_placement_group()
+    if group is None:
+        return {context.get_node_id(): context.get_assigned_resources()}
+    held: dict[str, dict[str, float]] = {}
+    table = placement_group_table(group)
+    for bundle, node_id in table["bundles_to_node_id"].items():
+        for name, amount in table["bundles"][bundle].items():
+            of_node = held.setdefault(node_id, {})
+            of_node[name] = of_node.get(name, 0.0) + amount
+    return held
+
+
+def _without(node: Mapping[str, float], held: Mapping[str, float]) -> dict[str, float]:
+    return {name: amount - held.get(name, 0.0) for name, amount in node.items()}
 
 
 def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
@@ -184,7 +224,7 @@ def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return {
-        "num_cpus": max(shape.cpus_per_worker, _LEAST),
+        "num_cpus": shape.cpus_per_worker,
         "num_gpus": shape.gpus_per_worker,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, seat.bundle),
     }

@@ -116,6 +116,19 @@ class Context:
         """Return the port on rank 0's node at which the ranks find each other, or 0 if this process is not a worker."""
         return _number("MASTER_PORT", 0)
 
+    def get_supported_backends(self) -> list[str]:
+        """Return the backends that this PyTorch has for ``init_process_group``, such as ``["gloo", "nccl"]``."""
+        import torch.distributed as dist
+
+        checks = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+        return [name for name, is_available in checks.items() if is_available()]
+
+    def get_default_backend(self) -> str:
+        """Return the backend that fits the worker: ``nccl`` if it has a GPU, else ``gloo``."""
+        import torch
+
+        return "nccl" if torch.cuda.is_available() else "gloo"
+
     def get_dataset_map(self) -> dict[str, DataConnector]:
         """Return the datasets by name; ``get_shard()`` of a `ShardedDataConnector` returns this rank's rows."""
         return dict(self._dataset_map)

@@ -8,70 +8,20 @@ import inspect
 import os
 import pickletools
 import re
-import runpy
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.pickling import pickled
-
-SCRIPT_FOLDER = "shoal-script-"
-"""Prefix of the names of temporary folders for scripts. The process id of the worker follows the prefix, so that the
-folders of killed workers can be found and removed."""
+from shoal.training.pytorch.script import Script
 
 MAX_BYTES = 64 * 2**20
 """Maximum size in bytes of a pickled function with its arguments and closure. The size is limited, because the pickled
 function is stored with the job and kept in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A Python script with its command line arguments; the text of the script is sent to the workers.
-
-    Args:
-        name: File name of the script.
-        folder: Original folder of the script. If a node has this folder, the script can import modules from it.
-        text: Content of the file.
-        arguments: Command line arguments.
-    """
-
-    name: str
-    folder: str
-    text: str
-    arguments: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str], arguments: Sequence[Any] = ()) -> Script:
-        """Read the text of a script from a file.
-
-        Raises:
-            InvalidArgumentError: The file cannot be read.
-        """
-        file = Path(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            # Python raises ValueError if the text is not valid UTF-8, or if the path contains invalid characters.
-            raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
-        return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
-
-    def __call__(self) -> None:
-        """Run the script in this process, like ``python FILE ARGUMENTS``."""
-        argv, path = sys.argv, list(sys.path)
-        with tempfile.TemporaryDirectory(prefix=f"{SCRIPT_FOLDER}{os.getpid()}-") as folder:
-            file = Path(folder, self.name)
-            file.write_text(self.text, encoding="utf-8")
-            sys.argv = [str(file), *self.arguments]
-            sys.path.insert(0, self.folder)
-            try:
-                runpy.run_path(str(file), run_name="__main__")
-            finally:
-                sys.argv, sys.path[:] = argv, path
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +63,13 @@ class Program:
         return cls(target, tuple(args), dict(kwargs))
 
     def dumps(self) -> bytes:
-        """Pickle the program, including the variables of the function's closure.
+        """Pickle the program, including the variables of the function's closure, or the files beside the script.
 
         Raises:
             InvalidArgumentError: The program contains an object that cannot be pickled, or is too large.
         """
-        content = pickled(self, name_of(self.target))
+        whole = replace(self, target=self.target.with_files()) if isinstance(self.target, Script) else self
+        content = pickled(whole, name_of(self.target))
         if len(content) > MAX_BYTES:
             raise InvalidArgumentError(
                 f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -14,6 +15,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on
 from shoal.training.run_config import RunConfig
+
+DATABRICKS_NODE_TYPE = re.compile(r"GPU_(?P<gpus>\d+)x(?P<type>.+)", re.IGNORECASE)
+"""Type of a node of Databricks, such as ``GPU_8xH100``."""
 
 
 class WorkerResourceConfig(Settings):
@@ -45,10 +49,9 @@ class WorkerResourceConfig(Settings):
     @field_validator("gpu_type")
     @classmethod
     def _as_in_ray(cls, name: str | None) -> str | None:
-        """Convert a GPU type that is written in lower case to upper case, for example "h100" to "H100".
-
-        Databricks' examples use lower case, but Ray's names of GPU types contain upper-case letters.
-        """
+        """Convert a GPU type as Databricks writes it to Ray's name: "h100" and "GPU_8xH100" to "H100"."""
+        if name is not None and (node := DATABRICKS_NODE_TYPE.fullmatch(name)):
+            name = node["type"].lower()
         return name.upper() if name is not None and name.islower() and name.replace("-", "").isalnum() else name
 
     @model_validator(mode="after")

@@ -34,8 +34,9 @@ from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.context import Context, set_context, tagged_output
 from shoal.training.pytorch.environment import Machine
-from shoal.training.pytorch.program import SCRIPT_FOLDER, name_of
+from shoal.training.pytorch.program import name_of
 from shoal.training.pytorch.request import MissingValue
+from shoal.training.pytorch.script import SCRIPT_FOLDER
 from shoal.training.timeouts import TORCH_JOIN_S
 
 if TYPE_CHECKING:

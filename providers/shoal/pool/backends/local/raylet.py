@@ -112,8 +112,8 @@ class Raylet:
         return None
 
     def busy(self) -> bool:
-        """Return whether a task, actor or placement group uses this node's CPUs or GPUs. Also return True if the head
-        does not answer."""
+        """Return whether a task, actor or placement group uses this node's CPUs, GPUs or memory (a worker without CPUs
+        reserves a byte of memory). Also return True if the head does not answer."""
         try:
             said = self._node.get_gcs_client().get_cluster_resource_state(timeout_s=RAY_RPC_TIMEOUT)
         except RayError:
@@ -130,7 +130,7 @@ class Raylet:
         return node is not None and any(
             node.available_resources.get(name, 0.0) < total
             for name, total in node.total_resources.items()
-            if name in ("CPU", "GPU")
+            if name in ("CPU", "GPU", "memory")
         )
 
     def drain(self, seconds: float, reason: str) -> None:
