@@ -602,8 +602,8 @@ class ComputePool:
         spec = self._known_spec()
         if spec.backend != "ray":
             raise InvalidArgumentError(
-                f'pool "{self.name}" is a local pool, and this check is only for ray:// pools: run `shoal doctor` on '
-                "the pool's host"
+                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// pools: run `shoal '
+                "doctor` on the pool's nodes"
             )
         # Import the module only for `ray://` pools, because the import also loads an HTTP client, which local pools do
         # not need.
